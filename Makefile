@@ -1,0 +1,70 @@
+# `make help` lists the targets that are meant to be called.
+
+# A version manager's python3 is a slow wrapper, so the system's own is tried first.
+PYTHON ?= $(firstword $(foreach python,/usr/bin/python3 python3,$(shell \
+	$(python) -c $(IS_RECENT) 2>/dev/null && echo $(python))))
+IS_RECENT := 'import sys; sys.exit(sys.version_info < (3, 11))'
+
+VENV := .venv
+PY := $(VENV)/bin/python
+TEST_SETTINGS := DJANGO_SETTINGS_MODULE=tests.settings
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench lock clean venv venv-dev bubblewrap
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
+
+run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000)
+	@$(PY) manage.py bootstrap
+	@exec $(PY) manage.py up
+
+test: venv-dev bubblewrap lint ## Install what is missing, check and run every test (ARGS: pytest's)
+	@$(PY) -m pytest $(ARGS)
+
+lint: venv-dev ## Check style, types and migrations
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(TEST_SETTINGS) $(PY) manage.py makemigrations --check --dry-run
+	@$(TEST_SETTINGS) $(PY) manage.py check --fail-level WARNING
+
+bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start
+	@$(PY) -m benchmarks.executions $(ARGS)
+
+lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
+	@$(PY) -m pip install --quiet uv
+	@for name in requirements requirements-dev; do \
+		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
+			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+			--custom-compile-command "make lock" $(ARGS) || exit 1; \
+	done
+
+clean: ## Remove the virtual environment and the caches; the data stays
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each lock that was installed is kept in the environment: installing is for when one has changed.
+venv: LOCKS := requirements.txt
+venv-dev: LOCKS := requirements.txt requirements-dev.txt
+venv venv-dev:
+	@$(or $(PYTHON),false) -c $(IS_RECENT) 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed. Install it, or name it: make $@ PYTHON=..." >&2; \
+		exit 1; }
+	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "$(PYTHON) lacks its venv module. On Debian: apt-get install python3-venv" >&2; \
+		exit 1; }
+	@changed=; for lock in $(LOCKS); do cmp -s $$lock $(VENV)/$$lock || changed=yes; done; \
+	test -z "$$changed" || { \
+		echo "Installing $(LOCKS) into $(VENV), which takes some minutes the first time ..."; \
+		$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes \
+			$(LOCKS:%=-r %) && cp $(LOCKS) $(VENV)/; }
+
+bubblewrap:
+	@command -v bwrap >/dev/null || sh -c '\
+		command -v apt-get >/dev/null || exit 1; \
+		test "$$(id -u)" = 0 || sudo="sudo -n"; \
+		$$sudo true 2>/dev/null || exit 1; \
+		echo "Installing bubblewrap ..."; \
+		$$sudo apt-get update -qq && $$sudo apt-get install -qq -y bubblewrap >/dev/null' \
+	|| echo "bubblewrap is missing, so nothing can be run locally. Install it: sudo apt-get install bubblewrap" >&2

@@ -1,0 +1,44 @@
+"""An API key in `X-API-Key` or `Authorization: Bearer`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+
+from executions.models import ApiKey
+from executions.services import keys
+
+if TYPE_CHECKING:
+    # The views import their default authentication, which the settings name, while they load.
+    from rest_framework.views import APIView
+
+
+class ApiKeyAuthentication(BaseAuthentication):
+    """`request.auth` is the ApiKey. There is no user: a key acts for its tenant."""
+
+    def authenticate(self, request: Request) -> tuple[None, ApiKey]:
+        if not (key_text := _key_text(request)):
+            raise NotAuthenticated("An API key is needed, in X-API-Key or as a Bearer token.")
+        try:
+            return None, keys.authenticate(key_text)
+        except keys.Unauthenticated:
+            raise AuthenticationFailed("The API key is not valid.") from None
+
+    def authenticate_header(self, request: Request) -> str:
+        return 'Bearer realm="cofferdam"'
+
+
+class HasApiKey(BasePermission):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return isinstance(request.auth, ApiKey)
+
+
+def _key_text(request: Request) -> str:
+    if key_text := request.META.get("HTTP_X_API_KEY", ""):
+        return str(key_text)
+    scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

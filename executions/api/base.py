@@ -1,0 +1,119 @@
+"""What every endpoint shares: strict JSON in, JSON out, a request id on every answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any, cast
+from uuid import uuid4
+
+from django.conf import settings
+from django.http import HttpResponse
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.parsers import BaseParser
+from rest_framework.permissions import BasePermission
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from executions.api.authentication import ApiKeyAuthentication, HasApiKey
+from executions.api.errors import render_error
+from executions.models import ApiKey
+from executions.services.record import Caller
+from executions.text import from_json
+from providers.errors import InvalidConfiguration
+
+_REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+
+
+class BodyTooLarge(InvalidConfiguration):
+    @property
+    def http_status(self) -> int:
+        return 413
+
+
+class StrictJsonParser(BaseParser):
+    """JSON as its standard has it: no NaN, no infinity, no depth that exhausts the stack."""
+
+    media_type = "application/json"
+
+    def parse(
+        self,
+        stream: IO[Any],
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            body = stream.read()
+        except OSError:
+            raise InvalidConfiguration("body: Was not received in full.", field="body") from None
+        try:
+            return from_json(body)
+        except ValueError as error:
+            raise InvalidConfiguration(f"body: Must be JSON: {error}.", field="body") from None
+
+
+class AlwaysJson(BaseContentNegotiation):
+    """Answers are JSON whatever is accepted; only the body's type is negotiated."""
+
+    def select_parser(self, request: Request, parsers: Iterable[BaseParser]) -> BaseParser | None:
+        media_type = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == media_type), None)
+
+    def select_renderer(
+        self,
+        request: Request,
+        renderers: Iterable[BaseRenderer],
+        format_suffix: str | None = None,
+    ) -> tuple[BaseRenderer, str]:
+        return next(iter(renderers)), "application/json"
+
+
+class ApiView(APIView):
+    """An endpoint for holders of an API key."""
+
+    authentication_classes: Sequence[type[BaseAuthentication]] = (ApiKeyAuthentication,)
+    permission_classes: Sequence[type[BasePermission]] = (HasApiKey,)
+    parser_classes = (StrictJsonParser,)
+    renderer_classes = (JSONRenderer,)
+    content_negotiation_class = AlwaysJson
+    metadata_class = None
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        given = request.META.get("HTTP_X_REQUEST_ID", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        _check_length(request)
+        super().initial(request, *args, **kwargs)
+
+    def finalize_response(
+        self, request: Request, response: Any, *args: Any, **kwargs: Any
+    ) -> Response:
+        final = super().finalize_response(request, response, *args, **kwargs)
+        final["X-Request-ID"] = self.request_id
+        return final
+
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return render_error
+
+    @property
+    def api_key(self) -> ApiKey:
+        return cast("ApiKey", self.request.auth)
+
+    def caller(self) -> Caller:
+        return Caller.of_key(
+            self.api_key,
+            request_id=self.request_id,
+            client_address=self.request.META.get("REMOTE_ADDR", "")[:64],
+        )
+
+
+def _check_length(request: Request) -> None:
+    """Refuse by the announced length, which is also all that will be read."""
+    limit = settings.SANDBOX_MAX_BODY_BYTES
+    announced = request.META.get("CONTENT_LENGTH") or "0"
+    if announced.isdigit() and int(announced) > limit:
+        raise BodyTooLarge(f"body: Must be at most {limit} bytes.", field="body")
+    if "HTTP_TRANSFER_ENCODING" in request.META and announced == "0":
+        raise InvalidConfiguration("body: Send Content-Length, not chunks.", field="body")

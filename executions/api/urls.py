@@ -1,0 +1,25 @@
+from django.urls import path, re_path
+
+from executions.api.agent_sandbox import AgentSandboxExecuteView
+from executions.api.files import signed_download
+from executions.api.views import (
+    ArtifactView,
+    ExecutionsView,
+    ExecutionView,
+    LanguagesView,
+    NothingHereView,
+)
+
+urlpatterns = [
+    path("api/v1/executions", ExecutionsView.as_view(), name="executions"),
+    path("api/v1/executions/<uuid:execution_id>", ExecutionView.as_view(), name="execution"),
+    path(
+        "api/v1/executions/<uuid:execution_id>/artifacts/<path:name>",
+        ArtifactView.as_view(),
+        name="execution-artifact",
+    ),
+    path("api/v1/languages", LanguagesView.as_view(), name="languages"),
+    re_path(r"^api/v1(/.*)?$", NothingHereView.as_view()),
+    path("v1/execute", AgentSandboxExecuteView.as_view(), name="agent-sandbox-execute"),
+    path("artifacts/<str:token>", signed_download, name="signed-artifact"),
+]

@@ -1,0 +1,7 @@
+from django.apps import AppConfig
+
+
+class ExecutionsConfig(AppConfig):
+    name = "executions"
+    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name = "Executions"

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from executions.services.tenants import create_tenant
+from providers.errors import InvalidConfiguration
+
+
+class Command(BaseCommand):
+    help = "Create a tenant, which API keys and executions belong to."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("slug", help="lower case letters, digits, hyphens and underscores")
+        parser.add_argument("--name", default="", help="shown in the admin; the slug by default")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            tenant = create_tenant(options["slug"], options["name"])
+        except InvalidConfiguration as error:
+            raise CommandError(error.message) from error
+        self.stderr.write(f"Tenant {tenant.slug} created.")

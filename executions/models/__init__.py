@@ -1,0 +1,6 @@
+from executions.models.api_key import ApiKey
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
+
+__all__ = ("ApiKey", "Artifact", "Execution", "Tenant")

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from executions.ids import uuid7
+from executions.models.api_key import ApiKey
+from executions.models.tenant import Tenant
+from providers.fields import EncryptedJSONField
+
+
+class Execution(models.Model):
+    """One attempt to run code: who asked for what, where it ran and what came of it.
+
+    The row is written before anything runs. Tenant and key are kept as text too, because the
+    record outlives them. Arguments and result are JSON text and not JSON columns: some
+    databases refuse a NUL inside a JSON string, and the caller's own text is what was run.
+    """
+
+    class Status(models.TextChoices):
+        QUEUED = "queued", "Queued"
+        RUNNING = "running", "Running"
+        SUCCEEDED = "succeeded", "Succeeded"
+        FAILED = "failed", "Failed"
+        TIMED_OUT = "timed_out", "Timed out"
+        OUT_OF_MEMORY = "out_of_memory", "Out of memory"
+        BLOCKED = "blocked", "Blocked"
+        CANCELLED = "cancelled", "Cancelled"
+        ERROR = "error", "Error"
+
+    class Mode(models.TextChoices):
+        SYNC = "sync", "Synchronous"
+        ASYNC = "async", "Asynchronous"
+
+    OPEN = (Status.QUEUED, Status.RUNNING)
+    WITH_ERROR = (Status.TIMED_OUT, Status.OUT_OF_MEMORY, Status.BLOCKED, Status.ERROR)
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.SET_NULL, null=True, related_name="executions", db_index=False
+    )
+    tenant_slug = models.CharField(max_length=64)
+    api_key = models.ForeignKey(
+        ApiKey, on_delete=models.SET_NULL, null=True, related_name="executions"
+    )
+    api_key_name = models.CharField(max_length=100, blank=True)
+    api_key_prefix = models.CharField(max_length=16, blank=True)
+    subject = models.CharField(
+        max_length=255, blank=True, help_text="Whom the caller ran the code for."
+    )
+    request_id = models.CharField(max_length=128, blank=True)
+    client_address = models.CharField(max_length=64, blank=True)
+    # Null and not empty: the planner then sees that its index serves the lookup of a key.
+    idempotency_key = models.CharField(max_length=255, null=True)  # noqa: DJ001
+    request_hash = models.CharField(
+        max_length=64, blank=True, help_text="What a repeated idempotency key is compared by."
+    )
+
+    language = models.CharField(max_length=32)
+    entrypoint = models.CharField(max_length=16)
+    mode = models.CharField(max_length=8, choices=Mode.choices, default=Mode.SYNC)
+    code = models.TextField(blank=True)
+    code_hash = models.CharField(max_length=71)
+    arguments = models.TextField(blank=True, help_text="JSON; empty when none were given.")
+    timeout = models.FloatField(help_text="Seconds.")
+    pending = EncryptedJSONField(
+        null=True, editable=False, help_text="What a queued execution needs to run."
+    )
+
+    status = models.CharField(max_length=16, choices=Status.choices)
+    provider = models.CharField(max_length=64, blank=True)
+    config_version = models.PositiveIntegerField(null=True)
+    runtime = models.CharField(
+        max_length=64, blank=True, help_text="The isolation that was in force."
+    )
+    has_result = models.BooleanField(default=False)
+    result = models.TextField(blank=True, help_text="JSON; empty when there is none.")
+    stdout = models.TextField(blank=True)
+    stderr = models.TextField(blank=True)
+    stdout_truncated = models.BooleanField(default=False)
+    stderr_truncated = models.BooleanField(default=False)
+    exit_code = models.IntegerField(null=True)
+    artifact_count = models.PositiveSmallIntegerField(default=0)
+    error_code = models.CharField(max_length=8, blank=True)
+    error_message = models.TextField(blank=True)
+    error_field = models.CharField(max_length=100, blank=True)
+    retryable = models.BooleanField(
+        default=False,
+        help_text="No code ran and the same request may be sent again, "
+        "with the same idempotency key.",
+    )
+    meta = models.JSONField(
+        default=dict, help_text="Limits, peak memory, CPU time and image, as far as known."
+    )
+
+    queue_ms = models.FloatField(null=True)
+    start_ms = models.FloatField(null=True)
+    run_ms = models.FloatField(null=True)
+    total_ms = models.FloatField(null=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    started_at = models.DateTimeField(null=True)
+    deadline = models.DateTimeField(
+        help_text="An execution still open after this has lost the process that ran it."
+    )
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = [
+            models.Index(fields=("tenant", "-id"), name="execution_tenant_id"),
+            models.Index(fields=("tenant_slug", "-id"), name="execution_tenant_slug"),
+            models.Index(fields=("status", "-id"), name="execution_status"),
+            models.Index(fields=("provider", "-id"), name="execution_provider"),
+            models.Index(fields=("language", "-id"), name="execution_language"),
+            models.Index(fields=("error_code", "-id"), name="execution_error_code"),
+            models.Index(fields=("code_hash",), name="execution_code_hash"),
+            models.Index(fields=("created_at",), name="execution_created_at"),
+            models.Index(
+                fields=("deadline",), name="execution_open", condition=Q(finished_at=None)
+            ),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=("tenant", "idempotency_key"),
+                condition=Q(idempotency_key__isnull=False, retryable=False),
+                name="execution_idempotency_key_once_per_tenant",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    status__in=(
+                        "queued",
+                        "running",
+                        "succeeded",
+                        "failed",
+                        "timed_out",
+                        "out_of_memory",
+                        "blocked",
+                        "cancelled",
+                        "error",
+                    )
+                ),
+                name="execution_status_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__in=("sync", "async")), name="execution_mode_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=("queued", "running"), finished_at=None)
+                | Q(~Q(status__in=("queued", "running")), finished_at__isnull=False),
+                name="execution_finished_exactly_when_ended",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status__in=("timed_out", "out_of_memory", "blocked", "error"))
+                | ~Q(error_code=""),
+                name="execution_error_has_a_code",
+            ),
+            models.CheckConstraint(
+                condition=Q(finished_at=None) | Q(pending__isnull=True),
+                name="execution_keeps_no_request_once_ended",
+            ),
+            models.CheckConstraint(
+                condition=Q(retryable=False) | Q(status="error"),
+                name="execution_retryable_is_an_error",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in self.OPEN

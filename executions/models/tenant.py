@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class Tenant(models.Model):
+    """Whoever owns API keys and executions. The slug is what records and commands call it by."""
+
+    slug = models.SlugField(max_length=64, unique=True)
+    name = models.CharField(max_length=200)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    is_active = models.BooleanField(
+        default=True, help_text="The keys of an inactive tenant are refused."
+    )
+
+    class Meta:
+        ordering = ("slug",)
+
+    def __str__(self) -> str:
+        return self.slug

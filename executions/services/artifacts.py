@@ -1,0 +1,100 @@
+"""Files that executions leave behind: kept, listed, and handed out by links that expire."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.core import signing
+from django.core.files.base import ContentFile
+
+from executions.models import Artifact
+from executions.models.artifact import artifact_storage
+from executions.text import storable
+from providers.base import ArtifactFile
+
+logger = logging.getLogger(__name__)
+
+_MIME_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SALT = "executions.artifact"
+
+
+class BadLink(Exception):
+    """A link that we did not make, or whose time is over."""
+
+
+def store_files(execution_id: UUID, files: Sequence[ArtifactFile]) -> list[Artifact]:
+    """Write the contents and return unsaved rows, so that the caller saves them with its own."""
+    storage = artifact_storage()
+    artifacts: list[Artifact] = []
+    names: set[str] = set()
+    try:
+        for index, file in enumerate(files):
+            path = f"{execution_id.hex[-2:]}/{execution_id.hex}/{index}"
+            name = _distinct(_clean_name(file.name), names)
+            names.add(name)
+            artifacts.append(
+                Artifact(
+                    execution_id=execution_id,
+                    name=name,
+                    mime_type=_clean_mime_type(file.mime_type),
+                    size_bytes=len(file.content),
+                    sha256=hashlib.sha256(file.content).hexdigest(),
+                    file=storage.save(path, ContentFile(file.content)),
+                )
+            )
+    except Exception:
+        remove_files(artifacts)
+        raise
+    return artifacts
+
+
+def remove_files(artifacts: Sequence[Artifact]) -> None:
+    """Take back what `store_files` wrote, when its rows cannot be saved."""
+    for artifact in artifacts:
+        try:
+            artifact.file.delete(save=False)
+        except OSError:
+            logger.warning("artifact file %s could not be removed", artifact.file.name)
+
+
+def make_token(artifact: Artifact, expires_in: int) -> str:
+    """A text that lets whoever holds it read this artifact for `expires_in` seconds."""
+    return signing.dumps([artifact.pk, int(time.time()) + expires_in], salt=_SALT)
+
+
+def artifact_for_token(token: str) -> Artifact:
+    """The artifact a token stands for. Raises BadLink."""
+    try:
+        artifact_id, expires_at = signing.loads(token, salt=_SALT)
+    except signing.BadSignature as error:
+        raise BadLink from error
+    if time.time() >= expires_at:
+        raise BadLink
+    artifact = Artifact.objects.filter(pk=artifact_id).first()
+    if artifact is None:
+        raise BadLink
+    return artifact
+
+
+def _clean_name(name: str) -> str:
+    """The end of a long name says more than its start: it has the file's own name."""
+    return _CONTROL.sub("\ufffd", storable(name))[-500:] or "unnamed"
+
+
+def _distinct(name: str, taken: set[str]) -> str:
+    candidate, number = name, 2
+    while candidate in taken:
+        candidate, number = f"{name} ({number})", number + 1
+    return candidate
+
+
+def _clean_mime_type(mime_type: str) -> str:
+    if len(mime_type) <= 127 and _MIME_TYPE.fullmatch(mime_type):
+        return mime_type
+    return "application/octet-stream"

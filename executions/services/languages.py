@@ -1,0 +1,42 @@
+"""Which languages the provider in force serves, asked for often and looked up rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from time import monotonic
+from weakref import WeakKeyDictionary
+
+from providers.base import SandboxProvider
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.manager import Lease
+
+_KEPT_SECONDS = 5.0
+
+_known: WeakKeyDictionary[SandboxProvider, tuple[float, list[str]]] = WeakKeyDictionary()
+
+
+def supported_languages(lease: Lease) -> list[str]:
+    """What the leased provider runs, at most 5 seconds old. Raises SandboxError."""
+    known = _known.get(lease.provider)
+    if known is None or monotonic() - known[0] > _KEPT_SECONDS:
+        known = monotonic(), sorted(lease.provider.get_supported_languages())
+        _known[lease.provider] = known
+    return known[1]
+
+
+def refuse_unsupported(language: str, route: Callable[[], AbstractContextManager[Lease]]) -> None:
+    """Raise InvalidConfiguration for a language the provider does not run.
+
+    A provider that cannot be asked is no reason to refuse: the attempt is then made, and
+    recorded with what became of it.
+    """
+    try:
+        with route() as lease:
+            languages = supported_languages(lease)
+    except SandboxError:
+        return
+    if language not in languages:
+        raise InvalidConfiguration(
+            f"language: Must be one of: {', '.join(languages)}.", field="language"
+        )

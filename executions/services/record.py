@@ -1,0 +1,201 @@
+"""The audited row of one execution: written before anything runs, completed exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.services.requests import ExecutionRequest
+from executions.text import storable
+from providers.base import ExecutionResult
+from providers.errors import InvalidConfiguration, SandboxError
+
+audit_log = logging.getLogger("executions.audit")
+
+QUEUE_ALLOWANCE = timedelta(hours=1)
+START_ALLOWANCE = timedelta(minutes=2)
+
+
+class IdempotencyConflict(InvalidConfiguration):
+    """The key was used before, with another request."""
+
+    @property
+    def http_status(self) -> int:
+        return 409
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. Code run from within this process has a tenant and no key."""
+
+    tenant: Tenant
+    api_key: ApiKey | None = None
+    request_id: str = ""
+    client_address: str = ""
+
+    @classmethod
+    def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
+        return cls(api_key.tenant, api_key, request_id, client_address)
+
+
+@dataclass
+class Outcome:
+    """A record, and the result it was completed with or the error that prevented one.
+
+    Both are None when this attempt did not run anything: it is queued, or its idempotency key
+    stands for an earlier one.
+    """
+
+    execution: Execution
+    result: ExecutionResult | None = None
+    error: SandboxError | None = None
+
+
+def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, bool]:
+    """The row of a new attempt and True, or the one its idempotency key stands for and False.
+
+    Raises IdempotencyConflict when the key came with another request before.
+    """
+    now = timezone.now()
+    queued = request.mode == Execution.Mode.ASYNC
+    keep_code = settings.SANDBOX_STORE_CODE != "never"
+    keyed = request.idempotency_key is not None
+    execution = Execution(
+        tenant=caller.tenant,
+        tenant_slug=caller.tenant.slug,
+        api_key=caller.api_key,
+        api_key_name=caller.api_key.name if caller.api_key else "",
+        api_key_prefix=caller.api_key.prefix if caller.api_key else "",
+        subject=request.subject,
+        request_id=caller.request_id,
+        client_address=caller.client_address,
+        idempotency_key=request.idempotency_key,
+        request_hash=request.fingerprint() if keyed else "",
+        language=request.language,
+        entrypoint=request.entrypoint,
+        mode=request.mode,
+        code=request.code if keep_code else "",
+        code_hash=request.code_hash,
+        arguments=request.arguments_json,
+        timeout=request.seconds,
+        pending=request.to_stored() if queued else None,
+        status=Execution.Status.QUEUED if queued else Execution.Status.RUNNING,
+        created_at=now,
+        started_at=None if queued else now,
+        deadline=now + QUEUE_ALLOWANCE if queued else deadline_after(request.seconds),
+    )
+    if not keyed:
+        execution.save(force_insert=True)
+        return execution, True
+    try:
+        with transaction.atomic():
+            execution.save(force_insert=True)
+        return execution, True
+    except IntegrityError:
+        recorded = _recorded(caller.tenant, request)
+        if recorded is None:
+            raise
+        return recorded, False
+
+
+def deadline_after(seconds: float) -> datetime:
+    """When an execution that starts now must have ended, whatever became of its process."""
+    return timezone.now() + timedelta(seconds=seconds) + START_ALLOWANCE
+
+
+def close_record(
+    execution: Execution,
+    status: Execution.Status,
+    changes: Mapping[str, Any],
+    artifacts: Sequence[Artifact] = (),
+    *,
+    only_if: str = "",
+) -> bool:
+    """End an open row; False when something else had ended it, whose verdict then stands.
+
+    `only_if` is the status it must still have. `execution` afterwards shows what is recorded.
+    """
+    values = {
+        **changes,
+        "status": status,
+        "finished_at": timezone.now(),
+        "pending": None,
+        "artifact_count": len(artifacts),
+    }
+    if status == Execution.Status.SUCCEEDED and settings.SANDBOX_STORE_CODE == "on_error":
+        values["code"] = ""
+    still_open = Execution.objects.filter(pk=execution.pk, finished_at=None)
+    if only_if:
+        still_open = still_open.filter(status=only_if)
+    if not artifacts:
+        won = still_open.update(**values) == 1
+    else:
+        with transaction.atomic():
+            won = still_open.update(**values) == 1
+            if won:
+                for artifact in artifacts:
+                    artifact.save(force_insert=True)
+    if not won:
+        execution.refresh_from_db()
+        return False
+    for name, value in values.items():
+        setattr(execution, name, value)
+    return True
+
+
+def error_changes(code: str, message: str, field: str | None = None) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "error_message": storable(message),
+        "error_field": storable(field or "")[:100],
+    }
+
+
+def log_execution(execution: Execution, instance_id: str = "") -> None:
+    """One log record per execution, with figures and names but neither code nor output."""
+    peak = execution.meta.get("memory_peak_bytes")
+    facts = {
+        "timestamp": (execution.finished_at or timezone.now()).isoformat(),
+        "operation": "execute_code",
+        "execution_id": str(execution.pk),
+        "request_id": execution.request_id,
+        "tenant_id": execution.tenant_slug,
+        "api_key": execution.api_key_prefix,
+        "provider": execution.provider,
+        "config_version": execution.config_version,
+        "runtime": execution.runtime,
+        "region": execution.meta.get("region"),
+        "instance_id": instance_id,
+        "language": execution.language,
+        "code_hash": execution.code_hash,
+        "status": execution.status,
+        "exit_code": execution.exit_code,
+        "error_code": execution.error_code or None,
+        "duration_ms": execution.total_ms,
+        "queue_ms": execution.queue_ms,
+        "start_ms": execution.start_ms,
+        "run_ms": execution.run_ms,
+        "memory_used_mb": round(peak / 2**20, 1) if isinstance(peak, (int, float)) else None,
+    }
+    audit_log.info("execution %s", execution.status, extra=facts)
+
+
+def _recorded(tenant: Tenant, request: ExecutionRequest) -> Execution | None:
+    recorded = (
+        Execution.objects.defer("pending", "code")
+        .filter(tenant=tenant, idempotency_key=request.idempotency_key, retryable=False)
+        .first()
+    )
+    if recorded is not None and recorded.request_hash != request.fingerprint():
+        raise IdempotencyConflict(
+            "idempotency_key: Used before, with another request.", field="idempotency_key"
+        )
+    return recorded

@@ -1,0 +1,246 @@
+"""Running code: the one path from a valid request to a completed record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import perf_counter
+from typing import Any
+
+from executions.models import Artifact, Execution
+from executions.services import artifacts as artifact_service
+from executions.services.languages import refuse_unsupported
+from executions.services.queue import enqueue
+from executions.services.record import (
+    Caller,
+    Outcome,
+    close_record,
+    error_changes,
+    log_execution,
+    open_record,
+)
+from executions.services.requests import ExecutionRequest
+from executions.text import from_json, storable, storable_value, to_json, without_surrogates
+from providers import errors
+from providers.base import ExecutionResult, SandboxInstance
+from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
+from providers.manager import Lease, manager
+
+logger = logging.getLogger(__name__)
+
+Route = Callable[[], AbstractContextManager[Lease]]
+
+_VERDICTS: dict[ErrorCode, Execution.Status] = {
+    errors.TIMEOUT: Execution.Status.TIMED_OUT,
+    errors.OUT_OF_MEMORY: Execution.Status.OUT_OF_MEMORY,
+    errors.BLOCKED: Execution.Status.BLOCKED,
+}
+
+
+def run_execution(
+    request: ExecutionRequest, caller: Caller, *, route: Route = manager.lease
+) -> Outcome:
+    """Record, run or queue, and complete the record.
+
+    `route` lends the provider. Raises InvalidConfiguration for a language that is not served and
+    for a conflicting idempotency key; then nothing was recorded. Whatever happens after that is
+    in the outcome.
+    """
+    began = perf_counter()
+    refuse_unsupported(request.language, route)
+    execution, is_new = open_record(request, caller)
+    if not is_new:
+        return Outcome(execution)
+    if request.mode == Execution.Mode.ASYNC:
+        return enqueue(execution)
+    return carry_out(execution, request, route=route, began=began)
+
+
+def carry_out(
+    execution: Execution,
+    request: ExecutionRequest,
+    *,
+    route: Route,
+    began: float,
+    waited_ms: float = 0.0,
+) -> Outcome:
+    """Run a recorded execution and complete its row, however it ends.
+
+    `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in a queue.
+    """
+    attempt = _Attempt(execution, request, began, waited_ms)
+    try:
+        return attempt.end_with_result(attempt.run(route))
+    except SandboxError as error:
+        return attempt.end_with_error(error)
+    except Exception:
+        logger.exception("execution %s failed inside the service", execution.pk)
+        return attempt.end_with_error(
+            ProviderUnavailable(
+                "The execution failed inside the service, whose log has the reason.",
+                started=attempt.handed_over,
+            )
+        )
+
+
+class _Attempt:
+    """The state of one run: its timings so far, and whether the code may have started."""
+
+    def __init__(
+        self, execution: Execution, request: ExecutionRequest, began: float, waited_ms: float
+    ) -> None:
+        self.execution = execution
+        self.request = request
+        self.began = began
+        self.waited_ms = waited_ms
+        self.handed_over = False
+        self.instance: SandboxInstance | None = None
+        self.changes: dict[str, Any] = {}
+
+    def run(self, route: Route) -> ExecutionResult:
+        with route() as lease:
+            leased = perf_counter()
+            self.changes = {
+                "provider": lease.provider_id,
+                "config_version": lease.config_version,
+                "queue_ms": self.waited_ms + _ms(self.began, leased),
+            }
+            self.instance = instance = lease.provider.create_instance(
+                self.request.language, owner=self.execution.tenant_slug
+            )
+            created = perf_counter()
+            self.changes["start_ms"] = _ms(leased, created)
+            self.changes["runtime"] = _runtime(instance.metadata)
+            try:
+                self.handed_over = True
+                result = lease.provider.execute_code(
+                    instance.instance_id,
+                    self.request.code,
+                    self.request.language,
+                    self.request.seconds,
+                    self.request.arguments,
+                    entrypoint=self.request.entrypoint,
+                    files=self.request.files,
+                    limits=self.request.limits,
+                )
+            finally:
+                self.changes["run_ms"] = _ms(created, perf_counter())
+                self._destroy(lease, instance)
+        return result
+
+    def _destroy(self, lease: Lease, instance: SandboxInstance) -> None:
+        try:
+            lease.provider.destroy_instance(instance.instance_id)
+        except Exception:
+            # The result is there and belongs to the caller, whatever became of the sandbox.
+            logger.exception("sandbox %s could not be destroyed", instance.instance_id)
+
+    def end_with_error(self, error: SandboxError) -> Outcome:
+        status = _VERDICTS.get(error.entry, Execution.Status.ERROR)
+        changes = {
+            **self.changes,
+            **error_changes(error.code, error.message, error.field),
+            "retryable": status == Execution.Status.ERROR and not error.started,
+        }
+        self._close(status, changes)
+        return Outcome(self.execution, error=error)
+
+    def end_with_result(self, result: ExecutionResult) -> Outcome:
+        """Complete the row with what came back, which is cleaned in place: answer as record."""
+        result_json = _clean(result)
+        status, verdict = _verdict(result, self.request)
+        error: SandboxError | None = None
+        artifacts: list[Artifact] = []
+        try:
+            if result.artifacts:
+                artifacts = artifact_service.store_files(self.execution.pk, result.artifacts)
+        except OSError:
+            logger.exception("artifacts of execution %s could not be stored", self.execution.pk)
+            error = ProviderUnavailable(
+                "The code ran, but its artifacts could not be stored.", started=True
+            )
+            status, verdict = Execution.Status.ERROR, error_changes(error.code, error.message)
+        changes = {
+            **self.changes,
+            **verdict,
+            "runtime": _runtime(result.metadata) or self.changes["runtime"],
+            "meta": storable_value(result.metadata),
+            "has_result": result.has_result,
+            "result": result_json,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "stdout_truncated": result.stdout_truncated,
+            "stderr_truncated": result.stderr_truncated,
+            "exit_code": result.exit_code,
+        }
+        try:
+            won = self._close(status, changes, artifacts)
+        except Exception:
+            artifact_service.remove_files(artifacts)
+            raise
+        if not won:
+            artifact_service.remove_files(artifacts)
+            return Outcome(self.execution, error=_too_late())
+        return Outcome(self.execution, result=result, error=error)
+
+    def _close(
+        self, status: Execution.Status, changes: dict[str, Any], artifacts: Sequence[Artifact] = ()
+    ) -> bool:
+        total = self.waited_ms + _ms(self.began, perf_counter())
+        won = close_record(self.execution, status, {**changes, "total_ms": total}, artifacts)
+        if not won:
+            logger.warning(
+                "execution %s ended after its record had been closed as %s",
+                self.execution.pk,
+                self.execution.status,
+            )
+        log_execution(self.execution, self.instance.instance_id if self.instance else "")
+        return won
+
+
+def _too_late() -> SandboxError:
+    return ProviderUnavailable(
+        "The execution had been given up before it ended; its record says when.", started=True
+    )
+
+
+def _verdict(
+    result: ExecutionResult, request: ExecutionRequest
+) -> tuple[Execution.Status, dict[str, Any]]:
+    if result.timed_out:
+        message = f"The code ran longer than {request.seconds:g} s and was ended."
+        return Execution.Status.TIMED_OUT, error_changes(errors.TIMEOUT.code, message)
+    if result.out_of_memory:
+        message = "The code used more memory than it may and was ended."
+        return Execution.Status.OUT_OF_MEMORY, error_changes(errors.OUT_OF_MEMORY.code, message)
+    if result.exit_code == 0:
+        return Execution.Status.SUCCEEDED, {}
+    return Execution.Status.FAILED, {}
+
+
+def _clean(result: ExecutionResult) -> str:
+    """Make the result's text storable, in place, and return its value as JSON text."""
+    result.stdout = storable(result.stdout)
+    result.stderr = storable(result.stderr)
+    if not result.has_result:
+        return ""
+    try:
+        text = to_json(result.result)
+    except ValueError as error:
+        result.has_result, result.result = False, None
+        result.exit_code = result.exit_code or 1
+        result.stderr = f"{result.stderr}The returned value is not JSON: {error}.\n"
+        return ""
+    cleaned = without_surrogates(text)
+    if cleaned != text:
+        result.result = from_json(cleaned)
+    return cleaned
+
+
+def _runtime(metadata: Mapping[str, Any]) -> str:
+    return storable(str(metadata.get("runtime", "")))[:64]
+
+
+def _ms(start: float, end: float) -> float:
+    return round((end - start) * 1000, 3)

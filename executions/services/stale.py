@@ -1,0 +1,44 @@
+"""Executions whose process is gone: their records are ended, so that none stays open for ever."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.utils import timezone
+from django_q.models import Schedule
+
+from executions.models import Execution
+from executions.services.record import close_record, error_changes, log_execution
+from providers.errors import UNAVAILABLE
+
+GRACE = timedelta(seconds=30)
+
+_TASK = "executions.tasks.end_stale_executions"
+_NEVER_RUN = "No worker took the execution in time; it was not run."
+_LOST = "The process that ran it ended; the code may have run in part."
+
+
+def end_stale_executions() -> int:
+    """End what is open past its deadline and a grace, with SB009. How many were ended."""
+    ended = 0
+    stale = Execution.objects.filter(finished_at=None, deadline__lt=timezone.now() - GRACE)
+    for execution in stale.defer("pending").iterator():
+        queued = execution.status == Execution.Status.QUEUED
+        changes = error_changes(UNAVAILABLE.code, _NEVER_RUN if queued else _LOST)
+        if close_record(
+            execution,
+            Execution.Status.ERROR,
+            {**changes, "retryable": queued},
+            only_if=execution.status,
+        ):
+            log_execution(execution)
+            ended += 1
+    return ended
+
+
+def ensure_schedule() -> None:
+    """Have the workers look for stale executions every minute. Safe to call at every start."""
+    Schedule.objects.update_or_create(
+        name=_TASK,
+        defaults={"func": _TASK, "schedule_type": Schedule.MINUTES, "minutes": 1, "repeats": -1},
+    )

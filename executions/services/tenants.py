@@ -1,0 +1,33 @@
+"""Tenants: who owns keys and executions."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from executions.models import Tenant
+from providers.errors import InvalidConfiguration
+
+INTERNAL = "internal"
+
+
+def create_tenant(slug: str, name: str = "") -> Tenant:
+    """A new active tenant. Raises InvalidConfiguration when the slug is malformed or taken."""
+    tenant = Tenant(slug=slug, name=name or slug)
+    try:
+        tenant.clean_fields()
+    except ValidationError as error:
+        field, messages = next(iter(error.message_dict.items()))
+        raise InvalidConfiguration(f"{field}: {' '.join(messages)}", field=field) from error
+    try:
+        with transaction.atomic():
+            tenant.save(force_insert=True)
+    except IntegrityError as error:
+        raise InvalidConfiguration(f"Tenant {slug!r} exists already.", field="slug") from error
+    return tenant
+
+
+def internal_tenant() -> Tenant:
+    """The tenant under which code run from within this process is recorded."""
+    tenant, _ = Tenant.objects.get_or_create(slug=INTERNAL, defaults={"name": "In-process callers"})
+    return tenant

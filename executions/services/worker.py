@@ -1,0 +1,38 @@
+"""What a worker does with an execution it is handed."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+
+from django.utils import timezone
+
+from executions.models import Execution
+from executions.services.queue import claim
+from executions.services.record import Outcome
+from executions.services.requests import ExecutionRequest
+from executions.services.run import Route, carry_out
+from providers.manager import manager
+
+logger = logging.getLogger(__name__)
+
+
+def run_queued(execution_id: str, *, route: Route = manager.lease) -> Outcome | None:
+    """Run a queued execution by the same path as a synchronous one; None when it is not queued."""
+    execution = claim(execution_id)
+    if execution is None:
+        logger.info("execution %s is not queued any more", execution_id)
+        return None
+    began = perf_counter()
+    return carry_out(
+        execution,
+        ExecutionRequest.from_stored(execution.pending),
+        route=route,
+        began=began,
+        waited_ms=_waited_ms(execution),
+    )
+
+
+def _waited_ms(execution: Execution) -> float:
+    waited = timezone.now() - execution.created_at
+    return max(0.0, round(waited.total_seconds() * 1000, 3))

@@ -1,0 +1,81 @@
+"""Text that every database, client and encoding can hold, and JSON that nobody can misread."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 200
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def storable(text: str) -> str:
+    """`text` with every NUL and lone surrogate replaced by U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def is_storable(text: str) -> bool:
+    return _UNSTORABLE.search(text) is None
+
+
+def to_json(value: Any) -> str:
+    """`value` as JSON text. Raises ValueError when it is not JSON or nested too deeply.
+
+    Lone surrogates are kept, so that callers can tell them; NaN and infinities are refused.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    return text
+
+
+def without_surrogates(text: str) -> str:
+    """JSON text with its lone surrogates replaced. It needs no more: JSON escapes NUL."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def storable_value(value: Any) -> Any:
+    """A copy of what a provider says of itself, reduced to JSON that every database takes."""
+    if isinstance(value, Mapping):
+        return {storable(str(key)): storable_value(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [storable_value(child) for child in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return storable(str(value))
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError when it is not JSON, or too deep."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists and objects are nested, without recursion."""
+    depth = 0
+    level = [value]
+    while level := [item for item in level if isinstance(item, (dict, list, tuple))]:
+        depth += 1
+        level = [
+            child for item in level for child in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth

@@ -1,0 +1,28 @@
+"""System checks: the process refuses to start when secrets would not be safe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+
+_HINT = (
+    "Set FERNET_KEYS to a list of long random keys, the newest first, and keep them: "
+    "what was encrypted with a lost key cannot be read again."
+)
+
+
+def check_fernet_keys(**kwargs: Any) -> list[CheckMessage]:
+    """Without keys of its own the encrypted field would quietly use SECRET_KEY.
+
+    Changing SECRET_KEY, which is done freely, would then destroy every stored credential.
+    """
+    keys = getattr(settings, "FERNET_KEYS", None)
+    if not keys:
+        return [Error("FERNET_KEYS is not set.", hint=_HINT, id="providers.E001")]
+    if isinstance(keys, str | bytes):
+        return [Error("FERNET_KEYS must be a list of keys.", hint=_HINT, id="providers.E002")]
+    if not all(isinstance(key, str | bytes) and key.strip() for key in keys):
+        return [Error("FERNET_KEYS holds an empty key.", hint=_HINT, id="providers.E003")]
+    return []

@@ -1,0 +1,159 @@
+'use strict'
+// Runs JavaScript for the supervisor: the job comes on descriptor 3, the report goes to 4.
+// The shape of frames is described in wire.py.
+
+const fs = require('fs')
+const path = require('path')
+const Module = require('module')
+const { pathToFileURL } = require('url')
+const acorn = require('internal/deps/acorn/acorn/dist/acorn')
+
+const JOB = 3
+const REPORT = 4
+const SCRIPT = { ecmaVersion: 'latest', allowHashBang: true }
+
+class ProgramError extends Error {}
+
+function readExactly (size) {
+  const buffer = Buffer.alloc(size)
+  let filled = 0
+  while (filled < size) {
+    const count = fs.readSync(JOB, buffer, filled, size - filled, null)
+    if (count === 0) process.exit(0)
+    filled += count
+  }
+  return buffer
+}
+
+function readFrame () {
+  const header = JSON.parse(readExactly(readExactly(4).readUInt32BE(0)).toString())
+  const parts = new Map(header.parts.map(([name, size]) => [name, readExactly(size)]))
+  return { header, parts }
+}
+
+function report (header, parts = []) {
+  header.parts = parts.map(([name, content]) => [name, content.length])
+  const text = Buffer.from(JSON.stringify(header))
+  const size = Buffer.alloc(4)
+  size.writeUInt32BE(text.length)
+  let frame = Buffer.concat([size, text, ...parts.map(([, content]) => content)])
+  while (frame.length > 0) frame = frame.subarray(fs.writeSync(REPORT, frame))
+}
+
+// A function counts as called by the code itself when the call stands outside of every function
+// that is merely defined; the body of a function expression used on the spot does not.
+function callsMain (node) {
+  if (node === null || typeof node !== 'object') return false
+  if (Array.isArray(node)) return node.some(callsMain)
+  if (/^(FunctionDeclaration|ClassDeclaration|ClassExpression)$/.test(node.type)) return false
+  if (node.type === 'VariableDeclarator' && /Function/.test(node.init?.type)) return false
+  if (node.type === 'CallExpression' && node.callee.name === 'main') return true
+  return Object.keys(node).some((key) => callsMain(node[key]))
+}
+
+function definesMain (body) {
+  return body.some((node) => {
+    const declared = node.type === 'ExportNamedDeclaration' ? node.declaration : node
+    if (declared?.type === 'FunctionDeclaration') return declared.id?.name === 'main'
+    if (declared?.type !== 'VariableDeclaration') return false
+    return declared.declarations.some((one) => one.id.name === 'main')
+  })
+}
+
+function parse (code) {
+  try {
+    return { isModule: false, body: acorn.parse(code, { ...SCRIPT, allowReturnOutsideFunction: true }).body }
+  } catch (scriptError) {
+    try {
+      return { isModule: true, body: acorn.parse(code, { ...SCRIPT, sourceType: 'module' }).body }
+    } catch (moduleError) {
+      // Node's own message for the syntax error, with the caller's line, comes from compiling it.
+      return { isModule: false, body: [] }
+    }
+  }
+}
+
+async function load (code, isModule, named) {
+  const file = path.resolve(isModule ? 'main.mjs' : 'main.js')
+  if (isModule) {
+    fs.writeFileSync(file, named ? `${code}\nexport { main as __main__ }\n` : code)
+    return (await import(pathToFileURL(file))).__main__
+  }
+  fs.writeFileSync(file, code)
+  const module = new Module(file, null)
+  module.filename = file
+  module.paths = [path.resolve('node_modules'), ...Module.globalPaths]
+  process.argv[1] = file
+  require.main = process.mainModule = module
+  const ending = named ? '\n;module.exports.__main__ = main;' : ''
+  module._compile(code.replace(/^#!.*/, '') + ending, file)
+  return module.exports?.__main__
+}
+
+function encode (value) {
+  const refuseNaN = (_, item) => {
+    if (typeof item === 'number' && !Number.isFinite(item)) {
+      throw new TypeError(`${item} is not JSON`)
+    }
+    return item
+  }
+  try {
+    const text = JSON.stringify(value === undefined ? null : value, refuseNaN)
+    if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`)
+    if (!text.isWellFormed?.() && text.isWellFormed) throw new TypeError('a string in it is not valid Unicode')
+    return Buffer.from(text)
+  } catch (error) {
+    throw new ProgramError(`main() returned a value that is not JSON: ${error.message}`)
+  }
+}
+
+async function run ({ header, parts }) {
+  const code = parts.get('code').toString()
+  const text = parts.get('arguments')?.toString()
+  const args = text === undefined ? undefined : JSON.parse(text)
+  const { isModule, body } = parse(code)
+  const defined = definesMain(body)
+  const wanted = header.entrypoint === 'auto'
+    ? defined && !callsMain(body)
+    : header.entrypoint === 'main'
+  if (!wanted && args !== undefined) globalThis.arguments = args
+  const main = await load(code, isModule, wanted && defined)
+  if (!wanted) return undefined
+  if (typeof main !== 'function') {
+    throw new ProgramError("entrypoint 'main': the code defines no function main()")
+  }
+  return encode(await (args === undefined ? main() : main(args)))
+}
+
+function fail (error) {
+  const own = (line) => !/node_runner\.js|node:internal/.test(line)
+  const text = error instanceof ProgramError
+    ? error.message
+    : (error?.stack?.split('\n').filter(own).join('\n') ?? String(error))
+  fs.writeSync(2, text + '\n')
+  report({ type: 'done', exit_code: 1 })
+  process.reallyExit(1)
+}
+
+function serve () {
+  acorn.parse('function main () {}', SCRIPT)
+  report({ type: 'ready' })
+  const job = readFrame()
+  for (const [name, content] of job.parts) {
+    if (!name.startsWith('file:')) continue
+    fs.mkdirSync(path.dirname(name.slice(5)), { recursive: true })
+    fs.writeFileSync(name.slice(5), content)
+  }
+  let result
+  process.once('exit', (code) => {
+    report({ type: 'done', exit_code: code & 0xff }, result && code === 0 ? [['result', result]] : [])
+  })
+  process.on('uncaughtException', fail)
+  run(job).then((value) => {
+    result = value
+    // After main() nobody waits for timers it left behind; a script runs until nothing is left.
+    if (result !== undefined) process.exit()
+  }, fail)
+}
+
+serve()

@@ -1,0 +1,83 @@
+"""The other processes of the sandbox: counted, measured, ended."""
+
+import os
+import resource
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """See to it that orphans become our children. Process 1 of a namespace has them anyway."""
+    if os.getpid() != 1:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def others() -> "list[int]":
+    """Every other process of the sandbox.
+
+    Process 1 sees only its own namespace. Without one (the unisolated opt-out) the sandbox is
+    what descends from us.
+    """
+    present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    if os.getpid() == 1:
+        return [pid for pid in present if pid != 1]
+    parents = {}
+    for pid in present:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                parents[pid] = int(stat.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            continue
+    family = {os.getpid()}
+    grown = True
+    while grown:
+        grown = False
+        for pid, parent in parents.items():
+            if parent in family and pid not in family:
+                family.add(pid)
+                grown = True
+    return sorted(family - {os.getpid()})
+
+
+def kill_others() -> bool:
+    """SIGKILL to every other process of the sandbox. False when there is none."""
+    if os.getpid() == 1:
+        try:
+            os.kill(-1, 9)
+        except ProcessLookupError:
+            return False
+        return True
+    found = others()
+    for pid in found:
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            continue
+    return bool(found)
+
+
+def memory_in_use() -> int:
+    """Bytes of unshared resident memory of all other processes.
+
+    Pages shared copy-on-write count once per process. Used where no cgroup bounds the memory.
+    """
+    pages = 0
+    for pid in others():
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as statm:
+                fields = statm.read().split()
+        except OSError:
+            continue
+        pages += int(fields[1]) - int(fields[2])
+    return pages * resource.getpagesize()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time a single-threaded process has used; 0 where the kernel does not tell (gVisor)."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as schedstat:
+            return int(schedstat.read().split()[0]) / 1e9
+    except OSError:
+        return 0.0

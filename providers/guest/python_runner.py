@@ -1,0 +1,240 @@
+"""Runs Python code in this process, which waits for its job with everything already warm."""
+
+import os
+import select
+import sys
+
+from . import wire
+from .child import limit_cpu_time, write_files
+
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    import _ast
+
+# ast.PyCF_ONLY_AST
+ONLY_AST = 0x400
+FILE = "main.py"
+
+# What agents' code imports most, loaded one by one while nobody waits. A request cuts it short.
+IDLE_MODULES = (
+    *("_ast", "json", "re", "collections", "math", "random", "datetime", "time", "itertools"),
+    *("functools", "string", "io", "traceback", "typing", "pathlib", "statistics", "csv"),
+    "subprocess",
+)
+IDLE_DELAY_MS = 30
+
+
+class ProgramError(Exception):
+    """The program does not do what its entry point promises. The message goes to stderr."""
+
+
+def serve(job: int, report: int, template: "dict[str, object]") -> None:
+    """Rehearse, say so, wait for the one job, run it, report, and end the process."""
+    os.set_inheritable(job, False)
+    os.set_inheritable(report, False)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for module in template.get("preload", ()):  # type: ignore[attr-defined]
+        __import__(module)
+    _rehearse()
+    wire.write_all(report, wire.pack({"type": "ready"}, []))
+    _use_the_wait(job)
+    frame = wire.read_frame(job, wire.Parser(sys.maxsize))
+    os.close(job)
+    if frame is None:
+        os._exit(0)
+    header, parts = frame
+    limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
+    _complete_sys_path()
+    write_files(parts)
+    with open(FILE, "wb") as file:
+        file.write(parts["code"])
+    process = os.getpid()
+    exit_code, result = run(
+        parts["code"].decode(), str(header["entrypoint"]), parts.get("arguments")
+    )
+    exit_code = _end_like_an_interpreter(exit_code)
+    if os.getpid() == process:
+        reported = [] if result is None else [("result", result)]
+        wire.write_all(report, wire.pack({"type": "done", "exit_code": exit_code}, reported))
+    os._exit(exit_code)
+
+
+def run(code: str, entrypoint: str, arguments: "bytes | None") -> "tuple[int, bytes | None]":
+    """The exit code, and the JSON text of what `main()` returned, if it was called and did."""
+    try:
+        return 0, _run(code, entrypoint, arguments)
+    except SystemExit as stop:
+        if stop.code is None:
+            return 0, None
+        if isinstance(stop.code, int):
+            return stop.code & 0xFF, None
+        print(stop.code, file=sys.stderr)
+    except ProgramError as error:
+        print(error, file=sys.stderr)
+    except BaseException as error:
+        _print_traceback(error)
+    return 1, None
+
+
+def _run(code: str, entrypoint: str, arguments: "bytes | None") -> "bytes | None":
+    # Only code that names main can have one; the others are spared the syntax tree (1 ms).
+    if entrypoint == "auto":
+        entrypoint = "main" if "main" in code and _wants_main(_parse(code)) else "script"
+    values = wire.loads(arguments.decode()) if arguments else {}
+    module = type(sys)("main" if entrypoint == "main" else "__main__")
+    module.__file__ = os.path.abspath(FILE)
+    sys.modules[module.__name__] = module
+    namespace = module.__dict__
+    namespace["__builtins__"] = __builtins__
+    if entrypoint == "repl":
+        _run_like_a_prompt(_parse(code), namespace)
+        return None
+    if entrypoint == "script" and arguments:
+        namespace["arguments"] = values
+    exec(compile(code, FILE, "exec", dont_inherit=True), namespace)
+    if entrypoint == "script":
+        return None
+    function = namespace.get("main")
+    if not callable(function):
+        raise ProgramError("entrypoint 'main': the code defines no function main()")
+    returned = function(**values)  # type: ignore[arg-type]
+    if hasattr(returned, "__await__"):
+        returned = _await(returned)
+    return _encode(returned)
+
+
+def _parse(code: str) -> "_ast.Module":
+    return compile(code, FILE, "exec", ONLY_AST, dont_inherit=True)  # type: ignore[no-any-return]
+
+
+def _run_like_a_prompt(tree: "_ast.Module", namespace: "dict[str, object]") -> None:
+    """Run the statements, and print the value of the last one if it is an expression."""
+    import _ast
+
+    last = None
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        last = _ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+    exec(compile(tree, FILE, "exec", dont_inherit=True), namespace)
+    if last is not None:
+        value = eval(compile(last, FILE, "eval", dont_inherit=True), namespace)
+        if value is not None:
+            print(repr(value))
+
+
+def _wants_main(tree: "_ast.Module") -> bool:
+    """Whether the code defines a top-level `main` that it does not call itself."""
+    import _ast
+
+    defined = any(
+        (isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef)) and node.name == "main")
+        or (
+            isinstance(node, _ast.Assign)
+            and any(isinstance(t, _ast.Name) and t.id == "main" for t in node.targets)
+        )
+        for node in tree.body
+    )
+    return defined and not _calls_main(tree)
+
+
+def _calls_main(tree: "_ast.AST") -> bool:
+    """Whether module-level code calls `main`; bodies of functions and classes do not count."""
+    import _ast
+
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef, _ast.Lambda)):
+            continue
+        if (
+            isinstance(node, _ast.Call)
+            and isinstance(node.func, _ast.Name)
+            and node.func.id == "main"
+        ):
+            return True
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, _ast.AST):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending.extend(item for item in value if isinstance(item, _ast.AST))
+    return False
+
+
+def _await(awaitable: object) -> object:
+    import asyncio
+
+    async def outcome() -> object:
+        return await awaitable  # type: ignore[misc]
+
+    return asyncio.run(outcome())
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return wire.dumps(value).encode()
+    except RecursionError:
+        problem = "it is nested too deeply"
+    except UnicodeEncodeError:
+        problem = "a string in it is not valid Unicode"
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    raise ProgramError(f"main() returned a value that is not JSON: {problem}")
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print as the interpreter would, from the caller's first own line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _end_like_an_interpreter(exit_code: int) -> int:
+    """Wait for threads, run exit functions, flush: what ending the process would have done."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+        except BaseException:
+            # Nothing is left to write to; the exit code tells it, as the interpreter's own would.
+            return 120
+        return exit_code or 120
+    return exit_code
+
+
+def _rehearse() -> None:
+    """Go the whole way once, so that no page of it is touched first by a caller's code."""
+    wire.loads(wire.dumps({"a": [1, None]}))
+    run("len('warm')", "script", None)
+
+
+def _use_the_wait(job: int) -> None:
+    poll = select.poll()
+    poll.register(job, select.POLLIN)
+    if poll.poll(IDLE_DELAY_MS):
+        return
+    _complete_sys_path()
+    for module in IDLE_MODULES:
+        if poll.poll(0):
+            return
+        __import__(module)
+
+
+def _complete_sys_path() -> None:
+    """What `-I -S` left out at the start: site-packages, exit(), and the workspace itself."""
+    if "site" in sys.modules:
+        return
+    import site
+
+    site.main()
+    sys.path[:] = [os.getcwd(), *(path for path in sys.path if path != os.getcwd())]
+    sys.argv[:] = [FILE]

@@ -1,0 +1,1 @@
+"""The `local` provider: sandboxes on this machine, without any daemon."""

@@ -1,0 +1,253 @@
+"""Runs code on this machine in single-use sandboxes kept warm by an in-process pool."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.conf import settings
+
+from providers.base import (
+    ARGUMENTS,
+    ARTIFACTS,
+    FILES,
+    Entrypoint,
+    ExecutionResult,
+    Health,
+    InputFile,
+    Limits,
+    SandboxInstance,
+    SandboxProvider,
+)
+from providers.errors import InvalidConfiguration, NotInitialized, ProviderUnavailable, SandboxError
+from providers.pool.background import BackgroundLoop
+from providers.pool.launcher import Launcher
+from providers.pool.launchers.bubblewrap import BubblewrapLauncher
+from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.pool.launchers.unisolated import UnisolatedLauncher
+from providers.pool.pool import Pool, PoolSettings
+from providers.pool.sandbox import RunRequest, Sandbox
+from providers.pool.template import Template, normalize_language
+from providers.schema import ConfigField
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SIZES = {"128m": 128, "256m": 256, "512m": 512, "1g": 1024, "2g": 2048}
+
+# The runners put the code into these files of the workspace.
+RESERVED_NAMES = frozenset({"main.py", "main.js", "main.mjs", "main.sh"})
+
+
+class LocalProvider(SandboxProvider):
+    id = "local"
+    name = "Local"
+    description = "Single-use sandboxes on this machine: bubblewrap, or gVisor without a daemon."
+    icon = "computer"
+    tags = ("self-hosted", "no daemon")
+    capabilities = frozenset({ARGUMENTS, ARTIFACTS, FILES})
+    config_fields = {
+        "launcher": ConfigField(
+            "string",
+            "Isolation",
+            default="auto",
+            options=("auto", "bubblewrap", "gvisor"),
+            description="auto: gVisor where runsc is installed, else bubblewrap. gVisor isolates "
+            "more strongly, bubblewrap starts ten times faster.",
+        ),
+        "gvisor_platform": ConfigField(
+            "string",
+            "gVisor platform",
+            default="systrap",
+            options=("systrap", "ptrace", "kvm"),
+            description="ptrace is faster on virtual machines, systrap on bare metal.",
+        ),
+        "pool_size": ConfigField(
+            "integer",
+            "Warm sandboxes",
+            default=4,
+            min=1,
+            max=32,
+            description="Kept ready per language once the language was asked for.",
+        ),
+        "max_sandboxes": ConfigField(
+            "integer",
+            "Most sandboxes at once",
+            default=16,
+            min=1,
+            max=256,
+            description="Warm and busy together, in each server process. Callers beyond it wait.",
+        ),
+        "queue_timeout": ConfigField(
+            "integer",
+            "Longest wait (seconds)",
+            default=10,
+            min=1,
+            max=300,
+            description="A caller who got no sandbox in this time is refused with SB008.",
+        ),
+        "max_memory": ConfigField(
+            "string",
+            "Memory per sandbox",
+            default="256m",
+            options=tuple(MEMORY_SIZES),
+            description="All processes of a sandbox together, its files included.",
+        ),
+    }
+
+    def __init__(self) -> None:
+        self._loop: BackgroundLoop | None = None
+        self._launcher: Launcher | None = None
+        self._pool: Pool | None = None
+        self._limits = Limits()
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._lock = threading.Lock()
+        self._reason = "not initialized"
+
+    def initialize(self, config: Mapping[str, Any]) -> bool:
+        limits = replace(Limits(), memory_bytes=MEMORY_SIZES[config["max_memory"]] * 1024 * 1024)
+        pool_settings = PoolSettings(
+            size=config["pool_size"],
+            capacity=max(config["max_sandboxes"], config["pool_size"]),
+            patience=config["queue_timeout"],
+        )
+        loop = BackgroundLoop("local-pool")
+        try:
+            launcher = loop.call(_choose_launcher(config["launcher"], config["gvisor_platform"]))
+            templates = {name: _template(name, launcher, limits) for name in launcher.languages()}
+            pool = loop.call(_open_pool(launcher, templates, pool_settings))
+        except BaseException:
+            loop.stop()
+            raise
+        self._loop, self._launcher, self._pool, self._limits = loop, launcher, pool, limits
+        return True
+
+    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
+        loop, pool = self._opened()
+        language = normalize_language(template)
+        sandbox = loop.call(pool.acquire(language))
+        instance_id = f"local-{os.getpid()}-{sandbox.number}"
+        with self._lock:
+            self._sandboxes[instance_id] = sandbox
+        return SandboxInstance(instance_id, self.id, "running", {"runtime": sandbox.runtime})
+
+    def execute_code(
+        self,
+        instance_id: str,
+        code: str,
+        language: str,
+        timeout: float = 10,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        entrypoint: Entrypoint = "auto",
+        files: Sequence[InputFile] = (),
+        limits: Limits | None = None,
+    ) -> ExecutionResult:
+        loop, _ = self._opened()
+        with self._lock:
+            sandbox = self._sandboxes.get(instance_id)
+        if sandbox is None:
+            raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
+        language = normalize_language(language)
+        if language != sandbox.template.language:
+            raise InvalidConfiguration(
+                f"The instance runs {sandbox.template.language}, not {language}.", field="language"
+            )
+        if language == "bash" and entrypoint == "main":
+            raise InvalidConfiguration("Shell code has no main().", field="entrypoint")
+        for file in files:
+            if file.path in RESERVED_NAMES:
+                raise InvalidConfiguration(
+                    f"{file.path!r} is where the code itself goes.", field="files"
+                )
+        request = RunRequest(
+            code=code,
+            entrypoint=entrypoint,
+            timeout=timeout,
+            arguments=arguments,
+            files=files,
+            limits=replace(limits or Limits(), memory_bytes=self._limits.memory_bytes),
+        )
+        return loop.call(sandbox.run(request))
+
+    def destroy_instance(self, instance_id: str) -> bool:
+        loop, pool = self._opened()
+        with self._lock:
+            sandbox = self._sandboxes.pop(instance_id, None)
+        if sandbox is None:
+            return False
+        loop.start(pool.release(sandbox))
+        return True
+
+    def health_check(self) -> Health:
+        if self._pool is None:
+            return Health(False, self._reason)
+        stats = self._pool.stats()
+        healthy = stats["idle"] + stats["busy"] + stats["creating"] > 0 or not stats["failed"]
+        return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
+
+    def get_supported_languages(self) -> list[str]:
+        if self._launcher is None:
+            return []
+        languages = self._launcher.languages()
+        return languages + (["javascript"] if "nodejs" in languages else [])
+
+    def close(self) -> None:
+        if self._loop is None or self._pool is None or self._launcher is None:
+            return
+        self._loop.call(self._pool.close())
+        self._launcher.close()
+        self._loop.stop()
+        self._loop = self._pool = None
+        self._reason = "closed"
+
+    def _opened(self) -> tuple[BackgroundLoop, Pool]:
+        if self._loop is None or self._pool is None:
+            raise NotInitialized(f"The local provider is {self._reason}.")
+        return self._loop, self._pool
+
+
+async def _choose_launcher(wanted: str, platform: str) -> Launcher:
+    """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
+    candidates: list[Launcher] = []
+    if wanted in ("auto", "gvisor"):
+        candidates.append(GvisorLauncher(settings.DATA_DIR, platform))
+    if wanted in ("auto", "bubblewrap"):
+        candidates.append(BubblewrapLauncher(settings.DATA_DIR))
+    failure = ProviderUnavailable("The local provider has no isolation tool.")
+    for launcher in candidates:
+        try:
+            await launcher.prepare()
+            await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
+            return launcher
+        except SandboxError as error:
+            launcher.close()
+            failure = ProviderUnavailable(error.message)
+            logger.info("launcher not usable", extra={"reason": error.message})
+    if settings.SANDBOX_LOCAL_UNISOLATED:
+        logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
+        unisolated = UnisolatedLauncher(settings.DATA_DIR)
+        await unisolated.prepare()
+        return unisolated
+    raise failure
+
+
+async def _open_pool(
+    launcher: Launcher, templates: Mapping[str, Template], pool_settings: PoolSettings
+) -> Pool:
+    pool = Pool(launcher, templates, pool_settings)
+    pool.open()
+    return pool
+
+
+def _template(language: str, launcher: Launcher, limits: Limits) -> Template:
+    interpreter = launcher.interpreter(language) or ""
+    command: tuple[str, ...] = (interpreter,)
+    if language == "nodejs":
+        heap = f"--max-old-space-size={limits.memory_bytes // (1024 * 1024) * 3 // 4}"
+        runner = f"{launcher.guest_path()}/node_runner.js"
+        command = (interpreter, "--expose-internals", "--no-warnings", heap, runner)
+    return Template(language, language, command, limits)

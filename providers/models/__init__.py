@@ -1,0 +1,3 @@
+from providers.models.provider_config import ProviderConfig
+
+__all__ = ["ProviderConfig"]

@@ -1,0 +1,126 @@
+"""A memory cgroup per sandbox, where this process may make one: the kernel's verdict on memory.
+
+Both hierarchies are handled. On cgroup v1 the sandboxes hang below our own memory cgroup; on v2
+below a group of ours at the top, because a group with processes in it cannot hand controllers to
+its children. Without the right to either, the guest supervisor watches the memory itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a sandbox from outside of it. None where nobody measured."""
+
+    out_of_memory: bool = False
+    memory_peak_bytes: int | None = None
+
+
+class CgroupParent:
+    """The group below which this process makes its sandboxes' groups."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        self.path = path
+        self.version = version
+
+    @classmethod
+    def create(cls, root: Path = _ROOT, proc: Path = Path("/proc")) -> CgroupParent | None:
+        """Make our parent group and remove those of dead processes. None if we may not."""
+        version = 2 if (root / "cgroup.controllers").exists() else 1
+        base = root
+        if version == 1:
+            base = root / "memory"
+            for line in (proc / "self/cgroup").read_text().splitlines():
+                _, controllers, path = line.split(":", 2)
+                if "memory" in controllers.split(","):
+                    base = base / path.lstrip("/")
+        parent = cls(base / f"cofferdam-{os.getpid()}", version)
+        try:
+            _remove_abandoned(base, proc)
+            parent.path.mkdir(exist_ok=True)
+            if version == 2:
+                (parent.path / "cgroup.subtree_control").write_text("+memory")
+            probe = parent.new(1 << 30)
+            probe.path.rmdir()
+        except OSError:
+            with contextlib.suppress(OSError):
+                parent.path.rmdir()
+            return None
+        return parent
+
+    def new(self, memory_bytes: int) -> Cgroup:
+        """A group bounded to `memory_bytes`, swap included. Raises OSError."""
+        path = self.path / str(next(_numbers))
+        path.mkdir()
+        if self.version == 2:
+            (path / "memory.max").write_text(str(memory_bytes))
+            bounds = ["memory.swap.max", "0"]
+        else:
+            (path / "memory.limit_in_bytes").write_text(str(memory_bytes))
+            bounds = ["memory.memsw.limit_in_bytes", str(memory_bytes)]
+        if (path / bounds[0]).exists():
+            (path / bounds[0]).write_text(bounds[1])
+        return Cgroup(path, self.version)
+
+    def remove(self) -> None:
+        """Remove the group; its sandboxes' groups are gone by now."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+class Cgroup:
+    """One sandbox's group. A process joins by writing its id to `procs`."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        self.path = path
+        self._version = version
+
+    @property
+    def procs(self) -> str:
+        return str(self.path / "cgroup.procs")
+
+    def evidence(self) -> Evidence:
+        """Whether the kernel killed for memory here, and the most that was ever in use."""
+        events = "memory.events" if self._version == 2 else "memory.oom_control"
+        peak = "memory.peak" if self._version == 2 else "memory.max_usage_in_bytes"
+        try:
+            counters = dict(line.split() for line in (self.path / events).read_text().splitlines())
+        except OSError:
+            return Evidence()
+        try:
+            most = int((self.path / peak).read_text())
+        except OSError:  # memory.peak came with Linux 5.19
+            return Evidence(out_of_memory=int(counters.get("oom_kill", 0)) > 0)
+        return Evidence(int(counters.get("oom_kill", 0)) > 0, most)
+
+    async def remove(self) -> None:
+        """Remove the group once its last process has left it, which takes the kernel a moment."""
+        for _ in range(100):
+            try:
+                self.path.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                await asyncio.sleep(0.02)
+
+
+def _remove_abandoned(base: Path, proc: Path) -> None:
+    for path in base.glob("cofferdam-*"):
+        if not (proc / path.name.removeprefix("cofferdam-")).exists():
+            for child in path.iterdir():
+                if child.is_dir():
+                    with contextlib.suppress(OSError):
+                        child.rmdir()
+            with contextlib.suppress(OSError):
+                path.rmdir()

@@ -1,0 +1,66 @@
+"""The guest's code as a folder that sandboxes see read-only, compiled for their interpreter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from providers.errors import ProviderUnavailable
+
+SOURCE = Path(__file__).resolve().parent.parent / "guest"
+
+# Where the folder is seen inside; the package's own name keeps out of user code's way.
+INSIDE = "/cofferdam"
+PACKAGE = "_cofferdam"
+
+BOOT = (
+    f"import sys; sys.path.insert(0, {INSIDE!r}); from {PACKAGE} import supervisor; "
+    f"del sys.path[0]; supervisor.main()"
+)
+
+
+def find_python() -> str:
+    """The interpreter for sandboxes: the distribution's, which starts fastest, else our own."""
+    for candidate in ("/usr/bin/python3", os.path.realpath(sys.executable)):
+        if os.access(candidate, os.X_OK):
+            return candidate
+    raise ProviderUnavailable("No Python interpreter for sandboxes: install python3.")
+
+
+def install_guest(python: str, folder: Path) -> Path:
+    """Copy the guest below `folder` and compile it with `python`. Once per version of either.
+
+    Without compiled files every sandbox would compile the guest anew when it starts.
+    """
+    sources = sorted(path for path in SOURCE.iterdir() if path.suffix in (".py", ".js"))
+    digest = hashlib.sha256(os.path.realpath(python).encode())
+    for path in sources:
+        digest.update(path.name.encode() + path.read_bytes())
+    final = folder / f"guest-{digest.hexdigest()[:16]}"
+    if final.exists():
+        return final
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="guest-", dir=folder))
+    package = draft / PACKAGE
+    package.mkdir()
+    for path in sources:
+        shutil.copyfile(path, package / path.name)
+    subprocess.run(
+        [python, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", package],
+        check=True,
+        capture_output=True,
+    )
+    for path in (draft, *draft.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    try:
+        draft.rename(final)
+    except OSError:
+        if not final.exists():
+            raise
+        shutil.rmtree(draft)
+    return final

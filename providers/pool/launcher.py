@@ -1,0 +1,115 @@
+"""The seam between the pool and whatever isolates: start one sandbox, watch it, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from typing import Protocol
+
+from providers.pool.cgroup import Cgroup, Evidence
+from providers.pool.template import Template
+
+
+class Guest(Protocol):
+    """A started sandbox: its channel to the guest supervisor and the hold on its processes."""
+
+    channel: socket.socket
+
+    def evidence(self) -> Evidence:
+        """What kernel or engine recorded so far."""
+
+    def complaint(self) -> str:
+        """What the isolation tool said when the start failed."""
+
+    async def destroy(self) -> None:
+        """End everything in it and wait until it is gone. May be called more than once."""
+
+
+class Launcher(Protocol):
+    """Starts sandboxes of one kind. Used from one event loop only."""
+
+    runtime: str
+
+    async def prepare(self) -> None:
+        """Check once that sandboxes can be started. Raises SandboxError with the remedy."""
+
+    def languages(self) -> list[str]:
+        """The languages whose interpreter is there."""
+
+    def interpreter(self, language: str) -> str | None:
+        """Path of a language's interpreter as sandboxes see it, None when there is none."""
+
+    def guest_path(self) -> str:
+        """Folder of the guest's modules as sandboxes see it."""
+
+    def close(self) -> None:
+        """Release what `prepare` took. Every sandbox is gone."""
+
+    async def start(self, template: Template) -> Guest:
+        """Start one sandbox. It is warm when its guest has said so. Raises CreationFailed."""
+
+
+class ProcessGuest:
+    """A sandbox that is a child process of ours, with the channel on its stdin and stdout."""
+
+    def __init__(
+        self,
+        command: list[str],
+        cgroup: Cgroup | None,
+        pass_fds: tuple[int, ...],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.channel, theirs = socket.socketpair()
+        self._cgroup = cgroup
+        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        try:
+            # Started from the loop's own thread, which lives as long as the service does: the
+            # parent-death signal of the isolation tools is tied to the thread that started them.
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._stderr,
+                pass_fds=pass_fds,
+                env=env or {},
+            )
+        except BaseException:
+            self.channel.close()
+            os.close(self._stderr)
+            raise
+        finally:
+            theirs.close()
+        self.channel.setblocking(False)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._gone: asyncio.Future[None] | None = None
+
+    def evidence(self) -> Evidence:
+        return self._cgroup.evidence() if self._cgroup else Evidence()
+
+    def complaint(self) -> str:
+        return os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").strip()
+
+    async def destroy(self) -> None:
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            await self._end()
+            self._gone.set_result(None)
+        else:
+            await asyncio.shield(self._gone)
+
+    async def _end(self) -> None:
+        self._process.kill()
+        self.channel.close()
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(self._pidfd, ended.set)
+        await ended.wait()
+        loop.remove_reader(self._pidfd)
+        self._process.wait()
+        os.close(self._pidfd)
+        os.close(self._stderr)
+        if self._cgroup:
+            await self._cgroup.remove()

@@ -1,0 +1,194 @@
+"""Sandboxes under gVisor without a daemon: `runsc run` on a bundle made once per template."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from providers.errors import CreationFailed, ProviderUnavailable
+from providers.pool.cgroup import Cgroup, CgroupParent
+from providers.pool.guest_files import BOOT, INSIDE, PACKAGE, find_python, install_guest
+from providers.pool.launcher import Guest, ProcessGuest
+from providers.pool.template import LANGUAGES, WORKSPACE, Template
+
+REMEDY = (
+    "Install gVisor's runsc (Debian 13, Ubuntu 24.04: apt-get install runsc) "
+    "or set the provider's isolation to bubblewrap."
+)
+
+# Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
+# supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
+_USER = 65534
+
+_INTERPRETERS = {"nodejs": "node", "bash": "bash"}
+_numbers = itertools.count()
+
+
+class GvisorLauncher:
+    """Starts each sandbox as `runsc run`, whose processes end with it.
+
+    `platform` is gVisor's own choice of systrap, ptrace or kvm. ptrace is the faster one on
+    virtual machines, systrap on bare metal.
+    """
+
+    def __init__(self, data_dir: Path, platform: str) -> None:
+        self.runtime = "gvisor"
+        self._data_dir = data_dir
+        self._platform = platform
+        self._runsc = ""
+        self._python = ""
+        self._guest_dir = Path()
+        self._folder = Path()
+        self._cgroups: CgroupParent | None = None
+        self._bundles: dict[str, Path] = {}
+
+    async def prepare(self) -> None:
+        self._runsc = find_runsc()
+        self._python = find_python()
+        self._guest_dir = install_guest(self._python, self._data_dir / "run")
+        self._folder = self._data_dir / "run" / f"gvisor-{os.getpid()}"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        (self._folder / "state").mkdir(parents=True, mode=0o700)
+        self._cgroups = CgroupParent.create()
+
+    def languages(self) -> list[str]:
+        return [name for name in LANGUAGES if self.interpreter(name)]
+
+    def interpreter(self, language: str) -> str | None:
+        if language == "python":
+            return self._python
+        return shutil.which(_INTERPRETERS[language], path="/usr/local/bin:/usr/bin:/bin")
+
+    def guest_path(self) -> str:
+        return f"{INSIDE}/{PACKAGE}"
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._cgroups:
+            self._cgroups.remove()
+
+    async def start(self, template: Template) -> Guest:
+        bundle = self._bundles.get(template.name) or self._make_bundle(template)
+        name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
+        state = self._folder / "state" / name
+        command = [
+            *(self._runsc, "--root", str(state), "--network=none", "--ignore-cgroups"),
+            *(f"--platform={self._platform}", "--host-uds=none", "--overlay2=none"),
+            *(() if os.geteuid() == 0 else ("--rootless",)),
+            *("run", "--bundle", str(bundle), name),
+        ]
+        try:
+            cgroup = None
+            if self._cgroups:
+                # The kernel inside needs memory of its own beside what the program may use.
+                cgroup = self._cgroups.new(template.limits.memory_bytes + (64 << 20))
+                join = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup.procs]
+                command = join + command
+            return _GvisorGuest(command, cgroup, state)
+        except OSError as error:
+            raise CreationFailed(f"gVisor: {error}") from error
+
+    def _make_bundle(self, template: Template) -> Path:
+        bundle = self._folder / template.name
+        root = bundle / "rootfs"
+        mounts = [_mount("/proc", "proc"), _mount("/dev", "tmpfs")]
+        size = template.limits.workspace_bytes
+        for path in (WORKSPACE, "/tmp", "/dev/shm"):
+            mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
+        for path in ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts"):
+            if Path(path).exists():
+                mounts.append(_bind(path, path))
+        mounts.append(_bind(str(self._guest_dir), INSIDE))
+        if not self._python.startswith("/usr/"):
+            prefix = str(Path(self._python).parent.parent)
+            mounts.append(_bind(prefix, prefix))
+        root.mkdir(parents=True)
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            path_outside = Path("/") / name
+            if path_outside.is_symlink():
+                (root / name).symlink_to(os.readlink(path_outside))
+            elif path_outside.is_dir():
+                mounts.append(_bind(str(path_outside), str(path_outside)))
+        for mount in mounts:
+            point = root / mount["destination"].lstrip("/")
+            if mount["type"] == "bind" and Path(mount["source"]).is_file():
+                point.parent.mkdir(parents=True, exist_ok=True)
+                point.touch()
+            elif not mount["destination"].startswith("/dev/"):
+                point.mkdir(parents=True, exist_ok=True)
+        (bundle / "config.json").write_text(json.dumps(self._configuration(template, mounts)))
+        self._bundles[template.name] = bundle
+        return bundle
+
+    def _configuration(self, template: Template, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+        argument = template.guest_argument(
+            workspace=WORKSPACE,
+            watch_memory=self._cgroups is None,
+            uid=_USER,
+            separate_users=True,
+        )
+        kept = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
+        return {
+            "ociVersion": "1.0.0",
+            "hostname": "sandbox",
+            "root": {"path": "rootfs", "readonly": True},
+            "mounts": mounts,
+            "process": {
+                "terminal": False,
+                "cwd": "/",
+                "user": {"uid": 0, "gid": 0},
+                "args": [self._python, "-I", "-S", "-X", "utf8", "-c", BOOT, argument],
+                "env": [
+                    "PATH=/usr/local/bin:/usr/bin:/bin",
+                    f"HOME={WORKSPACE}",
+                    "LANG=C.UTF-8",
+                    "TMPDIR=/tmp",
+                ],
+                "noNewPrivileges": True,
+                "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
+            },
+            "linux": {
+                "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
+            },
+        }
+
+
+class _GvisorGuest(ProcessGuest):
+    def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
+        self._state = state
+        super().__init__(command, cgroup, ())
+
+    async def destroy(self) -> None:
+        await super().destroy()
+        await asyncio.to_thread(shutil.rmtree, self._state, True)
+
+
+def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
+    return {
+        "destination": destination,
+        "type": kind,
+        "source": kind,
+        "options": ["nosuid", "nodev", *options],
+    }
+
+
+def _bind(source: str, destination: str) -> dict[str, Any]:
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": source,
+        "options": ["rbind", "ro", "nosuid", "nodev"],
+    }
+
+
+def find_runsc() -> str:
+    """Path of runsc. Raises ProviderUnavailable with the remedy."""
+    path = shutil.which("runsc", path=f"{os.environ.get('PATH', '')}:/usr/local/bin:/usr/bin")
+    if path is None:
+        raise ProviderUnavailable(f"gVisor is not installed. {REMEDY}")
+    return path

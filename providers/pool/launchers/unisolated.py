@@ -1,0 +1,66 @@
+"""No isolation at all: the explicit opt-out for a developer's own machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from providers.errors import CreationFailed
+from providers.pool.guest_files import PACKAGE, find_python, install_guest
+from providers.pool.launcher import Guest, ProcessGuest
+from providers.pool.template import LANGUAGES, Template
+
+
+class UnisolatedLauncher:
+    """Runs the guest as an ordinary process of ours. Time, memory and output stay bounded."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.runtime = "none"
+        self._data_dir = data_dir
+        self._python = ""
+        self.guest_dir = Path()
+
+    async def prepare(self) -> None:
+        self._python = find_python()
+        self.guest_dir = install_guest(self._python, self._data_dir / "run")
+
+    def languages(self) -> list[str]:
+        return [name for name in LANGUAGES if self.interpreter(name)]
+
+    def interpreter(self, language: str) -> str | None:
+        if language == "python":
+            return self._python
+        return shutil.which({"nodejs": "node"}.get(language, language))
+
+    def guest_path(self) -> str:
+        return str(self.guest_dir / PACKAGE)
+
+    def close(self) -> None:
+        """Nothing is held between sandboxes."""
+
+    async def start(self, template: Template) -> Guest:
+        workspace = tempfile.mkdtemp(prefix="cofferdam-unisolated-")
+        argument = template.guest_argument(workspace=workspace, watch_memory=True)
+        boot = (
+            f"import sys; sys.path.insert(0, {str(self.guest_dir)!r}); "
+            f"from {PACKAGE} import supervisor; del sys.path[0]; supervisor.main()"
+        )
+        command = [self._python, "-I", "-S", "-X", "utf8", "-c", boot, argument]
+        env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": workspace, "LANG": "C.UTF-8"}
+        try:
+            return _UnisolatedGuest(command, workspace, env)
+        except OSError as error:
+            shutil.rmtree(workspace)
+            raise CreationFailed(f"unisolated: {error}") from error
+
+
+class _UnisolatedGuest(ProcessGuest):
+    def __init__(self, command: list[str], workspace: str, env: dict[str, str]) -> None:
+        self._workspace = workspace
+        super().__init__(command, None, (), env)
+
+    async def destroy(self) -> None:
+        await super().destroy()
+        shutil.rmtree(self._workspace, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Saving a provider's configuration and choosing the provider that runs the code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
+
+from providers import registry
+from providers.base import SandboxProvider
+from providers.errors import InvalidConfiguration
+from providers.fields import DecryptionError
+from providers.models import ProviderConfig
+from providers.schema import keep_untouched_secrets
+
+
+class ConfigurationConflict(Exception):
+    """Somebody else changed the configuration first. Nothing was saved."""
+
+
+@sensitive_variables()
+def save_config(
+    provider_id: str,
+    config: Mapping[str, Any],
+    *,
+    expected_version: int | None = None,
+    clear: Collection[str] = (),
+) -> ProviderConfig:
+    """Validate and store a configuration; every process takes it up within a second.
+
+    A secret that is missing, empty or masked stays what it is, unless `clear` names it.
+    `expected_version` is the version the change was made from, 0 for none stored yet.
+    Raises InvalidConfiguration naming each refused field, and ConfigurationConflict when the
+    stored version is another.
+    """
+    provider = registry.get(provider_id)
+    row = ProviderConfig.objects.defer("config").filter(provider_id=provider_id).first()
+    stored_version = row.version if row else 0
+    if expected_version is not None and expected_version != stored_version:
+        raise _conflict(provider_id)
+    before = stored_config(row)
+    cleaned = merged_config(provider, config, before or {}, clear)
+    if row is None:
+        return _create(provider_id, cleaned)
+    if cleaned != before:
+        _update(row, cleaned)
+    return row
+
+
+@sensitive_variables()
+def merged_config(
+    provider: type[SandboxProvider],
+    config: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    clear: Collection[str] = (),
+) -> dict[str, Any]:
+    """The configuration as it would be stored. Raises InvalidConfiguration."""
+    if not isinstance(config, Mapping):
+        raise InvalidConfiguration("The configuration must be a JSON object.")
+    merged = keep_untouched_secrets(provider.config_fields, config, stored)
+    return provider.check_config({k: v for k, v in merged.items() if k not in clear})
+
+
+@sensitive_variables()
+def stored_config(row: ProviderConfig | None) -> dict[str, Any] | None:
+    """The row's configuration, None when there is none that can be read.
+
+    With the key lost there is nothing to keep: a complete new configuration may replace it.
+    """
+    if row is None:
+        return None
+    try:
+        config: dict[str, Any] = row.config
+    except DecryptionError:
+        return None
+    return config
+
+
+def activate(provider_id: str) -> ProviderConfig:
+    """Make a configured provider the one that runs the code.
+
+    Raises InvalidConfiguration when its configuration is missing or no longer fits its schema,
+    and ConfigurationConflict when it was changed, or another one activated, at the same moment.
+    """
+    provider = registry.get(provider_id)
+    row = ProviderConfig.objects.defer("config").filter(provider_id=provider_id).first()
+    if row is None:
+        raise InvalidConfiguration(
+            f"Provider {provider_id!r} has no configuration yet. Save one first.", field="provider"
+        )
+    config = stored_config(row)
+    if config is None:
+        raise InvalidConfiguration(
+            f"The configuration of {provider_id!r} cannot be decrypted. Put the old key back into "
+            "FERNET_KEYS or enter the configuration anew.",
+            field="provider",
+        )
+    provider.check_config(config)
+    rows = ProviderConfig.objects
+    now = timezone.now()
+    try:
+        with transaction.atomic():
+            rows.filter(is_active=True).exclude(pk=row.pk).update(is_active=False, updated_at=now)
+            checked = rows.filter(pk=row.pk, version=row.version)
+            if not checked.update(is_active=True, updated_at=now):
+                raise _conflict(provider_id)
+    except IntegrityError:
+        raise _conflict(provider_id) from None
+    row.refresh_from_db(fields=["is_active", "updated_at"])
+    return row
+
+
+@sensitive_variables()
+def _create(provider_id: str, config: dict[str, Any]) -> ProviderConfig:
+    try:
+        with transaction.atomic():
+            return ProviderConfig.objects.create(provider_id=provider_id, config=config)
+    except IntegrityError:
+        raise _conflict(provider_id) from None
+
+
+@sensitive_variables()
+def _update(row: ProviderConfig, config: dict[str, Any]) -> None:
+    unchanged = ProviderConfig.objects.filter(pk=row.pk, version=row.version)
+    if not unchanged.update(config=config, version=F("version") + 1, updated_at=timezone.now()):
+        raise _conflict(row.provider_id)
+    row.refresh_from_db()
+
+
+def _conflict(provider_id: str) -> ConfigurationConflict:
+    return ConfigurationConflict(
+        f"The configuration of {provider_id!r} was changed by somebody else in the meantime. "
+        "Nothing was saved: reload the page and make your change again."
+    )

@@ -1,0 +1,1 @@
+"""The Django project: settings, URLs, the web server's configuration, starting and stopping."""

@@ -1,0 +1,80 @@
+"""What a new installation needs before it can serve. Each step does nothing the second time."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.db import transaction
+
+from executions.models import Tenant
+from executions.services.keys import create_api_key
+from executions.services.tenants import INTERNAL, create_tenant
+from providers.models import ProviderConfig
+from providers.services.configuration import activate, save_config
+from sandbox_site import keys
+from sandbox_site.checks import secret_key
+
+CREDENTIALS = "credentials.txt"
+
+
+def ensure_keys(data_dir: Path) -> None:
+    """Generate the keys that the environment did not bring. Raises keys.KeysLost."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if secret_key() and settings.FERNET_KEYS:
+        return
+    keys.create(data_dir)
+    generated = keys.read(data_dir)
+    # The settings were read before there were keys.
+    if not secret_key():
+        settings.SECRET_KEY = generated["SECRET_KEY"]
+    if not settings.FERNET_KEYS:
+        settings.FERNET_KEYS = keys.split(generated["FERNET_KEYS"])
+
+
+def ensure_accounts(data_dir: Path) -> dict[str, str]:
+    """An administrator and a tenant with an API key, where there are none.
+
+    Returns what was created, by name. It is also kept in the data directory, written before the
+    rows are committed: an account whose password nobody knows is worse than a line too many.
+    """
+    with transaction.atomic():
+        created = _ensure_admin() | _ensure_tenant()
+        if created:
+            _keep(data_dir / CREDENTIALS, created)
+    return created
+
+
+def ensure_provider() -> None:
+    """Let `local` run the code when no provider was chosen yet."""
+    if ProviderConfig.objects.filter(is_active=True).exists():
+        return
+    if not ProviderConfig.objects.filter(provider_id="local").exists():
+        save_config("local", {})
+    activate("local")
+
+
+def _ensure_admin() -> dict[str, str]:
+    users = get_user_model().objects
+    if users.filter(is_superuser=True).exists():
+        return {}
+    password = secrets.token_urlsafe(16)
+    users.create_superuser(username="admin", password=password)
+    return {"ADMIN_USER": "admin", "ADMIN_PASSWORD": password}
+
+
+def _ensure_tenant() -> dict[str, str]:
+    if Tenant.objects.exclude(slug=INTERNAL).exists():
+        return {}
+    _, key_text = create_api_key(create_tenant("demo", "Demo"), "first key")
+    return {"API_KEY": key_text}
+
+
+def _keep(path: Path, created: dict[str, str]) -> None:
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = "".join(f"{name}={value}\n" for name, value in created.items())
+    draft = path.with_name(f".{path.name}")
+    keys.write_private(draft, kept + lines)
+    draft.replace(path)

@@ -1,0 +1,40 @@
+"""System checks: what must hold before any process of this project may serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+
+
+def secret_key() -> str:
+    """SECRET_KEY, or "" where it is not set and Django would raise."""
+    try:
+        return settings.SECRET_KEY
+    except ImproperlyConfigured:
+        return ""
+
+
+@register(Tags.security)
+def secret_key_is_its_own(**_: Any) -> list[CheckMessage]:
+    """SECRET_KEY is set, and credentials are not encrypted with it."""
+    if not secret_key():
+        return [
+            Error(
+                "SECRET_KEY is not set.",
+                hint="Run `make run` or `python manage.py bootstrap`, which generate it, "
+                "or set SECRET_KEY or SECRET_KEY_FILE.",
+                id="sandbox_site.E001",
+            )
+        ]
+    if secret_key() in settings.FERNET_KEYS:
+        return [
+            Error(
+                "FERNET_KEYS holds SECRET_KEY: a leaked session key would decrypt credentials.",
+                hint="Put a new key first, run `python manage.py rotate_keys`, remove the old one.",
+                id="sandbox_site.E002",
+            )
+        ]
+    return []

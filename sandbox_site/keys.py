@@ -1,0 +1,64 @@
+"""The keys of an installation that was given none: made once, kept in its data directory.
+
+They serve the start without any setting. Production brings its own (`SECRET_KEY`, `FERNET_KEYS`),
+so that a lost disk or a stray copy of one decides neither what can be read nor by whom.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+FILE_NAME = "secrets.env"
+
+
+class KeysLost(Exception):
+    """There is a database but not the keys that its secrets were encrypted with."""
+
+
+def read(data_dir: Path) -> dict[str, str]:
+    """The generated keys by name, empty when none were generated yet."""
+    try:
+        text = (data_dir / FILE_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def split(fernet_keys: str) -> list[str]:
+    """The keys of a comma separated list; the first one encrypts, all of them decrypt."""
+    return [key.strip() for key in fernet_keys.split(",") if key.strip()]
+
+
+def create(data_dir: Path) -> None:
+    """Generate the keys unless they exist. Of two processes that start at once, one wins.
+
+    Raises KeysLost rather than give an existing database keys that cannot read it.
+    """
+    target = data_dir / FILE_NAME
+    if target.exists():
+        return
+    if (data_dir / "cofferdam.sqlite3").exists():
+        raise KeysLost(
+            f"{target} is missing but its database is there. Restore the file, "
+            "or set SECRET_KEY and FERNET_KEYS to what they were."
+        )
+    lines = f"SECRET_KEY={secrets.token_urlsafe(50)}\nFERNET_KEYS={secrets.token_urlsafe(32)}\n"
+    draft = data_dir / f".{FILE_NAME}.{os.getpid()}"
+    write_private(draft, lines)
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        return
+    finally:
+        draft.unlink()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)

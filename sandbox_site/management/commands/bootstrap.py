@@ -1,0 +1,36 @@
+"""Make the data directory ready to serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+
+from sandbox_site import bootstrap
+from sandbox_site.keys import KeysLost
+
+
+class Command(BaseCommand):
+    help = (
+        "Make the data directory ready: keys, tables, an administrator, a tenant with an API key, "
+        "an active provider. What is there already stays as it is."
+    )
+    # The checks refuse to go on without the keys that this command makes.
+    requires_system_checks = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            bootstrap.ensure_keys(settings.DATA_DIR)
+        except KeysLost as error:
+            raise CommandError(str(error)) from None
+        self.check()
+        call_command("migrate", interactive=False, verbosity=0)
+        created = bootstrap.ensure_accounts(settings.DATA_DIR)
+        bootstrap.ensure_provider()
+        if created:
+            self.stdout.write("Created, and shown only this once:")
+            for name, value in created.items():
+                self.stdout.write(f"  {name}={value}")
+            self.stdout.write(f"Kept in {settings.DATA_DIR / bootstrap.CREDENTIALS}")

@@ -1,0 +1,13 @@
+"""django-q2's `qcluster`, whose processes cannot outlive it."""
+
+from typing import Any
+
+from django_q.management.commands import qcluster
+
+from sandbox_site.processes import descendants_die_with_parents
+
+
+class Command(qcluster.Command):  # type: ignore[misc]
+    def handle(self, *args: Any, **options: Any) -> None:
+        descendants_die_with_parents()
+        super().handle(*args, **options)

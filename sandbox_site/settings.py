@@ -1,0 +1,204 @@
+"""Settings. Every value that an operator may change is read from the environment.
+
+Three ways to run, told apart by DEBUG:
+- unset: needs no other setting. Keys are generated into the data directory; error pages say
+  nothing, as in production.
+- `false`: production. The keys must come from the environment; generated ones do not count.
+- `true`: development, with Django's debug pages.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import django_stubs_ext
+from django.core.exceptions import ImproperlyConfigured
+
+from sandbox_site import keys, logs
+from sandbox_site.database import databases
+from sandbox_site.environment import StrictEnv
+
+# Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them.
+django_stubs_ext.monkeypatch()
+
+env = StrictEnv()
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+DATA_DIR = (BASE_DIR / env.str("DATA_DIR", default="var")).resolve()
+HOST = env.str("HOST", default="127.0.0.1")
+PORT = env.bounded("PORT", default=8000, low=1, high=65535)
+
+_debug = env.tristate("DEBUG")
+DEBUG = _debug is True
+PRODUCTION = _debug is False
+
+_keys = {name: env.secret(name) for name in ("SECRET_KEY", "FERNET_KEYS")}
+if PRODUCTION and not all(_keys.values()):
+    raise ImproperlyConfigured(
+        "DEBUG=false needs keys of its own. Set SECRET_KEY or SECRET_KEY_FILE, "
+        "and FERNET_KEYS or FERNET_KEYS_FILE (comma separated, the first one encrypts). "
+        "Keys generated into the data directory serve only while DEBUG is unset or true."
+    )
+if not PRODUCTION:
+    _keys = keys.read(DATA_DIR) | {name: key for name, key in _keys.items() if key}
+SECRET_KEY = _keys.get("SECRET_KEY", "")
+FERNET_KEYS = keys.split(_keys.get("FERNET_KEYS", ""))
+
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[::1]", HOST])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+
+# Set where HTTPS ends at this service or at a proxy in front of it. FORWARDED_ALLOW_IPS, which
+# gunicorn reads itself, names the proxies whose X-Forwarded-Proto is believed.
+HTTPS_ONLY = env.bool("HTTPS_ONLY", default=False)
+SECURE_SSL_REDIRECT = HTTPS_ONLY
+SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS_ONLY else 0
+SESSION_COOKIE_SECURE = HTTPS_ONLY
+CSRF_COOKIE_SECURE = HTTPS_ONLY
+SESSION_COOKIE_HTTPONLY = True
+CSRF_COOKIE_HTTPONLY = True
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+
+INSTALLED_APPS = [
+    "sandbox_site",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_q",
+    "providers",
+    "executions",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "sandbox_site.urls"
+WSGI_APPLICATION = "sandbox_site.wsgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = databases(env, DATA_DIR)
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = env.str("TIME_ZONE", default="UTC")
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+# Served from where the packages keep them: there is no collecting step to forget.
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_MAX_AGE = 3600 if PRODUCTION else 60
+
+LOGGING = logs.configuration(
+    env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
+)
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["executions.api.authentication.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["executions.api.authentication.HasApiKey"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "executions.api.errors.render_error",
+    "STRICT_JSON": True,
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+    "UNAUTHENTICATED_USER": None,
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Cofferdam",
+    "DESCRIPTION": "Runs code in isolation and keeps the record.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "SERVE_AUTHENTICATION": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+}
+
+SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
+SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
+SANDBOX_TIMEOUT_SEC = env.bounded(
+    "SANDBOX_TIMEOUT_SEC",
+    default=min(30, SANDBOX_MAX_TIMEOUT_SEC),
+    low=1,
+    high=SANDBOX_MAX_TIMEOUT_SEC,
+)
+SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=200, low=1, high=65_536)
+SANDBOX_MAX_CODE_BYTES = env.bounded(
+    "SANDBOX_MAX_CODE_BYTES", default=1024 * 1024, low=1, high=64 * 1024 * 1024
+)
+SANDBOX_MAX_BODY_BYTES = env.bounded(
+    "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
+)
+SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
+SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
+DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
+
+Q_BROKER = env.choice("Q_BROKER", "orm", ("orm", "redis"))
+Q_WORKERS = env.bounded("Q_WORKERS", default=2, low=1, high=64)
+_task_seconds = SANDBOX_MAX_TIMEOUT_SEC + 60
+
+Q_CLUSTER: dict[str, Any] = {
+    "name": "cofferdam",
+    "workers": Q_WORKERS,
+    # A task is taken from the broker only when a worker is about to be free for it.
+    "queue_limit": Q_WORKERS,
+    "bulk": 1,
+    "timeout": _task_seconds,
+    # A task that was delivered waits behind at most two others; only after that is it lost.
+    "retry": 3 * _task_seconds + 60,
+    # A task is tried once. Whether an execution may run again is no decision of the queue.
+    "ack_failures": True,
+    "max_attempts": 1,
+    "catch_up": False,
+    "save_limit": 250,
+}
+if Q_BROKER == "redis":
+    if not (redis_url := env.secret("REDIS_URL")):
+        raise ImproperlyConfigured("Q_BROKER=redis needs REDIS_URL or REDIS_URL_FILE")
+    Q_CLUSTER["redis"] = redis_url
+else:
+    # Seconds between looks into the table; an idle worker's load is these looks.
+    Q_CLUSTER |= {"orm": "default", "poll": 0.05}
