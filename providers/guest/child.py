@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import wire
-from .privileges import become
+from .kernel import become
 
 JOB, REPORT = 3, 4
 
@@ -24,11 +24,14 @@ def become_child(
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        # The supervisor holds its channel at 3 and 4, so the pipes have higher numbers.
+        # Twice, because one of the two may have the other's final number.
+        job, report = os.dup(job), os.dup(report)
         os.dup2(job, JOB)
         os.dup2(report, REPORT)
+        os.set_inheritable(JOB, True)
+        os.set_inheritable(REPORT, True)
         os.closerange(REPORT + 1, 1024)
-        if template["separate_users"]:
+        if template["uid"] is not None:
             become(template["uid"])  # type: ignore[arg-type]
         _bound_resources(template["limits"])  # type: ignore[arg-type]
         language = template["language"]

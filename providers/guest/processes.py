@@ -3,16 +3,6 @@
 import os
 import resource
 
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """See to it that orphans become our children. Process 1 of a namespace has them anyway."""
-    if os.getpid() != 1:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
 
 def others() -> "list[int]":
     """Every other process of the sandbox.

@@ -217,24 +217,35 @@ def _rehearse() -> None:
     run("len('warm')", "script", None)
 
 
+def preload() -> None:
+    """Import what programs import most, and complete `sys.path`."""
+    _load_site()
+    for module in IDLE_MODULES:
+        __import__(module)
+
+
 def _use_the_wait(job: int) -> None:
+    """Preload while nobody waits for us, a module at a time."""
     poll = select.poll()
     poll.register(job, select.POLLIN)
     if poll.poll(IDLE_DELAY_MS):
         return
-    _complete_sys_path()
+    _load_site()
     for module in IDLE_MODULES:
         if poll.poll(0):
             return
         __import__(module)
 
 
-def _complete_sys_path() -> None:
-    """What `-I -S` left out at the start: site-packages, exit(), and the workspace itself."""
-    if "site" in sys.modules:
-        return
-    import site
+def _load_site() -> None:
+    """What `-I -S` left out when the interpreter started: site-packages and exit()."""
+    if "site" not in sys.modules:
+        import site
 
-    site.main()
-    sys.path[:] = [os.getcwd(), *(path for path in sys.path if path != os.getcwd())]
+        site.main()
+
+
+def _complete_sys_path() -> None:
+    _load_site()
+    sys.path.insert(0, os.getcwd())
     sys.argv[:] = [FILE]

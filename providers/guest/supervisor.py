@@ -14,8 +14,8 @@ import time
 
 from . import artifacts, wire
 from .child import become_child
-from .privileges import become, close_to_others
-from .processes import adopt_orphans, cpu_seconds, kill_others, memory_in_use
+from .kernel import adopt_orphans, close_to_others
+from .processes import cpu_seconds, kill_others, memory_in_use
 
 REQUEST_LIMIT = 128 * 1024 * 1024
 MEMORY_CHECK_SECONDS = 0.025
@@ -29,7 +29,7 @@ class Child:
         self.report, report_out = os.pipe()
         self.stdout, stdout_out = os.pipe()
         self.stderr, stderr_out = os.pipe()
-        if template["separate_users"]:
+        if template["uid"] is not None:
             # The program may open /dev/stdout and the like again, so the pipes must be its own.
             for fd in (stdout_out, stderr_out):
                 os.fchown(fd, template["uid"], template["uid"])  # type: ignore[arg-type]
@@ -232,17 +232,23 @@ def answer(run: Run, request_id: object, seconds: float) -> bytes:
 
 
 def main() -> None:
-    """Be process 1 for the template given as JSON in argv[1]."""
+    """Be the first process for the template given as JSON in argv[1], channel on 0 and 1."""
     template: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
     channel_in, channel_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
+    supervise(template, channel_in, channel_out)
+
+
+def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) -> None:
+    """Serve the one request that comes over the channel. Never returns.
+
+    Standard error stays open: what goes wrong before the sandbox is ready is told there.
+    """
     os.umask(0o022)
-    uid: "int | None" = template["uid"]  # type: ignore[assignment]
-    if uid is not None and not template["separate_users"]:
-        become(uid)
     close_to_others()
+    uid: "int | None" = template["uid"]  # type: ignore[assignment]
     os.chdir(str(template["workspace"]))
     os.mkdir("artifacts")
     if uid is not None:

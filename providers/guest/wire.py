@@ -9,6 +9,9 @@ import select
 
 HEADER_LIMIT = 256 * 1024
 
+# The zygote's first byte on a sandbox's channel; a pidfd comes with the one, a text with the other.
+STARTED, FAILED = b"S", b"F"
+
 try:
     # CPython's own accelerators. `import json` pulls in `re` and costs 8 ms in every sandbox.
     from _json import make_encoder, make_scanner

@@ -18,10 +18,18 @@ SOURCE = Path(__file__).resolve().parent.parent / "guest"
 INSIDE = "/cofferdam"
 PACKAGE = "_cofferdam"
 
-BOOT = (
-    f"import sys; sys.path.insert(0, {INSIDE!r}); from {PACKAGE} import supervisor; "
-    f"del sys.path[0]; supervisor.main()"
-)
+
+def boot(folder: str, module: str) -> str:
+    """Python code that starts the guest's `module` from `folder`."""
+    return (
+        f"import sys; sys.path.insert(0, {folder!r}); from {PACKAGE} import {module}; "
+        f"del sys.path[0]; {module}.main()"
+    )
+
+
+def interpreter_options(python: str) -> list[str]:
+    """The command up to the code it runs: isolated, no site-packages yet, UTF-8 everywhere."""
+    return [python, "-I", "-S", "-X", "utf8", "-c"]
 
 
 def find_python() -> str:

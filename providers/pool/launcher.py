@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -52,64 +54,84 @@ class Launcher(Protocol):
         """Start one sandbox. It is warm when its guest has said so. Raises CreationFailed."""
 
 
-class ProcessGuest:
-    """A sandbox that is a child process of ours, with the channel on its stdin and stdout."""
+class PidfdGuest:
+    """A sandbox whose first process we hold by a pidfd. Its end is the end of all in it."""
 
-    def __init__(
-        self,
-        command: list[str],
-        cgroup: Cgroup | None,
-        pass_fds: tuple[int, ...],
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.channel, theirs = socket.socketpair()
+    def __init__(self, channel: socket.socket, pidfd: int, cgroup: Cgroup | None) -> None:
+        self.channel = channel
+        self._pidfd = pidfd
         self._cgroup = cgroup
-        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
-        try:
-            # Started from the loop's own thread, which lives as long as the service does: the
-            # parent-death signal of the isolation tools is tied to the thread that started them.
-            self._process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=self._stderr,
-                pass_fds=pass_fds,
-                env=env or {},
-            )
-        except BaseException:
-            self.channel.close()
-            os.close(self._stderr)
-            raise
-        finally:
-            theirs.close()
-        self.channel.setblocking(False)
-        self._pidfd = os.pidfd_open(self._process.pid)
         self._gone: asyncio.Future[None] | None = None
 
     def evidence(self) -> Evidence:
         return self._cgroup.evidence() if self._cgroup else Evidence()
 
     def complaint(self) -> str:
-        return os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").strip()
+        return ""
 
     async def destroy(self) -> None:
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
+            self.channel.close()
             await self._end()
             self._gone.set_result(None)
         else:
             await asyncio.shield(self._gone)
 
     async def _end(self) -> None:
-        self._process.kill()
-        self.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self._pidfd, ended.set)
         await ended.wait()
         loop.remove_reader(self._pidfd)
-        self._process.wait()
         os.close(self._pidfd)
-        os.close(self._stderr)
         if self._cgroup:
             await self._cgroup.remove()
+
+
+class ProcessGuest(PidfdGuest):
+    """A sandbox that is a child process of ours, with the channel on its stdin and stdout."""
+
+    def __init__(
+        self, command: list[str], cgroup: Cgroup | None, env: Mapping[str, str] | None = None
+    ) -> None:
+        channel, theirs = socket.socketpair()
+        channel.setblocking(False)
+        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        try:
+            self._process = start_process(command, theirs, self._stderr, env or {})
+        except BaseException:
+            channel.close()
+            os.close(self._stderr)
+            raise
+        finally:
+            theirs.close()
+        super().__init__(channel, os.pidfd_open(self._process.pid), cgroup)
+
+    def complaint(self) -> str:
+        return read_complaint(self._stderr)
+
+    async def _end(self) -> None:
+        await super()._end()
+        self._process.wait()
+        os.close(self._stderr)
+
+
+def start_process(
+    command: list[str], channel: socket.socket, stderr: int, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start an isolation tool with `channel` as its stdin and stdout.
+
+    Called from the loop's own thread, which lives as long as the service does: the parent-death
+    signal of the tools is tied to the thread that started them.
+    """
+    return subprocess.Popen(
+        command, stdin=channel.fileno(), stdout=channel.fileno(), stderr=stderr, env=env
+    )
+
+
+def read_complaint(stderr: int) -> str:
+    """The beginning of what a tool wrote to its stderr, a memfd."""
+    return os.pread(stderr, 2000, 0).decode("utf-8", "replace").strip()

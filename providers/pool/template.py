@@ -35,13 +35,11 @@ class Template:
         workspace: str,
         watch_memory: bool,
         uid: int | None = None,
-        separate_users: bool = False,
     ) -> str:
-        """argv[1] of the guest supervisor.
+        """The template as the guest reads it.
 
-        `uid` is the user that user code runs as when the supervisor starts as root. The supervisor
-        becomes it too, unless `separate_users` says that process 1 is not safe from its own user's
-        signals (gVisor). `watch_memory` makes it bound the memory itself where no cgroup does.
+        `uid` is the user that user code becomes when the guest starts as root. `watch_memory`
+        makes the supervisor bound the memory itself where no cgroup does.
         """
         limits = self.limits
         described: dict[str, Any] = {
@@ -49,8 +47,8 @@ class Template:
             "command": list(self.command),
             "preload": list(self.preload),
             "workspace": workspace,
+            "workspace_bytes": limits.workspace_bytes,
             "uid": uid,
-            "separate_users": separate_users,
             "watch_memory": watch_memory,
             "limits": {
                 "file_bytes": limits.file_bytes,

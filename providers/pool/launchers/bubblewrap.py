@@ -1,18 +1,28 @@
-"""Sandboxes as bubblewrap processes: namespaces, an empty root, seccomp, limits. No daemon."""
+"""Sandboxes in bubblewrap: namespaces, an empty root, seccomp, limits. No daemon, no image."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.guest.wire import STARTED
 from providers.pool.cgroup import CgroupParent
-from providers.pool.guest_files import BOOT, INSIDE, PACKAGE, find_python, install_guest
-from providers.pool.launcher import Guest, ProcessGuest
+from providers.pool.guest_files import (
+    INSIDE,
+    PACKAGE,
+    boot,
+    find_python,
+    install_guest,
+    interpreter_options,
+)
+from providers.pool.launcher import Guest, PidfdGuest, read_complaint, start_process
 from providers.pool.seccomp import build_filter
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
 
@@ -22,14 +32,17 @@ OLDEST = (0, 8)
 # Above every range that distributions hand out to users, containers and dynamic services.
 _FIRST_UID, _UIDS = 1_900_000_000, 200_000_000
 
+# How long the zygote may take to hand over a sandbox; its own start is 0.1 s of that.
+START_SECONDS = 10.0
+
 _INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 
 
 class BubblewrapLauncher:
-    """Starts each sandbox as `bwrap ... python3 supervisor`.
+    """Has one bubblewrap with a zygote in it, and has the zygote fork each sandbox.
 
-    As root every sandbox gets a user id of its own, which the supervisor takes before it forks;
-    a user namespace would map all of them to root. Otherwise bubblewrap makes a user namespace.
+    As root every sandbox gets a user id of its own. Without root, bubblewrap makes a user
+    namespace and the zygote another one for every sandbox.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -39,18 +52,17 @@ class BubblewrapLauncher:
         self._bwrap = ""
         self._python = ""
         self._guest_dir = Path()
-        self._filter_path: Path | None = None
+        self._seccomp = -1
         self._cgroups: CgroupParent | None = None
+        self._zygote: _Zygote | None = None
 
     async def prepare(self) -> None:
         self._bwrap = find_bubblewrap()
         self._python = find_python()
         self._guest_dir = install_guest(self._python, self._data_dir / "run")
-        program = build_filter()
-        if program:
-            self._filter_path = self._guest_dir / "seccomp.bpf"
-            self._filter_path.write_bytes(program)
         self._cgroups = CgroupParent.create()
+        self._seccomp = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+        os.write(self._seccomp, build_filter() or b"")
 
     def languages(self) -> list[str]:
         return [name for name in LANGUAGES if self.interpreter(name)]
@@ -64,44 +76,56 @@ class BubblewrapLauncher:
         return f"{INSIDE}/{PACKAGE}"
 
     def close(self) -> None:
+        if self._zygote:
+            self._zygote.end()
         if self._cgroups:
             self._cgroups.remove()
+        if self._seccomp >= 0:
+            os.close(self._seccomp)
 
     async def start(self, template: Template) -> Guest:
         uid = _FIRST_UID + secrets.randbelow(_UIDS) if self._as_root else None
-        command = [
-            *self._isolation(template),
-            *("--", self._python, "-I", "-S", "-X", "utf8", "-c", BOOT),
-            template.guest_argument(
-                workspace=WORKSPACE, watch_memory=self._cgroups is None, uid=uid
-            ),
-        ]
-        pass_fds: tuple[int, ...] = ()
+        argument = template.guest_argument(
+            workspace=WORKSPACE, watch_memory=self._cgroups is None, uid=uid
+        )
+        channel, theirs = socket.socketpair()
+        channel.setblocking(False)
         cgroup = None
-        if self._filter_path:
-            pass_fds = (os.open(self._filter_path, os.O_RDONLY | os.O_CLOEXEC),)
-            command[1:1] = ["--seccomp", str(pass_fds[0])]
+        # A description of its own, whose offset no other sandbox moves.
+        fds = [theirs.fileno(), os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY)]
         try:
             if self._cgroups:
                 cgroup = self._cgroups.new(template.limits.memory_bytes)
-                join = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup.procs]
-                command = join + command
-            return ProcessGuest(command, cgroup, pass_fds)
-        except OSError as error:
-            raise CreationFailed(f"bubblewrap: {error}") from error
+                fds.append(os.open(cgroup.procs, os.O_WRONLY))
+            if self._zygote is None or not self._zygote.alive:
+                self._zygote = _Zygote(self._command())
+            self._zygote.request(argument.encode(), fds)
+            theirs.close()
+            pidfd = await _receive_pidfd(channel)
+        except BaseException as error:
+            channel.close()
+            if cgroup:
+                await cgroup.remove()
+            if isinstance(error, OSError | TimeoutError):
+                complaint = (self._zygote.complaint() if self._zygote else "") or str(error)
+                raise CreationFailed(f"bubblewrap: {complaint}") from error
+            raise
         finally:
-            for fd in pass_fds:
+            theirs.close()
+            for fd in fds[1:]:
                 os.close(fd)
+        return PidfdGuest(channel, pidfd, cgroup)
 
-    def _isolation(self, template: Template) -> list[str]:
-        workspace = str(template.limits.workspace_bytes)
+    def _command(self) -> list[str]:
         arguments = [self._bwrap, "--die-with-parent", "--new-session", "--as-pid-1"]
+        # The zygote's own privileges; what it forks gives them up before user code exists.
+        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
         if self._as_root:
             arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-            arguments += ["--unshare-cgroup-try", "--cap-drop", "ALL"]
-            arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+            arguments += ["--unshare-cgroup-try", "--cap-add", "CAP_SETUID"]
+            arguments += ["--cap-add", "CAP_SETGID"]
         else:
-            arguments += ["--unshare-all", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000"]
+            arguments += ["--unshare-all", "--uid", "1000", "--gid", "1000"]
         arguments += ["--hostname", "sandbox", "--clearenv"]
         for name, value in (
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
@@ -125,9 +149,56 @@ class BubblewrapLauncher:
             prefix = str(Path(self._python).parent.parent)
             arguments += ["--ro-bind", prefix, prefix]
         arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc", "--dev", "/dev"]
-        for path, size in ((WORKSPACE, workspace), ("/tmp", workspace), ("/dev/shm", workspace)):
-            arguments += ["--size", size, "--perms", "1777", "--tmpfs", path]
-        return [*arguments, "--remount-ro", "/", "--chdir", "/"]
+        # Every sandbox mounts its own over these; nothing else in here can be written to.
+        arguments += ["--dir", WORKSPACE, "--dir", "/tmp", "--dir", "/dev/shm"]
+        arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+        return [*arguments, "--", *interpreter_options(self._python), boot(INSIDE, "zygote")]
+
+
+class _Zygote:
+    """The running bubblewrap and the control socket of the zygote in it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        try:
+            self._process = start_process(command, theirs, self._stderr, {})
+        finally:
+            theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, template: bytes, fds: list[int]) -> None:
+        """Ask for one sandbox. Raises OSError when the zygote is gone."""
+        socket.send_fds(self._control, [template], fds)
+
+    def complaint(self) -> str:
+        return read_complaint(self._stderr)
+
+    def end(self) -> None:
+        """End the zygote, and with it whatever it started."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+        os.close(self._stderr)
+
+
+async def _receive_pidfd(channel: socket.socket) -> int:
+    """The zygote's answer: a pidfd of the sandbox's first process. Raises OSError, TimeoutError."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(channel, readable.set)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await readable.wait()
+    finally:
+        loop.remove_reader(channel)
+    answer, fds, _, _ = socket.recv_fds(channel, 1, 1)
+    if answer == STARTED and fds:
+        return fds[0]
+    raise OSError(channel.recv(2000).decode("utf-8", "replace") or "the zygote has ended")
 
 
 def find_bubblewrap() -> str:

@@ -12,7 +12,14 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.pool.cgroup import Cgroup, CgroupParent
-from providers.pool.guest_files import BOOT, INSIDE, PACKAGE, find_python, install_guest
+from providers.pool.guest_files import (
+    INSIDE,
+    PACKAGE,
+    boot,
+    find_python,
+    install_guest,
+    interpreter_options,
+)
 from providers.pool.launcher import Guest, ProcessGuest
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
 
@@ -130,8 +137,8 @@ class GvisorLauncher:
             workspace=WORKSPACE,
             watch_memory=self._cgroups is None,
             uid=_USER,
-            separate_users=True,
         )
+        program = boot(INSIDE, "supervisor")
         kept = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
         return {
             "ociVersion": "1.0.0",
@@ -142,7 +149,7 @@ class GvisorLauncher:
                 "terminal": False,
                 "cwd": "/",
                 "user": {"uid": 0, "gid": 0},
-                "args": [self._python, "-I", "-S", "-X", "utf8", "-c", BOOT, argument],
+                "args": [*interpreter_options(self._python), program, argument],
                 "env": [
                     "PATH=/usr/local/bin:/usr/bin:/bin",
                     f"HOME={WORKSPACE}",
@@ -161,7 +168,7 @@ class GvisorLauncher:
 class _GvisorGuest(ProcessGuest):
     def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
         self._state = state
-        super().__init__(command, cgroup, ())
+        super().__init__(command, cgroup)
 
     async def destroy(self) -> None:
         await super().destroy()

@@ -8,7 +8,13 @@ import tempfile
 from pathlib import Path
 
 from providers.errors import CreationFailed
-from providers.pool.guest_files import PACKAGE, find_python, install_guest
+from providers.pool.guest_files import (
+    PACKAGE,
+    boot,
+    find_python,
+    install_guest,
+    interpreter_options,
+)
 from providers.pool.launcher import Guest, ProcessGuest
 from providers.pool.template import LANGUAGES, Template
 
@@ -43,11 +49,8 @@ class UnisolatedLauncher:
     async def start(self, template: Template) -> Guest:
         workspace = tempfile.mkdtemp(prefix="cofferdam-unisolated-")
         argument = template.guest_argument(workspace=workspace, watch_memory=True)
-        boot = (
-            f"import sys; sys.path.insert(0, {str(self.guest_dir)!r}); "
-            f"from {PACKAGE} import supervisor; del sys.path[0]; supervisor.main()"
-        )
-        command = [self._python, "-I", "-S", "-X", "utf8", "-c", boot, argument]
+        program = boot(str(self.guest_dir), "supervisor")
+        command = [*interpreter_options(self._python), program, argument]
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": workspace, "LANG": "C.UTF-8"}
         try:
             return _UnisolatedGuest(command, workspace, env)
@@ -59,7 +62,7 @@ class UnisolatedLauncher:
 class _UnisolatedGuest(ProcessGuest):
     def __init__(self, command: list[str], workspace: str, env: dict[str, str]) -> None:
         self._workspace = workspace
-        super().__init__(command, None, (), env)
+        super().__init__(command, None, env)
 
     async def destroy(self) -> None:
         await super().destroy()

@@ -1,0 +1,73 @@
+"""The kernel's calls that Python's library has no function for."""
+
+import ctypes
+import os
+
+NEW_MOUNT, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
+
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 3, 4, 22, 36
+_SECCOMP_MODE_FILTER = 2
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def unshare(namespaces: int) -> None:
+    """Leave these namespaces for new ones. For NEW_PID that is true of later children only."""
+    _check(_libc.unshare(namespaces), "unshare")
+
+
+def mount(kind: str, target: str, options: str, *, executable: bool = True) -> None:
+    """Mount a fresh file system of `kind`; set-user-id bits and devices mean nothing on it."""
+    flags = _MS_NOSUID | _MS_NODEV | (0 if executable else _MS_NOEXEC)
+    if kind == "devpts":
+        flags &= ~_MS_NODEV
+    arguments = (kind.encode(), target.encode(), kind.encode(), flags, options.encode())
+    _check(_libc.mount(*arguments), f"mount {target}")
+
+
+def become(uid: int) -> None:
+    """Be `uid` for good, with no group but its own and no capability."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def drop_capabilities() -> None:
+    """Have no capability any more; with no-new-privileges set, none can be regained."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def close_to_others() -> None:
+    """Become non-dumpable: no other process of this user can read or trace this one.
+
+    Raises RuntimeError when it had no effect.
+    """
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if _libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise RuntimeError("the supervisor is still dumpable")
+
+
+def adopt_orphans() -> None:
+    """See to it that orphans become our children. Process 1 of a namespace has them anyway."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def filter_system_calls(program: bytes) -> None:
+    """Have every system call of this process and its children pass this BPF program."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+    filled = Program(len(program) // 8, program)
+    status = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filled), 0, 0)
+    _check(status, "seccomp")
