@@ -1,0 +1,107 @@
+"""POST /api/v1/executions through `local`, beside what starting an interpreter costs.
+
+Every figure is of one run on one machine; what carries over is the ratio in the last column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.measure import Figures, measure, table, write_json
+from benchmarks.service import Service, api_caller, running_service
+
+PYTHON = "/usr/bin/python3"
+PROGRAM = "print(1)"
+
+BUBBLEWRAP = [
+    *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    *("--clearenv", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib"),
+    *("--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin"),
+    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+]
+
+
+def process_caller(command: list[str]) -> Callable[[], Callable[[], None]]:
+    """Starts `command` and waits for its end, which must be a 1 on stdout."""
+
+    def call() -> None:
+        if subprocess.run(command, check=True, capture_output=True).stdout != b"1\n":
+            raise RuntimeError(f"{command[0]} printed something else")
+
+    return lambda: call
+
+
+def measure_all(service: Service, calls: int) -> list[Figures]:
+    """The named peers first, then the service at 1, 8 and 32 callers."""
+
+    def post() -> Callable[[], None]:
+        return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
+
+    bare = process_caller([PYTHON, "-c", PROGRAM])
+    by_hand = process_caller([*BUBBLEWRAP, PYTHON, "-c", PROGRAM])
+    rows = []
+    for name, caller, callers in (
+        (f"{PYTHON} -c 'print(1)'", bare, 1),
+        ("bwrap ... python3 -c 'print(1)'", by_hand, 1),
+        ("bwrap ... python3 -c 'print(1)'", by_hand, 8),
+        ("POST /api/v1/executions, local, audited", post, 1),
+        ("POST /api/v1/executions, local, audited", post, 8),
+        ("POST /api/v1/executions, local, audited", post, 32),
+    ):
+        print(f"measuring {name} with {callers} caller(s) ...", file=sys.stderr)
+        rows.append(measure(name, caller, callers=callers, calls=calls))
+    return rows
+
+
+def soak(service: Service, runs: int) -> dict[str, object]:
+    """The service's memory before and after `runs` executions, after a tenth of them as warm-up."""
+
+    def post() -> Callable[[], None]:
+        return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
+
+    print(f"running {runs} executions for their memory ...", file=sys.stderr)
+    measure("warm-up", post, callers=4, calls=max(40, runs // 10))
+    before = service.memory_bytes()
+    measure("soak", post, callers=4, calls=runs)
+    after = service.memory_bytes()
+    return {"runs": runs, "memory_before_bytes": before, "memory_after_bytes": after}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
+    parser.add_argument("--calls", type=int, default=400, help="counted calls per row (400)")
+    parser.add_argument("--soak", type=int, default=10_000, help="runs for memory (10000; 0: none)")
+    parser.add_argument("--launcher", default="bubblewrap", choices=("bubblewrap", "gvisor"))
+    parser.add_argument("--json", type=Path, default=Path("var/bench/executions.json"))
+    options = parser.parse_args()
+    config: dict[str, object] = {"launcher": options.launcher, "pool_size": 8}
+    extra: dict[str, object] = {"machine": platform.platform(), "cpus": os.cpu_count()}
+    with (
+        tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
+        running_service(Path(folder), config) as service,
+    ):
+        rows = measure_all(service, options.calls)
+        if options.soak:
+            extra["soak"] = soak(service, options.soak)
+    print(table(rows, rows[0]))
+    if options.soak:
+        memory = extra["soak"]
+        assert isinstance(memory, dict)
+        grown = memory["memory_after_bytes"] - memory["memory_before_bytes"]
+        print(
+            f"\nmemory of the service over {options.soak} runs: "
+            f"{memory['memory_before_bytes'] / 2**20:.1f} MiB {grown / 2**20:+.1f} MiB"
+        )
+    write_json(options.json, rows, extra)
+    print(f"written to {options.json}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
