@@ -1,9 +1,11 @@
 # `make help` lists the targets that are meant to be called.
 
-# A version manager's python3 is a slow wrapper, so the system's own is tried first.
-PYTHON ?= $(firstword $(foreach python,/usr/bin/python3 python3,$(shell \
-	$(python) -c $(IS_RECENT) 2>/dev/null && echo $(python))))
 IS_RECENT := 'import sys; sys.exit(sys.version_info < (3, 11))'
+# A version manager's python3 is a slow wrapper, so the system's own is tried first.
+ifndef PYTHON
+PYTHON := $(shell for python in /usr/bin/python3 python3; do \
+	$$python -c $(IS_RECENT) 2>/dev/null && echo $$python && break; done)
+endif
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -33,7 +35,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter star
 	@$(PY) -m benchmarks.executions $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
-	@$(PY) -m pip install --quiet uv
+	@$(PY) -m pip install -qq uv
 	@for name in requirements requirements-dev; do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
@@ -57,7 +59,7 @@ venv venv-dev:
 	@changed=; for lock in $(LOCKS); do cmp -s $$lock $(VENV)/$$lock || changed=yes; done; \
 	test -z "$$changed" || { \
 		echo "Installing $(LOCKS) into $(VENV), which takes some minutes the first time ..."; \
-		$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes \
+		$(PY) -m pip install -qq --disable-pip-version-check --require-hashes \
 			$(LOCKS:%=-r %) && cp $(LOCKS) $(VENV)/; }
 
 bubblewrap:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
+_LOST = (
+    "The stored configuration cannot be decrypted: the key it was written with is not in "
+    "FERNET_KEYS. Put that key back, or enter the whole configuration anew."
+)
 _STATE = ("provider_name", "is_active", "version", "updated_at")
 
 
@@ -65,7 +69,7 @@ class ProviderConfigAdmin(_ModelAdmin):
             schema = {}
         config = stored_config(row)
         if config is None:
-            return "It cannot be decrypted with FERNET_KEYS."
+            return _LOST
         shown = mask_secrets(schema, config).items()
         labelled = ((schema[key].label if key in schema else key, value) for key, value in shown)
         return format_html_join("", "<div>{}: {}</div>", labelled)
@@ -95,7 +99,10 @@ class ProviderConfigAdmin(_ModelAdmin):
         if provider is None or not self._may_edit(request, obj):
             return [*state, (None, {"fields": ("configuration",)})]
         form = self.get_form(request, obj, change=obj is not None)
-        options = {"fields": list(form.base_fields), "description": escape(provider.description)}
+        description: str = escape(provider.description)
+        if obj and stored_config(obj) is None:
+            description = _LOST
+        options = {"fields": list(form.base_fields), "description": description}
         return [*state, (provider.name, options)]
 
     def _may_edit(self, request: HttpRequest, row: ProviderConfig | None) -> bool:
@@ -167,7 +174,7 @@ class ProviderConfigAdmin(_ModelAdmin):
         return super().response_change(request, obj)
 
     def _activate_if_asked(self, request: HttpRequest, row: ProviderConfig) -> None:
-        if "_activate" in request.POST:
+        if "_activate" in request.POST and self.has_change_permission(request, row):
             self._activate(request, row)
 
     @admin.action(description="Activate the selected provider", permissions=["change"])

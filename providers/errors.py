@@ -36,9 +36,7 @@ CONNECTION_FAILED = ErrorCode(
 CREATION_FAILED = ErrorCode(
     "SB004", "Instance creation failed", "Check the provider's capacity.", 503, True, True
 )
-TIMEOUT = ErrorCode(
-    "SB005", "Execution timeout", "Raise the timeout or make the code faster.", 504
-)
+TIMEOUT = ErrorCode("SB005", "Execution timeout", "Raise the timeout or make the code faster.", 504)
 OUT_OF_MEMORY = ErrorCode(
     "SB006", "Out of memory", "Use less memory or raise the memory limit.", 507
 )

@@ -13,6 +13,8 @@ from rest_framework.test import APIClient
 from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
 
+pytest_plugins = ["tests.sandboxes"]
+
 
 def require(component: str) -> str:
     """The path of a program the test needs, such as "bwrap" or "chromium".

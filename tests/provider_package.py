@@ -36,7 +36,7 @@ class Packages:
 
 # A provider that notes what happens to it. The class is made anew for each installed package, so
 # what one test notes is not seen by another.
-PROBE = '''
+PROBE = """
 import os
 import threading
 import time
@@ -67,7 +67,8 @@ class Probe(SandboxProvider):
         "memory": ConfigField("string", "Memory", default="256m", options=("128m", "256m", "1g")),
         "strict": ConfigField("boolean", "Strict", default=True),
         "behaviour": ConfigField(
-            "string", "Behaviour", default="start", options=("start", "refuse", "crash", "wait", "no")
+            "string", "Behaviour", default="start",
+            options=("start", "refuse", "crash", "wait", "no"),
         ),
     }
 
@@ -107,7 +108,7 @@ class Probe(SandboxProvider):
     def close(self):
         self.closed = True
         closed.append(self)
-'''
+"""
 
 
 def install_probe(packages: Packages, module: str) -> None:

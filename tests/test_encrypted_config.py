@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,43 @@ def test_the_second_of_two_admins_gets_a_conflict() -> None:
     with pytest.raises(ConfigurationConflict, match="somebody else"):
         save_config("probe", GOOD | {"size": 2}, expected_version=version)
     assert ProviderConfig.objects.get().config["size"] == 1
+
+
+def just_before_the_update(change: Callable[[], Any]) -> Any:
+    """Have somebody else make `change` after all was read and before the first UPDATE."""
+    pending = [change]
+
+    def intrude(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("UPDATE") and pending:
+            pending.pop()()
+        return execute(sql, params, many, context)
+
+    return connection.execute_wrapper(intrude)
+
+
+def test_a_change_between_reading_and_writing_is_not_overwritten() -> None:
+    save_config("probe", GOOD)
+    other = {"config": GOOD | {"size": 1}, "version": 2}
+    with (
+        just_before_the_update(lambda: ProviderConfig.objects.update(**other)),
+        pytest.raises(ConfigurationConflict),
+    ):
+        save_config("probe", GOOD | {"size": 2})
+    assert ProviderConfig.objects.get().config["size"] == 1
+
+
+def test_what_is_activated_is_what_was_validated() -> None:
+    save_config("local", {})
+    activate("local")
+    save_config("probe", GOOD)
+    other = {"config": {"endpoint": "nobody checked this"}, "version": 2}
+    probe = ProviderConfig.objects.filter(provider_id="probe")
+    with (
+        just_before_the_update(lambda: probe.update(**other)),
+        pytest.raises(ConfigurationConflict),
+    ):
+        activate("probe")
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
 
 
 def test_a_first_configuration_conflicts_with_another_first_one() -> None:

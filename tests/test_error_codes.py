@@ -45,9 +45,7 @@ def test_every_code_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("exception", "code"), EXCEPTIONS.items())
-def test_an_exception_carries_its_code_and_status(
-    exception: type[SandboxError], code: str
-) -> None:
+def test_an_exception_carries_its_code_and_status(exception: type[SandboxError], code: str) -> None:
     error = exception("No luck.", field="endpoint")
     assert (error.code, error.http_status) == (code, DOCUMENTED[code][1])
     assert (str(error), error.field) == ("No luck.", "endpoint")

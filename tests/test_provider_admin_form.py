@@ -44,9 +44,7 @@ def admin(client: Client) -> Client:
 def staff(client: Client, *permissions: str) -> Client:
     user = User.objects.create_user("staff", is_staff=True)
     for permission in permissions:
-        user.user_permissions.add(
-            Permission.objects.get(codename=f"{permission}_providerconfig")
-        )
+        user.user_permissions.add(Permission.objects.get(codename=f"{permission}_providerconfig"))
     client.force_login(user)
     return client
 
@@ -95,7 +93,8 @@ def as_posted(response: Any) -> dict[str, str]:
 
 def errors_by_field(response: Any) -> dict[str, list[str]]:
     return {
-        field: list(messages) for field, messages in response.context["adminform"].form.errors.items()
+        field: list(messages)
+        for field, messages in response.context["adminform"].form.errors.items()
     }
 
 
@@ -106,10 +105,10 @@ def test_adding_starts_with_a_choice_of_the_installed_providers(admin: Client) -
     assert "Notes &lt;what&gt; happens to it." in text
 
 
-def test_the_choice_says_which_package_is_broken_and_why(
-    admin: Client, packages: Packages
-) -> None:
-    packages.install("sad_package", {"sad": "admin_sad:Sad"}, {"admin_sad": "raise OSError('<no>')"})
+def test_the_choice_says_which_package_is_broken_and_why(admin: Client, packages: Packages) -> None:
+    packages.install(
+        "sad_package", {"sad": "admin_sad:Sad"}, {"admin_sad": "raise OSError('<no>')"}
+    )
     text = admin.get(ADD).content.decode()
     assert "sad_package" in text
     assert "OSError: &lt;no&gt;" in text
@@ -125,7 +124,11 @@ def test_each_declared_field_has_its_control(admin: Client) -> None:
     assert found["endpoint"]["type"] == "text"
     assert found["endpoint"]["placeholder"] == "http://localhost:9385"
     assert "required" in found["endpoint"]
-    assert (found["size"]["type"], found["size"]["min"], found["size"]["max"]) == ("number", "1", "100")
+    assert (found["size"]["type"], found["size"]["min"], found["size"]["max"]) == (
+        "number",
+        "1",
+        "100",
+    )
     assert found["size"]["value"] == "10"
     assert "required" not in found["size"]
     assert (found["factor"]["max"], found["factor"]["step"]) == ("9.5", "any")
@@ -155,13 +158,21 @@ def test_a_posted_form_is_stored(admin: Client) -> None:
 def test_a_provider_whose_fields_have_awkward_names_needs_no_code(
     admin: Client, packages: Packages
 ) -> None:
-    names = ["provider", "version", "config", "prefix", "initial", "instance", "data", "clean", "id"]
+    names = [
+        "provider",
+        "version",
+        "config",
+        "prefix",
+        "initial",
+        "instance",
+        "data",
+        "clean",
+        "id",
+    ]
     lines = "".join(f'"{name}": ConfigField("string", "{name}"), ' for name in names)
     fields = "config_fields = {" + lines + "}\n    ignored = {"
     source = PROBE.replace('"probe"', '"awkward"').replace("config_fields = {", fields)
-    source = source.replace('config["behaviour"]', '"start"').replace(
-        'config["endpoint"]', '""'
-    )
+    source = source.replace('config["behaviour"]', '"start"').replace('config["endpoint"]', '""')
     module = f"awkward_{packages.folder.name}"
     packages.install("awkward", {"awkward": f"{module}:Probe"}, {module: source})
     response = admin.get(ADD, {"provider": "awkward"})
@@ -366,12 +377,14 @@ def test_a_viewer_sees_masked_values_and_no_form(client: Client) -> None:
     assert (row.version, row.is_active) == (1, False)
 
 
-def test_whoever_may_add_may_not_change(client: Client) -> None:
+def test_whoever_may_add_may_not_change_or_activate(client: Client) -> None:
     row = save_config("local", {})
     adder = staff(client, "add")
-    data = as_posted(adder.get(ADD, {"provider": "probe"})) | GOOD
+    response = adder.get(ADD, {"provider": "probe"})
+    assert "_activate" not in controls(response)
+    data = as_posted(response) | GOOD | {"_activate": "Save and activate"}
     assert adder.post(f"{ADD}?provider=probe", data).status_code == 302
-    assert ProviderConfig.objects.filter(provider_id="probe").exists()
+    assert not ProviderConfig.objects.get(provider_id="probe").is_active
     assert adder.get(page_of(row)).status_code == 403
 
 

@@ -63,7 +63,10 @@ BROKEN = {
     ),
     "has_another_id": (PROBE.replace('id = "probe"', 'id = "other"'), "must have id = 'probe'"),
     "has_no_name": (PROBE.replace('name = "Probe"', 'name = ""'), "a name"),
-    "takes_a_reserved_field_name": (PROBE.replace('"endpoint": Con', '"_version": Con'), "_version"),
+    "takes_a_reserved_field_name": (
+        PROBE.replace('"endpoint": Con', '"_version": Con'),
+        "_version",
+    ),
     "contradicts_itself": (PROBE.replace("default=10", "default=1000"), "Pool size"),
 }
 
@@ -77,7 +80,9 @@ def test_a_broken_package_takes_nothing_else_down(
     packages.install("broken_package", {"probe": f"{module}:Probe"}, {module: source})
     healthy = PROBE.replace('"probe"', '"healthy"')
     packages.install(
-        "healthy_package", {"healthy": f"healthy_beside_{case}:Probe"}, {f"healthy_beside_{case}": healthy}
+        "healthy_package",
+        {"healthy": f"healthy_beside_{case}:Probe"},
+        {f"healthy_beside_{case}": healthy},
     )
     with caplog.at_level(logging.ERROR, "providers.registry"):
         assert set(registry.all_providers()) == {"local", "healthy"}
@@ -94,7 +99,9 @@ def test_a_built_in_provider_cannot_be_replaced(
 ) -> None:
     built_in = registry.get("local")
     source = PROBE.replace('"probe"', '"local"')
-    packages.install("impostor", {"local": "registry_impostor:Probe"}, {"registry_impostor": source})
+    packages.install(
+        "impostor", {"local": "registry_impostor:Probe"}, {"registry_impostor": source}
+    )
     assert registry.get("local") is built_in
     (entry,) = registry.broken()
     assert (entry.provider_id, entry.source) == ("local", "impostor")
@@ -123,5 +130,7 @@ def test_the_registry_imports_no_sdk() -> None:
         "registry.all_providers()\n"
         "print([name for name in ('docker', 'e2b', 'agentrun') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -27,7 +27,9 @@ def run(*arguments: str) -> tuple[str, str]:
 
 
 def columns(printed: str) -> dict[str, Any]:
-    return {f"{entry['model']}.{entry['column']}": entry for entry in json.loads(printed)["columns"]}
+    return {
+        f"{entry['model']}.{entry['column']}": entry for entry in json.loads(printed)["columns"]
+    }
 
 
 @pytest.fixture

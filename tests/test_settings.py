@@ -20,17 +20,22 @@ from tests.processes import ROOT, clean_environment
 OWN_KEYS = {"SECRET_KEY": "s" * 50, "FERNET_KEYS": "first,second"}
 
 
-def load(data_dir: Path, name: str, **environment: str) -> Any:
-    """The value of one setting in a fresh process. Raises AssertionError with what it printed."""
-    code = f"import json; from sandbox_site import settings; print(json.dumps(settings.{name}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
+def python(data_dir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a fresh Python with nothing of this project in its environment but what is given."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         env=clean_environment(data_dir, **environment),
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def load(data_dir: Path, name: str, **environment: str) -> Any:
+    """The value of one setting in a fresh process. Raises AssertionError with what it printed."""
+    code = f"import json; from sandbox_site import settings; print(json.dumps(settings.{name}))"
+    done = python(data_dir, "-c", code, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -175,14 +180,7 @@ def test_sqlite_lets_readers_and_a_writer_work_at_once() -> None:
 
 
 def test_the_checks_refuse_a_start_without_keys(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "manage.py", "check"],
-        env=clean_environment(tmp_path),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(tmp_path, "manage.py", "check")
     assert done.returncode == 1
     assert "SECRET_KEY is not set" in done.stderr
     assert "FERNET_KEYS is not set" in done.stderr
@@ -194,14 +192,7 @@ def test_the_checks_refuse_to_encrypt_with_the_secret_key(settings: Any) -> None
 
 
 def test_the_command_line_says_why_it_refuses_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "manage.py", "up"],
-        env=clean_environment(tmp_path, DEBUG="false"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(tmp_path, "manage.py", "up", DEBUG="false")
     assert done.returncode == 1
     assert done.stderr.startswith("Configuration: DEBUG=false needs keys of its own.")
     assert done.stderr.count("\n") == 1
@@ -213,6 +204,24 @@ def test_health_is_told_without_a_key(client: Client) -> None:
     assert answer.status_code == 200
     assert answer.json()["status"] == "ok"
     assert client.post("/healthz").status_code == 405
+
+
+def test_health_is_refused_while_the_database_is_away(tmp_path: Path) -> None:
+    code = (
+        "import django; django.setup()\n"
+        "from django.test import Client\n"
+        "answer = Client(headers={'host': 'localhost'}).get('/healthz')\n"
+        "print(answer.status_code, answer.json()['status'])"
+    )
+    done = python(
+        tmp_path,
+        *("-c", code),
+        DJANGO_SETTINGS_MODULE="sandbox_site.settings",
+        DATABASE_URL="postgres://nobody:hidden@127.0.0.1:1/none",
+        **OWN_KEYS,
+    )
+    assert done.stdout.split() == ["503", "unavailable"], done.stderr
+    assert "hidden" not in done.stdout + done.stderr
 
 
 def test_the_start_page_leads_to_the_admin(client: Client) -> None:

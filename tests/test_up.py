@@ -148,7 +148,7 @@ def test_a_taken_port_is_named_at_once(data_dir: Path, tmp_path: Path) -> None:
 
 def test_it_serves_even_when_no_provider_can_be_loaded(data_dir: Path, tmp_path: Path) -> None:
     broken = tmp_path / "data"
-    shutil.copytree(data_dir, broken)
+    shutil.copytree(data_dir, broken, ignore=shutil.ignore_patterns("run"))
     with closing(sqlite3.connect(broken / "cofferdam.sqlite3")) as database:
         database.execute("ALTER TABLE providers_providerconfig RENAME TO lost")
     with up(broken, tmp_path) as running:

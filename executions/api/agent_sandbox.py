@@ -36,6 +36,7 @@ class AgentSandboxExecuteView(ApiView):
         summary="Run Python code, in the shape of Agent Sandbox",
         description="The last expression's value is printed. A failure of the service is a 200 "
         "with `error`, as that API has it.",
+        tags=["Agent Sandbox"],
         request=schema.AgentSandboxRequestSerializer,
         responses={
             200: schema.AgentSandboxAnswerSerializer,

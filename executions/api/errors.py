@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,25 +33,26 @@ def error_response(
     *,
     field: str | None = None,
     record_id: str | None = None,
+    retry_after: float | None = None,
 ) -> HttpResponse:
-    """`record_id` is the execution's, where one was recorded."""
+    """`record_id` is the execution's, where one was recorded; `retry_after` is seconds."""
     body = {"error": {"code": code, "message": message, "field": field}, "id": record_id}
-    return json_response(body, status)
-
-
-def sandbox_error_response(error: SandboxError, *, record_id: str | None = None) -> HttpResponse:
-    response = error_response(
-        error.http_status, error.code, error.message, field=error.field, record_id=record_id
-    )
-    if error.retry_after is not None:
-        response["Retry-After"] = str(max(1, round(error.retry_after)))
+    response = json_response(body, status)
+    if retry_after is not None:
+        response["Retry-After"] = str(max(1, math.ceil(retry_after)))
     return response
 
 
 def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """What Django REST framework calls with whatever a view raised."""
     if isinstance(exc, SandboxError):
-        return sandbox_error_response(exc)
+        return error_response(
+            exc.http_status,
+            exc.code,
+            exc.message,
+            field=exc.field,
+            retry_after=exc.retry_after,
+        )
     if isinstance(exc, Http404):
         exc = exceptions.NotFound("There is nothing here, or it is not yours.")
     elif isinstance(exc, PermissionDenied):

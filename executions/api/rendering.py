@@ -14,7 +14,7 @@ from executions.text import from_json
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
 
 

@@ -29,6 +29,10 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
     target_class = ApiKeyAuthentication
     name = ["apiKey", "bearer"]
 
+    def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
+        """Either header will do."""
+        return [{"apiKey": []}, {"bearer": []}]
+
     def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
         return [
             {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -97,7 +101,9 @@ class ExecutionSerializer(serializers.Serializer[Any]):
     stdout_truncated = serializers.BooleanField()
     stderr_truncated = serializers.BooleanField()
     exit_code = serializers.IntegerField(allow_null=True)
-    outputs = JsonObject(help_text="Rich outputs, each a map from MIME type to data.")
+    outputs = serializers.ListField(
+        child=JsonObject(), help_text="Rich outputs, each a map from MIME type to data."
+    )
     artifacts = ArtifactSerializer(many=True)
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()

@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from executions.api import schema
 from executions.api.base import ApiView
-from executions.api.errors import error_response, sandbox_error_response
+from executions.api.errors import error_response
 from executions.api.files import download_response
 from executions.api.rendering import execution_detail, execution_summary, json_response
 from executions.models import Artifact, Execution
@@ -35,6 +35,8 @@ class ExecutionsView(ApiView):
     @extend_schema(
         operation_id="run_execution",
         summary="Run code",
+        description="200 when the code ran, whatever came of it; 202 when it was queued.",
+        tags=["executions"],
         request=schema.ExecutionRequestSerializer,
         responses={
             200: schema.ExecutionSerializer,
@@ -48,7 +50,9 @@ class ExecutionsView(ApiView):
 
     @extend_schema(
         operation_id="list_executions",
-        summary="List the tenant's executions, newest first",
+        summary="List executions",
+        description="The tenant's own, newest first, without what may be large.",
+        tags=["executions"],
         parameters=[
             OpenApiParameter("status", str, enum=Execution.Status.values),
             OpenApiParameter("language", str),
@@ -83,15 +87,15 @@ class ExecutionsView(ApiView):
         return response
 
     def _error(self, outcome: Outcome) -> HttpResponse:
+        """The error as it is recorded."""
         execution = outcome.execution
-        if outcome.error is not None and outcome.error.code == execution.error_code:
-            return sandbox_error_response(outcome.error, record_id=str(execution.pk))
         return error_response(
             CODES[execution.error_code].http_status,
             execution.error_code,
             execution.error_message,
             field=execution.error_field or None,
             record_id=str(execution.pk),
+            retry_after=outcome.error.retry_after if outcome.error else None,
         )
 
 
@@ -99,6 +103,8 @@ class ExecutionView(ApiView):
     @extend_schema(
         operation_id="get_execution",
         summary="One execution",
+        description="What is recorded of it by now.",
+        tags=["executions"],
         parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
         responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
     )
@@ -116,7 +122,9 @@ class ExecutionView(ApiView):
 class ArtifactView(ApiView):
     @extend_schema(
         operation_id="get_artifact",
-        summary="The bytes of an artifact",
+        summary="Download an artifact",
+        description="Its bytes, as a file to be saved.",
+        tags=["executions"],
         parameters=[
             OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
             OpenApiParameter("name", str, OpenApiParameter.PATH),
@@ -135,7 +143,9 @@ class ArtifactView(ApiView):
 class LanguagesView(ApiView):
     @extend_schema(
         operation_id="list_languages",
-        summary="The languages that can be run now",
+        summary="List languages",
+        description="What the active provider can run now.",
+        tags=["executions"],
         responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
     )
     def get(self, request: Request) -> HttpResponse:

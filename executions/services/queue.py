@@ -9,13 +9,7 @@ from django.utils import timezone
 from django_q.tasks import async_task
 
 from executions.models import Execution
-from executions.services.record import (
-    Outcome,
-    close_record,
-    deadline_after,
-    error_changes,
-    log_execution,
-)
+from executions.services.record import Outcome, close_unrun, deadline_after
 from providers.errors import ProviderUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,13 +24,7 @@ def enqueue(execution: Execution) -> Outcome:
     except Exception:
         logger.exception("execution %s could not be queued", execution.pk)
         error = ProviderUnavailable("The queue cannot be reached. Try again or use mode sync.")
-        close_record(
-            execution,
-            Execution.Status.ERROR,
-            {**error_changes(error.code, error.message), "retryable": True},
-        )
-        log_execution(execution)
-        return Outcome(execution, error=error)
+        return close_unrun(execution, error)
     return Outcome(execution)
 
 

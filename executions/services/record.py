@@ -151,6 +151,14 @@ def close_record(
     return True
 
 
+def close_unrun(execution: Execution, error: SandboxError) -> Outcome:
+    """End a record whose code was never handed to a provider."""
+    changes = {**error_changes(error.code, error.message, error.field), "retryable": True}
+    close_record(execution, Execution.Status.ERROR, changes)
+    log_execution(execution)
+    return Outcome(execution, error=error)
+
+
 def error_changes(code: str, message: str, field: str | None = None) -> dict[str, Any]:
     return {
         "error_code": code,

@@ -13,6 +13,7 @@ from providers.errors import UNAVAILABLE
 
 GRACE = timedelta(seconds=30)
 
+_AT_ONCE = 1000
 _TASK = "executions.tasks.end_stale_executions"
 _NEVER_RUN = "No worker took the execution in time; it was not run."
 _LOST = "The process that ran it ended; the code may have run in part."
@@ -22,7 +23,7 @@ def end_stale_executions() -> int:
     """End what is open past its deadline and a grace, with SB009. How many were ended."""
     ended = 0
     stale = Execution.objects.filter(finished_at=None, deadline__lt=timezone.now() - GRACE)
-    for execution in stale.defer("pending").iterator():
+    for execution in stale.defer("pending", "code", "arguments")[:_AT_ONCE]:
         queued = execution.status == Execution.Status.QUEUED
         changes = error_changes(UNAVAILABLE.code, _NEVER_RUN if queued else _LOST)
         if close_record(

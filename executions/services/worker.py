@@ -9,9 +9,10 @@ from django.utils import timezone
 
 from executions.models import Execution
 from executions.services.queue import claim
-from executions.services.record import Outcome
+from executions.services.record import Outcome, close_unrun
 from executions.services.requests import ExecutionRequest
 from executions.services.run import Route, carry_out
+from providers.errors import SandboxError
 from providers.manager import manager
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,14 @@ def run_queued(execution_id: str, *, route: Route = manager.lease) -> Outcome | 
         logger.info("execution %s is not queued any more", execution_id)
         return None
     began = perf_counter()
+    try:
+        request = ExecutionRequest.from_stored(execution.pending)
+    except SandboxError as error:
+        # The limits may have been lowered since it was queued.
+        return close_unrun(execution, error)
     return carry_out(
         execution,
-        ExecutionRequest.from_stored(execution.pending),
+        request,
         route=route,
         began=began,
         waited_ms=_waited_ms(execution),

@@ -40,20 +40,22 @@ function report (header, parts = []) {
   while (frame.length > 0) frame = frame.subarray(fs.writeSync(REPORT, frame))
 }
 
-// A function counts as called by the code itself when the call stands outside of every function
-// that is merely defined; the body of a function expression used on the spot does not.
+// main counts as called by the code itself when it is called, or handed to what will call it,
+// outside of every function that is merely defined; a function expression used on the spot is not.
 function callsMain (node) {
   if (node === null || typeof node !== 'object') return false
   if (Array.isArray(node)) return node.some(callsMain)
   if (/^(FunctionDeclaration|ClassDeclaration|ClassExpression)$/.test(node.type)) return false
   if (node.type === 'VariableDeclarator' && /Function/.test(node.init?.type)) return false
-  if (node.type === 'CallExpression' && node.callee.name === 'main') return true
+  if (/^(Call|New)Expression$/.test(node.type)) {
+    if ([node.callee, ...node.arguments].some(({ name }) => name === 'main')) return true
+  }
   return Object.keys(node).some((key) => callsMain(node[key]))
 }
 
 function definesMain (body) {
   return body.some((node) => {
-    const declared = node.type === 'ExportNamedDeclaration' ? node.declaration : node
+    const declared = /^Export(Named|Default)Declaration$/.test(node.type) ? node.declaration : node
     if (declared?.type === 'FunctionDeclaration') return declared.id?.name === 'main'
     if (declared?.type !== 'VariableDeclaration') return false
     return declared.declarations.some((one) => one.id.name === 'main')
@@ -85,26 +87,34 @@ async function load (code, isModule, named) {
   module.paths = [path.resolve('node_modules'), ...Module.globalPaths]
   process.argv[1] = file
   require.main = process.mainModule = module
+  if ('arguments' in globalThis) {
+    // The function that modules are wrapped in has `arguments` of its own, an arrow function not.
+    Module.wrapper[0] = '((exports, require, module, __filename, __dirname) => {'
+  }
   const ending = named ? '\n;module.exports.__main__ = main;' : ''
   module._compile(code.replace(/^#!.*/, '') + ending, file)
   return module.exports?.__main__
 }
 
-function encode (value) {
+function encode (value, limit) {
   const refuseNaN = (_, item) => {
     if (typeof item === 'number' && !Number.isFinite(item)) {
       throw new TypeError(`${item} is not JSON`)
     }
     return item
   }
+  let encoded
   try {
     const text = JSON.stringify(value === undefined ? null : value, refuseNaN)
     if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`)
-    if (!text.isWellFormed?.() && text.isWellFormed) throw new TypeError('a string in it is not valid Unicode')
-    return Buffer.from(text)
+    // JSON.stringify escapes nothing beyond control characters but lone surrogates.
+    if (/(^|[^\\])(\\\\)*\\ud[89a-f]/.test(text)) throw new TypeError('a string in it is not valid Unicode')
+    encoded = Buffer.from(text)
   } catch (error) {
     throw new ProgramError(`main() returned a value that is not JSON: ${error.message}`)
   }
+  if (encoded.length <= limit) return encoded
+  throw new ProgramError(`main() returned ${encoded.length} bytes of JSON, the limit is ${limit}`)
 }
 
 async function run ({ header, parts }) {
@@ -122,7 +132,7 @@ async function run ({ header, parts }) {
   if (typeof main !== 'function') {
     throw new ProgramError("entrypoint 'main': the code defines no function main()")
   }
-  return encode(await (args === undefined ? main() : main(args)))
+  return encode(await (args === undefined ? main() : main(args)), header.result_bytes)
 }
 
 function fail (error) {
@@ -144,10 +154,19 @@ function serve () {
     fs.mkdirSync(path.dirname(name.slice(5)), { recursive: true })
     fs.writeFileSync(name.slice(5), content)
   }
+  // What was written must not be lost when the process exits before the pipes had room for it.
+  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
   let result
-  process.once('exit', (code) => {
-    report({ type: 'done', exit_code: code & 0xff }, result && code === 0 ? [['result', result]] : [])
-  })
+  const emit = process.emit
+  // Not a listener, because the program's own come later and may still print or set the exit code.
+  process.emit = function (event, ...values) {
+    const handled = Reflect.apply(emit, this, [event, ...values])
+    if (event === 'exit') {
+      const code = process.exitCode ?? values[0]
+      report({ type: 'done', exit_code: code & 0xff }, result && code === 0 ? [['result', result]] : [])
+    }
+    return handled
+  }
   process.on('uncaughtException', fail)
   run(job).then((value) => {
     result = value

@@ -1,0 +1,96 @@
+"""Providers for tests to run code with: the real local one, one that does as it is told, none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from providers import registry
+from providers.manager import manager
+from tests.conftest import require
+from tests.provider_package import Packages
+from tests.running import LOCAL, activate
+
+
+@pytest.fixture
+def no_provider(db: None) -> Iterator[None]:
+    manager.close()
+    yield
+    manager.close()
+
+
+@pytest.fixture
+def local(db: None) -> None:
+    """The real thing: bubblewrap sandboxes on this machine."""
+    require("bwrap")
+    activate("local", LOCAL)
+
+
+@pytest.fixture
+def scripted(
+    db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[str]]]:
+    """A provider of another package that does what the code it is handed says.
+
+    The code runs with `errors` and `ExecutionResult` at hand and binds `answer`. Calling the
+    fixture gives what was asked of the provider so far.
+    """
+    packages = Packages(tmp_path / "packages", monkeypatch)
+    packages.install("scripted", {"scripted": "scripted_provider:Scripted"}, {MODULE: SCRIPTED})
+    activate("scripted", {})
+    module = import_module(MODULE)
+    module.events.clear()
+    yield lambda: list(module.events)
+    manager.close()
+    monkeypatch.undo()
+    registry.refresh()
+
+
+MODULE = "scripted_provider"
+SCRIPTED = """
+from providers import errors
+from providers.base import ArtifactFile, ExecutionResult, Health, SandboxInstance, SandboxProvider
+
+events = []
+
+
+class Scripted(SandboxProvider):
+    id = "scripted"
+    name = "Scripted"
+
+    def initialize(self, config):
+        return True
+
+    def create_instance(self, template="python", *, owner=""):
+        events.append(f"create {template} for {owner}")
+        if template == "unlucky":
+            raise errors.CreationFailed("There is no room for another sandbox.")
+        return SandboxInstance(f"{owner}-1", self.id, "running", {"runtime": "none"})
+
+    def execute_code(self, instance_id, code, language, timeout=10, arguments=None, **options):
+        events.append(f"execute in {instance_id}")
+        names = {
+            "ArtifactFile": ArtifactFile,
+            "ExecutionResult": ExecutionResult,
+            "errors": errors,
+            "events": events,
+            "limits": options["limits"],
+        }
+        exec(code, names)
+        return names.get("answer", ExecutionResult("", "", 0, 0.0))
+
+    def destroy_instance(self, instance_id):
+        events.append(f"destroy {instance_id}")
+        if "indestructible" in events:
+            raise errors.ConnectionFailed("The sandbox does not answer.")
+        return True
+
+    def health_check(self):
+        return Health(True)
+
+    def get_supported_languages(self):
+        return ["python", "unlucky"]
+"""

@@ -1,0 +1,37 @@
+"""Running code in tests."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from providers.errors import SandboxError
+from providers.manager import manager
+from providers.models import ProviderConfig
+from tests.conftest import Caller
+
+LOCAL = {"launcher": "bubblewrap", "pool_size": 2}
+
+
+def run(caller: Caller, code: str, **body: Any) -> Any:
+    """The answer to POST /api/v1/executions."""
+    return caller.client.post("/api/v1/executions", {"code": code, **body})
+
+
+def activate(provider_id: str, config: dict[str, Any]) -> None:
+    """Make a provider the active one, and let the manager keep what it has loaded if it is that.
+
+    The version stands for the configuration, so that what another test has loaded is told apart.
+    """
+    version = zlib.crc32(json.dumps([provider_id, config]).encode()) >> 1
+    ProviderConfig(
+        pk=1, provider_id=provider_id, config=config, is_active=True, version=version
+    ).save(force_insert=True)
+    try:
+        with manager.lease() as lease:
+            loaded = (lease.provider_id, lease.config_version)
+    except SandboxError:
+        loaded = None
+    if loaded != (provider_id, version):
+        manager.close()

@@ -1,0 +1,168 @@
+"""Local providers for tests: a short way to run code, and a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.base import ExecutionResult
+from providers.local.provider import LocalProvider
+from tests.conftest import require
+
+# How much later than its deadline a run may end.
+GRACE_SECONDS = 1.0
+
+
+class Local:
+    """A LocalProvider over one launcher, and the processes it has on this machine."""
+
+    def __init__(self, launcher: str, **config: Any) -> None:
+        self.launcher = launcher
+        self._strangers = family(os.getpid())
+        self.provider = LocalProvider()
+        chosen = {"launcher": launcher, "gvisor_platform": "ptrace", **config}
+        self.provider.initialize(LocalProvider.check_config(chosen))
+
+    def run(
+        self, code: str, language: str = "python", *, timeout: float = 10, **options: Any
+    ) -> ExecutionResult:
+        """Run dedented code in a sandbox of its own, which must end in time whatever it does."""
+        instance = self.provider.create_instance(language)
+        began = time.monotonic()
+        try:
+            return self.provider.execute_code(
+                instance.instance_id, textwrap.dedent(code), language, timeout, **options
+            )
+        finally:
+            took = time.monotonic() - began
+            self.provider.destroy_instance(instance.instance_id)
+            assert took < timeout + GRACE_SECONDS
+
+    def survive(self, code: str, language: str = "python", **options: Any) -> ExecutionResult:
+        """Run code that means harm; nothing of it may be left and the next run must not notice."""
+        result = self.run(code, language, **options)
+        following = self.run("print('undisturbed')")
+        assert (following.stdout, following.exit_code) == ("undisturbed\n", 0)
+        self.assert_nothing_is_left()
+        return result
+
+    def stats(self) -> dict[str, Any]:
+        return self.provider.health_check().details
+
+    def assert_nothing_is_left(self) -> None:
+        """Only the warm sandboxes may have processes."""
+
+        def only_warm() -> bool:
+            stats = self.stats()
+            if stats["busy"] or stats["creating"]:
+                return False
+            return self._processes() == stats["idle"] * self._processes_per_sandbox
+
+        wait_until(only_warm, seconds=10)
+
+    @property
+    def _processes_per_sandbox(self) -> int:
+        # Under gVisor the number of host processes varies, so whole containers are counted.
+        return {"bubblewrap": 2, "none": 2, "gvisor": 1}[self.stats()["runtime"]]
+
+    def _processes(self) -> int:
+        ours = family(os.getpid()) - self._strangers
+        if self.stats()["runtime"] == "gvisor":
+            prefix = f"cofferdam-{os.getpid()}-"
+            named = {word for pid in ours for word in command(pid) if word.startswith(prefix)}
+            return len(named)
+        tools = {pid for pid in ours if command(pid)[:1] and command(pid)[0].endswith("bwrap")}
+        zygotes = {pid for tool in tools for pid in children(tool)}
+        return len(ours - tools - zygotes)
+
+    def close(self) -> None:
+        self.provider.close()
+        wait_until(lambda: self._processes() == 0, seconds=1)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.01)
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every living process; zombies are dead."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text("utf-8", "replace")
+            except OSError:
+                continue
+            state, parent, *_ = text.rpartition(") ")[2].split()
+            if state not in "ZX":
+                parents[int(entry)] = int(parent)
+    return parents
+
+
+def family(pid: int) -> set[int]:
+    """Every living process that descends from `pid`."""
+    parents = _parents()
+    found: set[int] = set()
+    newest = {pid}
+    while newest:
+        newest = {child for child, parent in parents.items() if parent in newest} - found
+        found |= newest
+    return found
+
+
+def children(pid: int) -> set[int]:
+    return {child for child, parent in _parents().items() if parent == pid}
+
+
+def command(pid: int) -> list[str]:
+    """The argument list of a process, empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
+    except OSError:
+        return []
+    return text.rstrip("\0").split("\0")
+
+
+@pytest.fixture(scope="session")
+def _opened() -> Iterator[Callable[[str], Local]]:
+    opened: dict[str, Local] = {}
+
+    def get(launcher: str) -> Local:
+        if launcher not in opened:
+            size = 1 if launcher == "gvisor" else 2
+            opened[launcher] = Local(launcher, pool_size=size, queue_timeout=60)
+        return opened[launcher]
+
+    yield get
+    for local in opened.values():
+        local.close()
+
+
+@pytest.fixture
+def bubblewrap(_opened: Callable[[str], Local]) -> Local:
+    """Sandboxes in bubblewrap, shared by all tests."""
+    require("bwrap")
+    return _opened("bubblewrap")
+
+
+@pytest.fixture
+def gvisor(_opened: Callable[[str], Local]) -> Local:
+    """Sandboxes under gVisor, shared by all tests."""
+    require("runsc")
+    return _opened("gvisor")
+
+
+@pytest.fixture(params=["bubblewrap", "gvisor"])
+def local(request: pytest.FixtureRequest) -> Local:
+    """Each test twice: in bubblewrap and under gVisor."""
+    chosen: Local = request.getfixturevalue(request.param)
+    return chosen

@@ -1,0 +1,523 @@
+"""POST and GET /api/v1/executions: what runs, what comes back, in which shape."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import jsonschema
+import pytest
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+from rest_framework.test import APIClient
+
+from executions.models import Execution
+from tests.conftest import Caller, require
+from tests.running import run
+
+pytest_plugins = ["tests.provider_fixtures"]
+
+SHAPE = {
+    "id": str,
+    "status": str,
+    "language": str,
+    "provider": str,
+    "runtime": str,
+    "result": object,
+    "has_result": bool,
+    "stdout": str,
+    "stderr": str,
+    "stdout_truncated": bool,
+    "stderr_truncated": bool,
+    "exit_code": (int, type(None)),
+    "outputs": list,
+    "artifacts": list,
+    "error": (dict, type(None)),
+    "timings": dict,
+    "created_at": str,
+    "receipt": (dict, type(None)),
+}
+
+
+def test_an_execution_has_exactly_the_documented_shape(local: None, alice: Caller) -> None:
+    answer = run(alice, "print('hello')")
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert list(body) == list(SHAPE)
+    for name, kind in SHAPE.items():
+        assert isinstance(body[name], kind), name
+    assert body["status"] == "succeeded"
+    assert (body["stdout"], body["stderr"], body["exit_code"]) == ("hello\n", "", 0)
+    assert (body["provider"], body["runtime"], body["language"]) == (
+        "local",
+        "bubblewrap",
+        "python",
+    )
+    assert (body["result"], body["has_result"], body["error"]) == (None, False, None)
+    assert (body["outputs"], body["artifacts"], body["receipt"]) == ([], [], None)
+    assert set(body["timings"]) == {"queue_ms", "start_ms", "run_ms", "total_ms"}
+    assert all(isinstance(value, float) for value in body["timings"].values())
+    assert body["timings"]["run_ms"] <= body["timings"]["total_ms"]
+
+
+def test_main_is_called_with_the_arguments_and_its_value_comes_back(
+    local: None, alice: Caller
+) -> None:
+    code = (
+        "def main(name, count):\n    print('called')\n    return {'message': f'{name}! ' * count}"
+    )
+
+    body = run(alice, code, arguments={"name": "World", "count": 2}).json()
+
+    assert body["result"] == {"message": "World! World! "}
+    assert body["has_result"] is True
+    assert body["stdout"] == "called\n"
+
+
+def test_json_types_survive_both_ways(local: None, alice: Caller) -> None:
+    value = {
+        "true": True,
+        "null": None,
+        "float": 1.5,
+        "large": 2**70,
+        "text": "grüße \U0001f600 \u0000 \u2028",
+        "nested": [[], {}, [{"deep": [1, -1]}]],
+    }
+
+    body = run(alice, "def main(value):\n    return value", arguments={"value": value}).json()
+
+    assert body["result"] == value
+    assert body["result"]["true"] is True
+
+
+def test_a_null_result_is_told_from_no_result(local: None, alice: Caller) -> None:
+    body = run(alice, "def main():\n    pass").json()
+
+    assert (body["result"], body["has_result"]) == (None, True)
+
+
+def test_code_that_raises_is_failed_with_its_own_line_numbers(local: None, alice: Caller) -> None:
+    answer = run(alice, "x = 1\n\nraise ValueError('no such luck')")
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["status"], body["exit_code"], body["error"]) == ("failed", 1, None)
+    assert "line 3" in body["stderr"]
+    assert "ValueError: no such luck" in body["stderr"]
+
+
+def test_the_exit_code_is_the_codes_own(local: None, alice: Caller) -> None:
+    body = run(alice, "import sys\nsys.exit(7)").json()
+
+    assert (body["status"], body["exit_code"]) == ("failed", 7)
+
+
+def test_main_that_is_not_there_is_a_program_error(local: None, alice: Caller) -> None:
+    answer = run(alice, "x = 1", entrypoint="main")
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["status"] == "failed"
+    assert "main" in body["stderr"]
+
+
+def test_code_that_runs_too_long_is_timed_out(local: None, alice: Caller) -> None:
+    began = time.monotonic()
+    answer = run(alice, "print('before', flush=True)\nwhile True: pass", timeout=0.5)
+
+    assert time.monotonic() - began < 3
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["status"], body["exit_code"]) == ("timed_out", None)
+    assert body["error"]["code"] == "SB005"
+    assert "0.5 s" in body["error"]["message"]
+    assert body["stdout"] == "before\n"
+
+
+def test_code_that_needs_too_much_memory_is_out_of_memory(local: None, alice: Caller) -> None:
+    answer = run(alice, "x = bytearray(900_000_000)\nprint(len(x))", timeout=20)
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["status"] == "out_of_memory"
+    assert body["error"]["code"] == "SB006"
+
+
+def test_output_beyond_the_limit_is_dropped_and_flagged(
+    local: None, alice: Caller, settings: object
+) -> None:
+    settings.SANDBOX_MAX_OUTPUT_KB = 10
+
+    body = run(alice, "print('x' * 50_000)").json()
+
+    assert body["stdout"] == "x" * 10_000
+    assert (body["stdout_truncated"], body["stderr_truncated"]) == (True, False)
+
+
+def test_output_that_is_no_text_is_replaced_in_answer_and_record_alike(
+    local: None, alice: Caller
+) -> None:
+    code = "import os\nos.write(1, b'a\\x00b\\xffc')\nos.write(2, b'\\xed\\xa0\\x80')"
+
+    body = run(alice, code).json()
+
+    assert body["stdout"] == "a\ufffdb\ufffdc"
+    assert set(body["stderr"]) == {"\ufffd"}
+    record = Execution.objects.get()
+    assert (record.stdout, record.stderr) == (body["stdout"], body["stderr"])
+
+
+def test_input_files_are_there_when_the_code_runs(local: None, alice: Caller) -> None:
+    content = bytes(range(256))
+    files = [
+        {"path": "data/in.bin", "content_base64": base64.b64encode(content).decode()},
+        {"path": "empty", "content_base64": ""},
+    ]
+    code = (
+        "import os\n"
+        "print(open('data/in.bin', 'rb').read() == bytes(range(256)), os.stat('empty').st_size)"
+    )
+
+    assert run(alice, code, files=files).json()["stdout"] == "True 0\n"
+
+
+def test_bash_runs(local: None, alice: Caller) -> None:
+    body = run(alice, "echo $((6 * 7)); exit 3", language="bash").json()
+
+    assert (body["stdout"], body["exit_code"], body["language"]) == ("42\n", 3, "bash")
+
+
+def test_javascript_runs(local: None, alice: Caller) -> None:
+    require("node")
+    code = "async function main({a, b}) { return a + b }"
+
+    body = run(alice, code, language="javascript", arguments={"a": 20, "b": 22}).json()
+
+    assert (body["status"], body["result"]) == ("succeeded", 42), body
+
+
+def test_the_languages_are_those_of_the_provider(local: None, alice: Caller) -> None:
+    answer = alice.client.get("/api/v1/languages")
+
+    assert answer.status_code == 200
+    assert {"python", "bash"} <= set(answer.json()["languages"])
+
+
+def test_a_recorded_execution_can_be_read_again(local: None, alice: Caller) -> None:
+    ran = run(alice, "def main():\n    return [1, 'two']").json()
+
+    answer = alice.client.get(f"/api/v1/executions/{ran['id']}")
+
+    assert answer.status_code == 200
+    assert answer.json() == ran
+
+
+def test_the_list_is_newest_first_and_leaves_out_what_is_large(local: None, alice: Caller) -> None:
+    ids = [run(alice, f"print({number})").json()["id"] for number in range(3)]
+
+    body = alice.client.get("/api/v1/executions").json()
+
+    assert [item["id"] for item in body["results"]] == ids[::-1]
+    assert body["next"] is None
+    assert not {"stdout", "stderr", "result", "code"} & set(body["results"][0])
+
+
+def test_the_list_is_paged_by_cursor(scripted: object, alice: Caller) -> None:
+    ids = [run(alice, "answer = ExecutionResult('', '', 0, 0.0)").json()["id"] for _ in range(5)]
+    seen = []
+    url = "/api/v1/executions?limit=2"
+    pages = 0
+    while url:
+        body = alice.client.get(url).json()
+        seen += [item["id"] for item in body["results"]]
+        url, pages = body["next"], pages + 1
+
+    assert seen == ids[::-1]
+    assert pages == 3
+
+
+def test_the_list_is_filtered(scripted: object, alice: Caller) -> None:
+    good = run(alice, "pass").json()["id"]
+    bad = run(alice, "answer = ExecutionResult('', '', 1, 0.0)").json()["id"]
+    unlucky = run(alice, "pass", language="unlucky").json()["id"]
+
+    def listed(**query: str) -> list[str]:
+        return [
+            item["id"] for item in alice.client.get("/api/v1/executions", query).json()["results"]
+        ]
+
+    assert listed(status="succeeded") == [good]
+    assert listed(status="failed") == [bad]
+    assert listed(language="unlucky") == [unlucky]
+    assert listed(provider="scripted", status="error") == [unlucky]
+    assert listed(provider="elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"status": "odd"}, {"limit": "0"}, {"limit": "201"}, {"cursor": "x"}, {"colour": "red"}],
+)
+def test_a_bad_list_parameter_is_refused_by_name(query: dict[str, str], alice: Caller) -> None:
+    answer = alice.client.get("/api/v1/executions", query)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == next(iter(query))
+
+
+def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Caller) -> None:
+    given = alice.client.post(
+        "/api/v1/executions", {"code": "pass"}, headers={"X-Request-ID": "trace-7"}
+    )
+    made = run(alice, "pass")
+    hostile = alice.client.get("/api/v1/executions", headers={"X-Request-ID": "x" * 500})
+
+    assert given["X-Request-ID"] == "trace-7"
+    assert Execution.objects.get(pk=given.json()["id"]).request_id == "trace-7"
+    assert Execution.objects.get(pk=made.json()["id"]).request_id == made["X-Request-ID"]
+    assert len(hostile["X-Request-ID"]) == 32
+
+
+def test_an_execution_costs_three_statements(scripted: object, alice: Caller) -> None:
+    run(alice, "pass")
+
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        assert run(alice, "pass").status_code == 200
+
+    statements = [query["sql"].split()[0] for query in queries]
+    assert statements == ["SELECT", "INSERT", "UPDATE"]
+
+
+def test_the_sandbox_is_destroyed_after_every_outcome(scripted: object, alice: Caller) -> None:
+    run(alice, "pass")
+    run(alice, "raise errors.ConnectionFailed('gone')")
+    run(alice, "raise RuntimeError('a bug')")
+
+    events = scripted()
+    assert [event for event in events if event.startswith("destroy")] == [
+        "destroy wonderland-1"
+    ] * 3
+
+
+def test_a_sandbox_that_cannot_be_destroyed_does_not_cost_the_result(
+    scripted: object, alice: Caller
+) -> None:
+    code = "events.append('indestructible')\nanswer = ExecutionResult('kept', '', 0, 0.0)"
+
+    body = run(alice, code).json()
+
+    assert (body["status"], body["stdout"]) == ("succeeded", "kept")
+
+
+@pytest.mark.parametrize(
+    ("raised", "http_status", "code"),
+    [
+        ("errors.NotInitialized('not ready')", 503, "SB001"),
+        ("errors.ConnectionFailed('no line')", 502, "SB003"),
+        ("errors.CreationFailed('no room')", 503, "SB004"),
+        ("errors.RateLimited('too many', retry_after=3.2)", 429, "SB008"),
+        ("errors.ProviderUnavailable('gone', started=True)", 503, "SB009"),
+    ],
+)
+def test_an_error_of_ours_comes_with_its_status_and_the_records_id(
+    raised: str, http_status: int, code: str, scripted: object, alice: Caller
+) -> None:
+    answer = run(alice, f"raise {raised}")
+
+    assert answer.status_code == http_status
+    body = answer.json()
+    assert set(body) == {"error", "id"}
+    assert set(body["error"]) == {"code", "message", "field"}
+    assert body["error"]["code"] == code
+    record = Execution.objects.get(pk=body["id"])
+    assert (record.status, record.error_code) == ("error", code)
+    assert answer.get("Retry-After") == ("4" if code == "SB008" else None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "status", "code"),
+    [
+        ("TIMEOUT", "timed_out", "SB005"),
+        ("OUT_OF_MEMORY", "out_of_memory", "SB006"),
+        ("BLOCKED", "blocked", "SB007"),
+    ],
+)
+def test_a_verdict_that_a_provider_raises_is_an_answer_and_no_http_error(
+    entry: str, status: str, code: str, scripted: object, alice: Caller
+) -> None:
+    answer = run(
+        alice,
+        f"e = errors.SandboxError('so it ended', started=True)\ne.entry = errors.{entry}\nraise e",
+    )
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["status"], body["error"]) == (status, {"code": code, "message": "so it ended"})
+
+
+def test_a_bug_of_ours_is_sb009_without_its_text(
+    scripted: object, alice: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = run(alice, "raise RuntimeError('password=hunter2')")
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "SB009"
+    assert b"hunter2" not in answer.content
+    assert Execution.objects.get().status == "error"
+    assert "Traceback" in caplog.text
+
+
+def test_without_a_provider_the_attempt_is_recorded_and_answered_sb001(
+    no_provider: None, alice: Caller
+) -> None:
+    answer = run(alice, "print(1)")
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "SB001"
+    assert Execution.objects.get().error_code == "SB001"
+
+
+def test_an_idempotency_key_repeats_the_recorded_answer(scripted: object, alice: Caller) -> None:
+    code = "import uuid\nanswer = ExecutionResult(uuid.uuid4().hex, '', 0, 0.0)"
+
+    first = run(alice, code, idempotency_key="once")
+    again = run(alice, code, idempotency_key="once")
+    other = run(alice, code, idempotency_key="twice")
+
+    assert again.status_code == 200
+    assert again.json() == first.json()
+    assert other.json()["stdout"] != first.json()["stdout"]
+    assert Execution.objects.count() == 2
+
+
+def test_an_idempotency_key_with_another_request_conflicts(scripted: object, alice: Caller) -> None:
+    run(alice, "pass", idempotency_key="once")
+
+    answer = run(alice, "pass", idempotency_key="once", arguments={"other": 1})
+
+    assert answer.status_code == 409
+    assert answer.json()["error"]["field"] == "idempotency_key"
+    assert Execution.objects.count() == 1
+
+
+def test_an_attempt_that_never_ran_leaves_its_idempotency_key_free(
+    scripted: object, alice: Caller
+) -> None:
+    failed = run(alice, "pass", language="unlucky", idempotency_key="once")
+    again = run(alice, "pass", language="unlucky", idempotency_key="once")
+
+    assert (failed.status_code, again.status_code) == (503, 503)
+    assert failed.json()["id"] != again.json()["id"]
+
+
+def test_an_attempt_that_may_have_run_is_never_run_again(scripted: object, alice: Caller) -> None:
+    code = "raise errors.ConnectionFailed('lost', started=True)"
+
+    failed = run(alice, code, idempotency_key="once")
+    again = run(alice, code, idempotency_key="once")
+
+    assert (failed.status_code, again.status_code) == (502, 502)
+    assert failed.json() == again.json()
+    assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_at_once_with_one_idempotency_key_one_runs(
+    scripted: Callable[[], list[str]], alice: Caller
+) -> None:
+    barrier = threading.Barrier(8)
+    answers = []
+
+    def post() -> None:
+        client = APIClient(headers={"X-API-Key": alice.key_text})
+        barrier.wait()
+        try:
+            body = {"code": "pass", "idempotency_key": "once"}
+            answers.append(client.post("/api/v1/executions", body))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=post) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {answer.status_code for answer in answers} <= {200, 202}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+def test_an_unknown_execution_is_not_found(alice: Caller) -> None:
+    for path in (
+        f"/api/v1/executions/{uuid4()}",
+        "/api/v1/executions/x",
+        "/api/v1/nothing",
+        "/api/v1",
+    ):
+        answer = alice.client.get(path)
+        assert answer.status_code == 404, path
+        assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_another_method_is_not_allowed(alice: Caller) -> None:
+    answer = alice.client.delete("/api/v1/executions")
+
+    assert answer.status_code == 405
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+    assert "POST" in answer["Allow"]
+
+
+def strict(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """A described shape as JSON Schema, which has no `nullable` and allows what is not named."""
+
+    def translate(node: Any) -> Any:
+        if isinstance(node, list):
+            return [translate(child) for child in node]
+        if not isinstance(node, dict):
+            return node
+        node = {key: translate(child) for key, child in node.items()}
+        if "properties" in node:
+            node.setdefault("additionalProperties", False)
+        return {"anyOf": [node, {"type": "null"}]} if node.pop("nullable", False) else node
+
+    return {
+        **translate({"components": schema["components"]}),
+        "$ref": f"#/components/schemas/{name}",
+    }
+
+
+def test_the_description_of_the_api_is_valid_and_names_what_is_answered(
+    local: None, alice: Caller
+) -> None:
+    from drf_spectacular.generators import SchemaGenerator
+    from drf_spectacular.validation import validate_schema
+
+    schema = SchemaGenerator().get_schema(public=True)
+
+    validate_schema(schema)
+    described = schema["components"]["schemas"]["Execution"]
+    assert list(described["properties"]) == list(SHAPE)
+    assert set(described["required"]) == set(SHAPE)
+    for code in ("def main():\n    return [1]\nopen('artifacts/a', 'w')", "while True: pass"):
+        jsonschema.validate(run(alice, code, timeout=0.5).json(), strict(schema, "Execution"))
+    jsonschema.validate(run(alice, "").json(), strict(schema, "Error"))
+    jsonschema.validate(
+        alice.client.get("/api/v1/executions").json(), strict(schema, "ExecutionPage")
+    )
+    assert set(schema["paths"]) >= {
+        "/api/v1/executions",
+        "/api/v1/executions/{execution_id}",
+        "/api/v1/executions/{execution_id}/artifacts/{name}",
+        "/api/v1/languages",
+        "/v1/execute",
+    }
+    post = schema["paths"]["/api/v1/executions"]["post"]
+    assert {"200", "202", "400", "401", "409", "413", "415", "429", "503"} <= set(post["responses"])
+    assert post["security"] == [{"apiKey": []}, {"bearer": []}]

@@ -1,0 +1,228 @@
+"""mode=async: queued with the record, run once by a worker, by the same path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+from django.conf import settings as project
+from django.db import connection, connections
+from django_q.brokers import get_broker
+from django_q.models import OrmQ
+from django_q.signing import SignedPackage
+
+from executions.models import Execution
+from executions.services.worker import run_queued
+from executions.tasks import run_queued_execution
+from tests.conftest import Caller
+from tests.processes import ROOT
+from tests.running import run
+
+pytest_plugins = ["tests.provider_fixtures"]
+
+
+def deliver() -> list[dict[str, Any]]:
+    """Do what a worker does with everything that is in the queue; what it was sent."""
+    tasks = [SignedPackage.loads(queued.payload) for queued in OrmQ.objects.all()]
+    for task in tasks:
+        module, _, name = task["func"].rpartition(".")
+        getattr(import_module(module), name)(*task["args"])
+    return tasks
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_is_answered_at_once_and_run_by_a_worker(
+    local: None, alice: Caller, bob: Caller, charlie: Caller
+) -> None:
+    code = "def main(a):\n    open('artifacts/x', 'w').write('x')\n    return a + open('in').read()"
+    files = [{"path": "in", "content_base64": "ISE="}]
+
+    answer = run(alice, code, arguments={"a": "done"}, files=files, mode="async")
+
+    assert answer.status_code == 202
+    body = answer.json()
+    assert (body["status"], body["exit_code"], body["has_result"]) == ("queued", None, False)
+    assert body["timings"] == dict.fromkeys(("queue_ms", "start_ms", "run_ms", "total_ms"))
+    assert answer["Location"].endswith(f"/api/v1/executions/{body['id']}")
+    assert alice.client.get(answer["Location"]).json() == body
+
+    deliver()
+
+    done = alice.client.get(answer["Location"]).json()
+    assert (done["status"], done["result"], done["runtime"]) == (
+        "succeeded",
+        "done!!",
+        "bubblewrap",
+    )
+    assert [artifact["name"] for artifact in done["artifacts"]] == ["x"]
+    assert done["timings"]["total_ms"] >= done["timings"]["queue_ms"] > 0
+    assert bob.client.get(answer["Location"]).status_code == 200
+    assert charlie.client.get(answer["Location"]).status_code == 404
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_queue_holds_the_id_and_nothing_else(scripted: object, alice: Caller) -> None:
+    body = run(alice, "pass  # confidential", arguments={"a": "confidential"}, mode="async").json()
+
+    queued = OrmQ.objects.get()
+    assert SignedPackage.loads(queued.payload)["args"] == (body["id"],)
+    assert "confidential" not in queued.payload
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_it_needs_to_run_is_forgotten_once_it_has_run(scripted: object, alice: Caller) -> None:
+    run(alice, "pass", mode="async")
+    assert Execution.objects.get().pending is not None
+
+    deliver()
+
+    record = Execution.objects.get()
+    assert (record.status, record.pending) == ("succeeded", None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_code_that_is_not_kept_runs_all_the_same(
+    scripted: object, alice: Caller, settings: Any
+) -> None:
+    settings.SANDBOX_STORE_CODE = "never"
+    run(alice, "answer = ExecutionResult('ran', '', 0, 0.0)", mode="async")
+    assert Execution.objects.get().code == ""
+
+    deliver()
+
+    assert Execution.objects.get().stdout == "ran"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_that_is_no_longer_allowed_ends_unrun(
+    scripted: Callable[[], list[str]], alice: Caller, settings: Any
+) -> None:
+    run(alice, "pass", timeout=200, mode="async")
+    settings.SANDBOX_MAX_TIMEOUT_SEC = 100
+
+    deliver()
+
+    record = Execution.objects.get()
+    assert (record.status, record.error_code, record.error_field) == ("error", "SB002", "timeout")
+    assert scripted() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_delivered_twice_runs_once(scripted: Callable[[], list[str]], alice: Caller) -> None:
+    body = run(alice, "pass", mode="async").json()
+
+    assert run_queued(body["id"]) is not None
+    assert run_queued(body["id"]) is None
+    run_queued_execution(body["id"])
+
+    assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_workers_one_runs_it(scripted: Callable[[], list[str]], alice: Caller) -> None:
+    body = run(alice, "pass", mode="async").json()
+    barrier = threading.Barrier(8)
+    outcomes = []
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            outcomes.append(run_queued(body["id"]))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(outcomes) == 8
+    assert sum(outcome is not None for outcome in outcomes) == 1
+    assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_ends_the_record_and_not_the_worker(scripted: object, alice: Caller) -> None:
+    unlucky = run(alice, "pass", language="unlucky", mode="async").json()
+    buggy = run(alice, "raise RuntimeError('a bug')", mode="async").json()
+
+    deliver()
+
+    for body, code in ((unlucky, "SB004"), (buggy, "SB009")):
+        shown = alice.client.get(f"/api/v1/executions/{body['id']}").json()
+        assert (shown["status"], shown["error"]["code"]) == ("error", code)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_queue_that_cannot_be_reached_is_said_at_once(scripted: object, alice: Caller) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TRIGGER no_queue BEFORE INSERT ON django_q_ormq"
+            " BEGIN SELECT RAISE(ABORT, 'the broker is down'); END"
+        )
+    try:
+        answer = run(alice, "pass", mode="async", idempotency_key="once")
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TRIGGER no_queue")
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "SB009"
+    assert b"broker is down" not in answer.content
+    record = Execution.objects.get()
+    assert (record.status, record.pending) == ("error", None)
+    assert run(alice, "pass", mode="async", idempotency_key="once").status_code == 202
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_idempotency_key_shows_what_became_of_it(scripted: object, alice: Caller) -> None:
+    first = run(alice, "pass", mode="async", idempotency_key="once")
+    waiting = run(alice, "pass", mode="async", idempotency_key="once")
+    deliver()
+    done = run(alice, "pass", mode="async", idempotency_key="once")
+
+    assert [each.status_code for each in (first, waiting, done)] == [202, 202, 200]
+    assert len({each.json()["id"] for each in (first, waiting, done)}) == 1
+    assert done.json()["status"] == "succeeded"
+    assert len(deliver()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_real_worker_runs_it(local: None, alice: Caller) -> None:
+    database = project.DATABASES["default"]
+    if not database["ENGINE"].endswith("sqlite3"):
+        pytest.skip("hands the test's SQLite file to another process")
+    body = run(alice, "def main():\n    return 6 * 7", mode="async").json()
+    worker = subprocess.Popen(
+        [sys.executable, "manage.py", "qcluster"],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "DJANGO_SETTINGS_MODULE": "sandbox_site.settings",
+            "DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        status = "queued"
+        while status in ("queued", "running") and time.monotonic() < deadline:
+            time.sleep(0.1)
+            shown = alice.client.get(f"/api/v1/executions/{body['id']}").json()
+            status = shown["status"]
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        _, log = worker.communicate(timeout=20)
+
+    assert (status, shown["result"]) == ("succeeded", 42), log.decode()
+    assert get_broker().queue_size() == 0

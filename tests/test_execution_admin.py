@@ -1,0 +1,292 @@
+"""The record, tenants and keys in the admin: readable, harmless, quick over many rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from executions.admin.filters import BoundedPaginator
+from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.services.keys import authenticate
+from tests.conftest import Caller
+from tests.running import run
+
+pytest_plugins = ["tests.provider_fixtures"]
+
+LIST = "/admin/executions/execution/"
+KEYS = "/admin/executions/apikey/"
+
+
+@pytest.fixture
+def auditor(db: None) -> Client:
+    """Staff who may look at executions and at nothing else."""
+    user = get_user_model().objects.create_user("auditor", password="x", is_staff=True)
+    user.user_permissions.add(
+        Permission.objects.get(codename="view_execution", content_type__app_label="executions")
+    )
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def make_rows(count: int, **values: Any) -> list[Execution]:
+    now = timezone.now()
+    defaults = {
+        "tenant_slug": "acme",
+        "language": "python",
+        "entrypoint": "auto",
+        "timeout": 1,
+        "code_hash": "sha256:" + "0" * 64,
+        "status": "succeeded",
+        "provider": "local",
+        "deadline": now,
+        "finished_at": now,
+    }
+    return Execution.objects.bulk_create(Execution(**{**defaults, **values}) for _ in range(count))
+
+
+def shown(client: Client, **query: str) -> set[str]:
+    """The ids a list page shows."""
+    page = client.get(LIST, query)
+    assert page.status_code == 200
+    return set(re.findall(r"/execution/([0-9a-f-]{36})/change/", page.content.decode()))
+
+
+def test_code_and_output_are_shown_as_they_were_and_escaped(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    code = (
+        "# <script>alert('code')</script>\n"
+        "answer = ExecutionResult('<b>out</b>\\n  indented', '<i>err</i>', 0, 0.0,"
+        " stdout_truncated=True)"
+    )
+    body = run(alice, code, arguments={"a": "<u>arg</u>"}).json()
+
+    page = auditor.get(f"{LIST}{body['id']}/change/").content.decode()
+
+    assert "<script>alert(" not in page
+    assert "# &lt;script&gt;alert(&#x27;code&#x27;)&lt;/script&gt;\nanswer" in page
+    assert "&lt;b&gt;out&lt;/b&gt;\n  indented</pre>" in page
+    assert "&lt;i&gt;err&lt;/i&gt;</pre>" in page
+    assert "&lt;u&gt;arg&lt;/u&gt;" in page
+    assert page.count('<pre class="record">') == 4
+    assert page.count("What followed was dropped") == 1
+    assert "wonderland" in page
+    assert "alice" in page
+
+
+def test_the_pages_hold_no_inline_script_or_style(
+    scripted: object, alice: Caller, auditor: Client, admin_client: Client
+) -> None:
+    execution_id = run(alice, "pass").json()["id"]
+    created = admin_client.post(f"{KEYS}add/", {"tenant": alice.tenant.pk, "name": "new"})
+
+    pages = [
+        auditor.get(LIST).content.decode(),
+        auditor.get(f"{LIST}{execution_id}/change/").content.decode(),
+        created.content.decode(),
+    ]
+
+    for page in pages:
+        assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*type=\"application/json\")", page)
+        assert not re.search(r"<style|\sstyle=|\son\w+=", page)
+
+
+def test_a_record_can_be_neither_added_changed_nor_deleted(
+    scripted: object, alice: Caller, admin_client: Client
+) -> None:
+    execution_id = run(alice, "pass").json()["id"]
+    path = f"{LIST}{execution_id}/"
+
+    assert admin_client.get(f"{LIST}add/").status_code == 403
+    assert admin_client.post(f"{LIST}add/", {}).status_code == 403
+    assert admin_client.post(f"{path}change/", {"status": "failed"}).status_code == 403
+    assert admin_client.post(f"{path}delete/", {"post": "yes"}).status_code == 403
+    deletion = {"action": "delete_selected", "_selected_action": execution_id, "post": "yes"}
+    admin_client.post(LIST, deletion)
+
+    assert Execution.objects.get().status == "succeeded"
+    assert "delete_selected" not in admin_client.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("values", "query"),
+    [
+        ({"tenant_slug": "other"}, {"tenant_slug": "other"}),
+        ({"status": "failed"}, {"status__exact": "failed"}),
+        ({"provider": "e2b"}, {"provider": "e2b"}),
+        ({"language": "bash"}, {"language": "bash"}),
+        ({"status": "timed_out", "error_code": "SB005"}, {"error_code": "SB005"}),
+    ],
+)
+def test_the_list_is_filtered(
+    values: dict[str, str], query: dict[str, str], auditor: Client
+) -> None:
+    make_rows(2)
+    wanted = make_rows(2, **values)
+
+    assert shown(auditor, **query) == {str(row.pk) for row in wanted}
+    for name, value in query.items():
+        assert f"?{name}={value}" in auditor.get(LIST).content.decode()
+
+
+def test_the_list_is_filtered_by_date(auditor: Client) -> None:
+    make_rows(1, created_at=timezone.now() - timedelta(days=30))
+    today = make_rows(1)
+    since = (timezone.now() - timedelta(days=7)).isoformat()
+
+    assert shown(auditor, created_at__gte=since) == {str(today[0].pk)}
+
+
+def test_the_list_is_searched_by_id_and_code_hash(auditor: Client) -> None:
+    make_rows(2)
+    digest = "ab" * 32
+    wanted = make_rows(1, code_hash=f"sha256:{digest}")[0]
+
+    for term in (str(wanted.pk), wanted.pk.hex, digest, f"sha256:{digest}", f" {digest.upper()} "):
+        assert shown(auditor, q=term) == {str(wanted.pk)}, term
+    for term in ("ab", "acme", "%", "sha256:"):
+        assert shown(auditor, q=term) == set(), term
+
+
+def test_the_list_costs_the_same_over_many_rows(auditor: Client) -> None:
+    def statements() -> list[str]:
+        with CaptureQueriesContext(connection) as queries:
+            assert auditor.get(LIST).status_code == 200
+        return [query["sql"] for query in queries]
+
+    make_rows(1)
+    few = statements()
+    make_rows(300, tenant_slug="other", status="failed", language="bash", provider="e2b")
+    many = statements()
+
+    assert len(few) == len(many) <= 10
+    counts = [sql for sql in many if "COUNT(" in sql.upper()]
+    assert len(counts) == 1
+    assert f"LIMIT {BoundedPaginator.MOST}" in counts[0]
+    listed = next(sql for sql in many if 'ORDER BY "executions_execution"."id" DESC LIMIT' in sql)
+    for column in ("code", "stdout", "stderr", "result", "arguments", "pending"):
+        assert f'"executions_execution"."{column}"' not in listed
+
+
+def test_paging_stops_where_counting_does(auditor: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedPaginator, "MOST", 120)
+    make_rows(200)
+
+    page = auditor.get(LIST, {"p": "3"})
+
+    assert page.context["cl"].result_count == 120
+    assert len(page.context["cl"].result_list) == 20
+
+
+def test_an_artifact_is_a_link_for_staff_and_for_nobody_else(
+    scripted: Callable[[], list[str]], alice: Caller, auditor: Client, db: None
+) -> None:
+    run(
+        alice,
+        "answer = ExecutionResult('', '', 0, 0.0,"
+        " artifacts=[ArtifactFile('<a>.html', 'text/html', b'<p>')])",
+    )
+    artifact = Artifact.objects.get()
+    url = f"{LIST}{artifact.execution_id}/artifacts/{artifact.pk}"
+
+    page = auditor.get(f"{LIST}{artifact.execution_id}/change/").content.decode()
+    assert f'<a href="{url}">&lt;a&gt;.html</a>' in page
+    download = auditor.get(url)
+    assert download.getvalue() == b"<p>"
+    assert download["Content-Disposition"].startswith("attachment")
+    assert auditor.get(f"{LIST}{make_rows(1)[0].pk}/artifacts/{artifact.pk}").status_code == 404
+
+    assert Client().get(url).status_code == 302
+    clerk = Client()
+    clerk.force_login(get_user_model().objects.create_user("clerk", is_staff=True))
+    assert clerk.get(url).status_code == 403
+    assert clerk.get(LIST).status_code == 403
+
+
+def test_a_key_is_shown_once_when_it_is_made(alice: Caller, admin_client: Client) -> None:
+    answer = admin_client.post(f"{KEYS}add/", {"tenant": alice.tenant.pk, "name": "from the admin"})
+
+    assert answer.status_code == 200
+    assert "no-store" in answer["Cache-Control"]
+    key_text = re.search(r'id="new-key">([^<]+)<', answer.content.decode())
+    assert key_text is not None
+    assert authenticate(key_text[1]).name == "from the admin"
+    assert not any(key_text[1] in morsel.value for morsel in admin_client.cookies.values())
+    created = ApiKey.objects.get(name="from the admin")
+    for path in (KEYS, f"{KEYS}{created.pk}/change/", f"{KEYS}{created.pk}/history/"):
+        page = admin_client.get(path).content.decode()
+        assert key_text[1] not in page
+        assert created.key_hash not in page
+    assert key_text[1] not in "".join(str(vars(entry)) for entry in LogEntry.objects.all())
+
+
+def test_a_key_cannot_be_made_expired_or_nameless(alice: Caller, admin_client: Client) -> None:
+    for values in (
+        {"name": ""},
+        {"name": "x", "expires_at_0": "2020-01-01", "expires_at_1": "00:00:00"},
+    ):
+        answer = admin_client.post(f"{KEYS}add/", {"tenant": alice.tenant.pk, **values})
+        assert answer.status_code == 200
+        assert "errornote" in answer.content.decode()
+    assert ApiKey.objects.count() == 1
+
+
+def test_a_key_cannot_be_changed(alice: Caller, admin_client: Client) -> None:
+    answer = admin_client.post(f"{KEYS}{alice.api_key.pk}/change/", {"name": "other"})
+
+    assert answer.status_code == 403
+    assert ApiKey.objects.get().name == "alice"
+
+
+def test_keys_are_revoked_by_an_action(alice: Caller, bob: Caller, admin_client: Client) -> None:
+    answer = admin_client.post(
+        KEYS, {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]}, follow=True
+    )
+
+    assert "1 key was revoked." in answer.content.decode()
+    assert alice.client.get("/api/v1/executions").status_code == 401
+    assert bob.client.get("/api/v1/executions").status_code == 200
+    assert LogEntry.objects.get().change_message == "Revoked."
+
+
+def test_who_may_only_look_at_keys_cannot_revoke_them(alice: Caller) -> None:
+    user = get_user_model().objects.create_user("viewer", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_apikey"))
+    client = Client()
+    client.force_login(user)
+
+    client.post(KEYS, {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]})
+
+    assert ApiKey.objects.get().revoked_at is None
+
+
+def test_a_tenants_slug_stays_what_records_know_it_by(alice: Caller, admin_client: Client) -> None:
+    path = f"/admin/executions/tenant/{alice.tenant.pk}/change/"
+
+    admin_client.post(path, {"slug": "renamed", "name": "New name", "is_active": ""})
+
+    tenant = Tenant.objects.get()
+    assert (tenant.slug, tenant.name, tenant.is_active) == ("wonderland", "New name", False)
+
+
+def test_a_tenant_and_its_keys_can_be_deleted_and_the_record_stays(
+    scripted: object, alice: Caller, admin_client: Client
+) -> None:
+    run(alice, "pass")
+
+    admin_client.post(f"/admin/executions/tenant/{alice.tenant.pk}/delete/", {"post": "yes"})
+
+    assert (Tenant.objects.count(), ApiKey.objects.count()) == (0, 0)
+    assert Execution.objects.get().tenant_slug == "wonderland"

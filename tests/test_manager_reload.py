@@ -1,0 +1,503 @@
+"""The active provider: taken up by itself within a second, in every thread and process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import OperationalError, connection, connections
+
+from providers import registry
+from providers.errors import ConnectionFailed, NotInitialized, ProviderUnavailable
+from providers.manager import ProviderManager
+from providers.models import ProviderConfig
+from providers.services import activate, save_config
+from tests.provider_package import Packages, install_probe
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOKEN = "tok-0123456789-wxyz"
+GOOD = {"endpoint": "http://a", "token": TOKEN}
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the provider `probe`: `started`, `closed` and `gate` tell of its instances."""
+    module = f"manager_{tmp_path.name}"
+    install_probe(Packages(tmp_path, monkeypatch), module)
+    registry.get("probe")
+    yield sys.modules[module]
+    sys.modules[module].gate.set()
+    registry.refresh()
+
+
+@pytest.fixture
+def manager() -> Iterator[ProviderManager]:
+    made = ProviderManager()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a function in another thread, which gives its database connection back."""
+
+    def call(function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(16) as pool:
+        yield lambda function: pool.submit(call, function)
+
+
+def configure(**changes: Any) -> ProviderConfig:
+    save_config("probe", GOOD | changes)
+    return activate("probe")
+
+
+def leased(manager: ProviderManager) -> tuple[int, Any]:
+    with manager.lease() as lease:
+        return lease.config_version, lease.provider
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 3.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_without_an_active_provider_there_is_no_lease(manager: ProviderManager) -> None:
+    save_config("local", {})
+    with pytest.raises(NotInitialized, match="admin"), manager.lease():
+        pass
+    assert manager.warm() is False
+
+
+def test_a_lease_names_what_serves(manager: ProviderManager, probe: Any) -> None:
+    configure(size=7)
+    with manager.lease() as lease:
+        assert (lease.provider_id, lease.config_version) == ("probe", 1)
+        assert lease.provider is probe.started[0]
+        assert probe.started[0].config["size"] == 7
+        assert TOKEN not in repr(lease)
+
+
+def test_leases_share_one_instance_and_ask_the_database_rarely(
+    manager: ProviderManager, probe: Any, django_assert_num_queries: Any
+) -> None:
+    configure()
+    assert manager.warm() is True
+    with django_assert_num_queries(0), manager.lease(), manager.lease():
+        pass
+    time.sleep(0.55)
+    with django_assert_num_queries(1), manager.lease(), manager.lease():
+        pass
+    assert len(probe.started) == 1
+
+
+def test_a_saved_change_is_taken_up_within_a_second(manager: ProviderManager, probe: Any) -> None:
+    configure()
+    leased(manager)
+    save_config("probe", GOOD | {"size": 5})
+    saved = time.monotonic()
+    assert eventually(lambda: leased(manager)[0] == 2, 1.0)
+    assert time.monotonic() - saved < 1.0
+    assert probe.started[-1].config["size"] == 5
+
+
+def test_another_active_provider_is_taken_up(manager: ProviderManager, probe: Any) -> None:
+    configure()
+    leased(manager)
+    ProviderConfig.objects.filter(provider_id="probe").update(is_active=False)
+
+    def is_refused() -> bool:
+        try:
+            leased(manager)
+        except NotInitialized:
+            return True
+        return False
+
+    assert eventually(is_refused, 1.0)
+    assert eventually(lambda: probe.closed == probe.started)
+    activate("probe")
+    assert eventually(lambda: not is_refused(), 1.0)
+
+
+def test_what_runs_finishes_on_the_old_provider_which_is_then_closed(
+    manager: ProviderManager, probe: Any
+) -> None:
+    configure()
+    with manager.lease() as old:
+        save_config("probe", GOOD | {"size": 5})
+        assert eventually(lambda: leased(manager)[0] == 2)
+        time.sleep(0.1)
+        assert not old.provider.closed  # type: ignore[attr-defined]
+    assert eventually(lambda: probe.closed == [old.provider])
+    assert leased(manager)[1] is not old.provider
+
+
+def test_nothing_new_runs_on_the_old_provider_while_the_new_one_starts(
+    manager: ProviderManager, probe: Any, threads: Any
+) -> None:
+    configure()
+    leased(manager)
+    probe.gate.clear()
+    save_config("probe", GOOD | {"behaviour": "wait"})
+    time.sleep(0.55)
+    first = threads(lambda: leased(manager)[0])
+    assert eventually(lambda: len(probe.started) == 2)
+    others = [threads(lambda: leased(manager)[0]) for _ in range(6)]
+    time.sleep(0.2)
+    assert not any(future.done() for future in [first, *others])
+    probe.gate.set()
+    assert {future.result(5) for future in [first, *others]} == {2}
+    assert len(probe.started) == 2
+
+
+def test_closing_the_old_provider_blocks_nobody(
+    manager: ProviderManager, probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure()
+    held = threading.Event()
+    monkeypatch.setattr(probe.Probe, "close", lambda self: held.wait(10))
+    with manager.lease():
+        save_config("probe", GOOD | {"size": 5})
+        assert eventually(lambda: leased(manager)[0] == 2)
+        began = time.monotonic()
+    assert leased(manager)[0] == 2
+    assert time.monotonic() - began < 1.0
+    held.set()
+
+
+def test_a_provider_that_does_not_start_serves_nobody_and_the_old_one_neither(
+    manager: ProviderManager, probe: Any
+) -> None:
+    configure()
+    old = leased(manager)[1]
+    save_config("probe", GOOD | {"behaviour": "refuse"})
+    time.sleep(0.55)
+    caught = []
+    for _ in range(3):
+        with pytest.raises(ConnectionFailed, match="cannot be reached") as refusal:
+            leased(manager)
+        caught.append(refusal.value)
+    assert (caught[0].code, caught[0].field) == ("SB003", "endpoint")
+    assert caught[0] is not caught[1]
+    assert len(probe.started) == 2
+    assert eventually(lambda: probe.closed == [old])
+
+
+def test_a_failed_start_is_tried_again_after_a_while(probe: Any) -> None:
+    manager = ProviderManager(check_seconds=0.05, retry_seconds=0.4)
+    configure(behaviour="refuse")
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        with pytest.raises(ConnectionFailed):
+            leased(manager)
+        time.sleep(0.01)
+    assert 2 <= len(probe.started) <= 3
+
+
+def test_a_corrected_configuration_is_taken_up_without_waiting_for_the_retry(
+    manager: ProviderManager, probe: Any
+) -> None:
+    configure(behaviour="refuse")
+    with pytest.raises(ConnectionFailed):
+        leased(manager)
+    save_config("probe", GOOD)
+    time.sleep(0.55)
+    assert leased(manager)[0] == 2
+
+
+def test_a_change_is_taken_up_while_a_former_one_still_starts(
+    manager: ProviderManager, probe: Any, threads: Any
+) -> None:
+    probe.gate.clear()
+    configure(behaviour="wait")
+    stuck = threads(lambda: leased(manager)[0])
+    assert eventually(lambda: len(probe.started) == 1)
+    waiting = threads(lambda: leased(manager)[0])
+    save_config("probe", GOOD)
+    time.sleep(0.55)
+    assert leased(manager)[0] == 2
+    assert waiting.result(1) == 2
+    probe.gate.set()
+    assert stuck.result(5) == 2
+    assert eventually(lambda: probe.closed == [probe.started[0]])
+
+
+def test_whoever_waits_for_a_start_does_not_wait_for_ever(probe: Any, threads: Any) -> None:
+    manager = ProviderManager(load_seconds=0.3)
+    probe.gate.clear()
+    configure(behaviour="wait")
+    starting = threads(lambda: leased(manager)[0])
+    assert eventually(lambda: len(probe.started) == 1)
+    with pytest.raises(ProviderUnavailable, match="still starting"):
+        leased(manager)
+    probe.gate.set()
+    assert starting.result(5) == 1
+    manager.close()
+
+
+def test_a_stored_configuration_that_no_longer_fits_is_not_the_callers_mistake(
+    manager: ProviderManager, probe: Any
+) -> None:
+    ProviderConfig.objects.create(provider_id="probe", config=GOOD | {"dropped": 1}, is_active=True)
+    with pytest.raises(NotInitialized, match="dropped: Unknown field") as caught:
+        leased(manager)
+    assert (caught.value.http_status, caught.value.may_fall_back) == (503, True)
+    assert probe.started == []
+
+
+def test_a_provider_that_is_not_installed_cannot_serve(manager: ProviderManager) -> None:
+    ProviderConfig.objects.create(provider_id="gone", config={}, is_active=True)
+    with pytest.raises(NotInitialized, match="no provider 'gone'"):
+        leased(manager)
+
+
+def test_a_provider_that_returns_false_did_not_start(manager: ProviderManager, probe: Any) -> None:
+    configure(behaviour="no")
+    with pytest.raises(NotInitialized, match="did not start"):
+        leased(manager)
+
+
+def test_a_crash_at_the_start_is_reported_without_the_secret(
+    manager: ProviderManager, probe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(behaviour="crash")
+    with pytest.raises(NotInitialized, match="RuntimeError") as caught:
+        leased(manager)
+    assert "no luck with ••••" in caplog.text
+    assert TOKEN not in caplog.text + str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_lost_key_is_named(manager: ProviderManager, probe: Any, settings: Any) -> None:
+    configure()
+    settings.FERNET_KEYS = ["another key"]
+    with pytest.raises(NotInitialized, match="FERNET_KEYS"):
+        leased(manager)
+
+
+def refuse_database(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    raise OperationalError("the server is gone")
+
+
+def test_without_a_database_what_is_loaded_goes_on(
+    manager: ProviderManager, probe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure()
+    leased(manager)
+    with connection.execute_wrapper(refuse_database), caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            time.sleep(0.55)
+            assert leased(manager)[0] == 1
+    assert caplog.text.count("the server is gone") == 1
+    save_config("probe", GOOD | {"size": 5})
+    assert eventually(lambda: leased(manager)[0] == 2, 1.0)
+
+
+def test_without_a_database_and_nothing_loaded_there_is_no_lease(
+    manager: ProviderManager, probe: Any
+) -> None:
+    configure()
+    with (
+        connection.execute_wrapper(refuse_database),
+        pytest.raises(ProviderUnavailable, match="database"),
+    ):
+        leased(manager)
+    assert leased(manager)[0] == 1
+
+
+def test_close_ends_what_serves_and_what_is_leased(manager: ProviderManager, probe: Any) -> None:
+    configure()
+    with manager.lease() as lease:
+        manager.close()
+        assert probe.closed == [lease.provider]
+    manager.close()
+    assert probe.closed == [lease.provider]
+    assert leased(manager)[1] is probe.started[1]
+
+
+def test_close_waits_for_those_that_are_being_closed(
+    manager: ProviderManager, probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure()
+    leased(manager)
+    ended = []
+
+    def close(self: Any) -> None:
+        time.sleep(0.5)
+        ended.append(self)
+
+    monkeypatch.setattr(probe.Probe, "close", close)
+    save_config("probe", GOOD | {"size": 5})
+    assert eventually(lambda: leased(manager)[0] == 2)
+    manager.close()
+    assert set(ended) == set(probe.started)
+
+
+def test_a_provider_that_fails_to_close_disturbs_nobody(
+    manager: ProviderManager, probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure()
+    leased(manager)
+    monkeypatch.setattr(probe.Probe, "close", lambda self: 1 / 0)
+    save_config("probe", GOOD | {"size": 5})
+    assert eventually(lambda: leased(manager)[0] == 2)
+    manager.close()
+
+
+def test_under_load_nobody_holds_a_closed_provider(probe: Any, threads: Any) -> None:
+    manager = ProviderManager(check_seconds=0.02)
+    configure()
+    stop = threading.Event()
+
+    def use() -> int:
+        seen: set[int] = set()
+        last = 0
+        while not stop.is_set():
+            with manager.lease() as lease:
+                time.sleep(0.002)
+                assert not lease.provider.closed  # type: ignore[attr-defined]
+                assert lease.provider.config["size"] == lease.config_version  # type: ignore[attr-defined]
+                assert lease.config_version >= last
+                last = lease.config_version
+                seen.add(last)
+        return len(seen)
+
+    save_config("probe", GOOD | {"size": 2})
+    users = [threads(use) for _ in range(8)]
+    for size in range(3, 12):
+        time.sleep(0.08)
+        save_config("probe", GOOD | {"size": size})
+    time.sleep(0.1)
+    stop.set()
+    assert all(user.result(5) > 3 for user in users)
+    manager.close()
+    assert set(probe.closed) == set(probe.started)
+
+
+def in_a_fork(check: Callable[[], bool]) -> bool:
+    """Whether `check` holds in a forked child. It ends without running this process's exit."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            # Closing an inherited connection could end the parent's: put it aside instead.
+            inherited, connection.connection = connection.connection, None
+            code = 0 if check() and inherited else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_process_starts_its_own_provider(manager: ProviderManager, probe: Any) -> None:
+    configure()
+    with manager.lease() as inherited:
+
+        def check() -> bool:
+            own = leased(manager)[1]
+            manager.close()
+            return own.pid == os.getpid() and not inherited.provider.closed  # type: ignore[attr-defined]
+
+        assert in_a_fork(check)
+    assert leased(manager)[1] is inherited.provider
+    assert len(probe.started) == 1
+
+
+def test_a_process_forked_inside_a_lease_leaves_the_parents_provider_alone(
+    manager: ProviderManager, probe: Any
+) -> None:
+    configure()
+
+    def check() -> bool:
+        lease.__exit__(None, None, None)
+        time.sleep(0.2)
+        return not probe.closed and leased(manager)[1].pid == os.getpid()
+
+    lease = manager.lease()
+    lease.__enter__()
+    save_config("probe", GOOD | {"size": 5})
+    assert eventually(lambda: leased(manager)[0] == 2)
+    assert in_a_fork(check)
+    lease.__exit__(None, None, None)
+    assert eventually(lambda: len(probe.closed) == 1)
+
+
+def test_a_process_forked_while_a_provider_starts_is_not_stuck(
+    manager: ProviderManager, probe: Any, threads: Any
+) -> None:
+    probe.gate.clear()
+    configure(behaviour="wait")
+    starting = threads(lambda: leased(manager)[0])
+    assert eventually(lambda: len(probe.started) == 1)
+
+    def check() -> bool:
+        probe.gate = threading.Event()
+        probe.gate.set()
+        return leased(manager)[0] == 1
+
+    assert in_a_fork(check)
+    probe.gate.set()
+    assert starting.result(5) == 1
+
+
+# What a worker process does: it leases all the time and tells of each version it sees.
+WATCHER = """
+import sys, time
+from django.conf import settings
+settings.DATABASES["default"]["NAME"] = sys.argv[1]
+sys.path[:0] = sys.argv[2:]
+import django
+django.setup()
+from providers.manager import manager
+seen = None
+while True:
+    with manager.lease() as lease:
+        if lease.config_version != seen:
+            seen = lease.config_version
+            print(seen, lease.provider.config["size"], flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_another_process_takes_up_a_change_within_a_second(probe: Any) -> None:
+    configure(size=1)
+    folder = Path(probe.__file__).parent
+    database = django_settings.DATABASES["default"]["NAME"]
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", WATCHER, str(database), str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"]},
+    )
+    assert watcher.stdout is not None
+    try:
+        assert watcher.stdout.readline().split() == ["1", "1"]
+        for version in (2, 3):
+            save_config("probe", GOOD | {"size": version})
+            saved = time.monotonic()
+            assert watcher.stdout.readline().split() == [str(version), str(version)]
+            assert time.monotonic() - saved < 1.0
+    finally:
+        watcher.kill()
+        watcher.wait()

@@ -1,0 +1,457 @@
+"""However a program ends, its verdict is right, comes in time, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.sandboxes import Local
+
+ENDLESS = {
+    "loop": "print('before')\nwhile True: pass",
+    "sleep": "print('before')\nimport time\ntime.sleep(1000)",
+    "ignores every signal": """
+        import signal, time
+        print("before")
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+    """,
+    "thread that never ends": """
+        import threading, time
+        print("before")
+        threading.Thread(target=lambda: time.sleep(1000)).start()
+    """,
+    "stopped by itself": "print('before')\nimport os\nos.kill(os.getpid(), 19)",
+    "children that ignore SIGTERM": """
+        import os, signal, time
+        print("before")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for _ in range(5):
+            if os.fork() == 0:
+                os.setsid()
+        while True:
+            time.sleep(1)
+    """,
+}
+
+
+@pytest.mark.parametrize("code", ENDLESS.values(), ids=ENDLESS)
+def test_what_never_ends_is_timed_out_and_keeps_its_output(bubblewrap: Local, code: str) -> None:
+    result = bubblewrap.survive(code, timeout=0.4)
+    assert (result.timed_out, result.out_of_memory, result.exit_code) == (True, False, None)
+    assert result.stdout == "before\n"
+    assert result.execution_time == pytest.approx(0.4, abs=0.3)
+
+
+@pytest.mark.parametrize("name", ["loop", "children that ignore SIGTERM"])
+def test_gvisor_times_out_what_never_ends(gvisor: Local, name: str) -> None:
+    result = gvisor.survive(ENDLESS[name], timeout=0.6)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, None, "before\n")
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("bash", "echo before; trap '' TERM; while :; do :; done"),
+        ("bash", "echo before; (trap '' TERM HUP; setsid sleep 1000) & sleep 1000"),
+        ("nodejs", "console.log('before'); for (;;);"),
+        ("nodejs", "console.log('before'); setInterval(() => {}, 1000)"),
+        ("nodejs", "console.log('before'); async function main () { await new Promise(() => setInterval(() => {}, 9)) }"),
+    ],
+)  # fmt: skip
+def test_other_languages_are_timed_out_too(bubblewrap: Local, language: str, code: str) -> None:
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.survive(code, language, timeout=0.6)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, None, "before\n")
+
+
+DAEMON = """
+    import os, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.chdir("/")
+            os.closerange(0, 64)
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+    print("main is done")
+"""
+
+
+def test_a_daemon_ends_with_the_program_that_started_it(local: Local) -> None:
+    result = local.survive(DAEMON)
+    assert (result.exit_code, result.stdout, result.timed_out) == (0, "main is done\n", False)
+    assert result.execution_time < 5
+
+
+def test_a_daemon_of_a_shell_script_ends_with_it(bubblewrap: Local) -> None:
+    result = bubblewrap.survive("setsid nohup sleep 1000 & disown; echo done", "bash")
+    assert (result.exit_code, result.stdout) == (0, "done\n")
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "exit_code"),
+    [
+        ("python", "import sys; sys.exit(124)", 124),
+        ("python", "import sys; sys.exit(137)", 137),
+        ("python", "import sys; sys.exit(256 + 3)", 3),
+        ("python", "import sys; sys.exit('a reason')", 1),
+        ("python", "raise ValueError", 1),
+        ("python", "import os; os._exit(7)", 7),
+        ("python", "import os; os.abort()", 134),
+        ("python", "import os; os.kill(os.getpid(), 9)", 137),
+        ("python", "import os; os.kill(os.getpid(), 15)", 143),
+        ("python", "import ctypes; ctypes.string_at(0)", 139),
+        ("bash", "exit 124", 124),
+        ("bash", "kill -9 $$", 137),
+        ("bash", "kill -SEGV $$", 139),
+        ("bash", "no-such-command-at-all", 127),
+        ("nodejs", "process.exit(124)", 124),
+        ("nodejs", "process.exitCode = 137", 137),
+        ("nodejs", "process.abort()", 134),
+        ("nodejs", "process.kill(process.pid, 'SIGKILL')", 137),
+        ("nodejs", "throw new Error('x')", 1),
+    ],
+)
+def test_an_exit_code_is_an_exit_code_and_no_verdict(
+    bubblewrap: Local, language: str, code: str, exit_code: int
+) -> None:
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.run(code, language)
+    assert result.exit_code == exit_code
+    assert not result.timed_out
+    assert not result.out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("import sys; sys.exit(137)", 137),
+        ("import ctypes; ctypes.string_at(0)", 139),
+        ("import os; os._exit(7)", 7),
+    ],
+)
+def test_gvisor_tells_exit_codes(gvisor: Local, code: str, exit_code: int) -> None:
+    result = gvisor.run(code)
+    assert (result.exit_code, result.timed_out, result.out_of_memory) == (exit_code, False, False)
+
+
+def test_infinite_output_is_cut_and_timed_out(local: Local) -> None:
+    result = local.survive("while True: print('x' * 1000)", timeout=0.6)
+    assert (result.timed_out, result.stdout_truncated, result.stderr_truncated) == (
+        True,
+        True,
+        False,
+    )
+    assert len(result.stdout) == 200_000
+
+
+def test_a_line_of_one_gibibyte_is_cut_and_does_not_fill_our_memory(bubblewrap: Local) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = """
+        import os
+        part = b"x" * (1 << 20)
+        for _ in range(1024):
+            done = 0
+            while done < len(part):
+                done += os.write(1, part[done:])
+        os.write(2, b"all written")
+    """
+    result = bubblewrap.survive(code, timeout=30)
+    assert (result.exit_code, result.stderr, result.stdout_truncated) == (0, "all written", True)
+    assert result.stdout == "x" * 200_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+def test_output_exactly_at_the_bound_is_whole(bubblewrap: Local) -> None:
+    result = bubblewrap.run("import sys; sys.stdout.write('x' * 200_000)")
+    assert (len(result.stdout), result.stdout_truncated) == (200_000, False)
+    result = bubblewrap.run("import sys; sys.stderr.write('x' * 200_001)")
+    assert (len(result.stderr), result.stderr_truncated) == (200_000, True)
+
+
+def test_output_that_is_no_text_is_shown_with_replacements(local: Local) -> None:
+    result = local.run(r"import os; os.write(1, b'a\xff\0b\xc3')")
+    assert result.stdout == "a��b�"
+
+
+def test_a_character_at_the_bound_is_not_torn_into_an_error(bubblewrap: Local) -> None:
+    result = bubblewrap.run("print('é' * 200_000)")
+    assert result.stdout_truncated
+    assert set(result.stdout) == {"é"}
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        (
+            "python",
+            "import os\nprint('before')\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        ),
+        ("bash", "echo before; f() { f | f & }; while :; do f; done"),
+    ],
+)
+def test_a_fork_bomb_is_bounded_and_timed_out(
+    bubblewrap: Local, language: str, code: str
+) -> None:
+    most = 0
+
+    result = bubblewrap.survive(code, language, timeout=1)
+    assert result.timed_out or result.exit_code != 0
+    assert result.stdout.startswith("before\n")
+    assert most == 0
+
+
+def test_processes_are_bounded(bubblewrap: Local) -> None:
+    code = """
+        import os, time
+        started = 0
+        try:
+            for _ in range(200):
+                if os.fork() == 0:
+                    time.sleep(100)
+                started += 1
+        except OSError as error:
+            print(started, error.errno)
+    """
+    result = bubblewrap.survive(code)
+    started, number = result.stdout.split()
+    assert 40 < int(started) < 64
+    assert int(number) == 11
+
+
+def test_gvisor_survives_a_fork_bomb(gvisor: Local) -> None:
+    code = """
+        import os
+        while True:
+            try: os.fork()
+            except OSError: pass
+    """
+    result = gvisor.survive(code, timeout=1)
+    assert result.timed_out or result.out_of_memory
+
+
+MEMORY_BOMBS = {
+    "one process": ("python", "kept = []\nwhile True: kept.append(b'x' * 5_000_000)"),
+    "children": (
+        "python",
+        """
+        import os, sys, time
+        children = []
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                kept = b"x" * 40_000_000
+                time.sleep(5)
+                os._exit(0)
+            children.append(pid)
+        sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+        """,
+    ),
+    "shared mapping": ("python", "import mmap\nm = mmap.mmap(-1, 1 << 30)\nwhile True: m.write(b'x' * 1_000_000)"),
+    "javascript buffers": ("nodejs", "const kept = []; for (;;) kept.push(Buffer.alloc(5e6, 1))"),
+    "javascript objects": ("nodejs", "const kept = []; for (;;) kept.push({ a: [1, 2, 3], b: {} })"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "code"), MEMORY_BOMBS.values(), ids=MEMORY_BOMBS)
+def test_using_too_much_memory_is_the_verdict(
+    bubblewrap: Local, language: str, code: str
+) -> None:
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.survive(code, language)
+    assert (result.out_of_memory, result.timed_out, result.exit_code) == (True, False, None)
+
+
+def test_gvisor_sees_too_much_memory_in_use(gvisor: Local) -> None:
+    result = gvisor.survive("kept = []\nwhile True: kept.append(b'x' * 5_000_000)")
+    assert (result.out_of_memory, result.timed_out, result.exit_code) == (True, False, None)
+
+
+def test_memory_that_is_only_asked_for_is_no_offence(bubblewrap: Local) -> None:
+    result = bubblewrap.run("import mmap\nm = mmap.mmap(-1, 1 << 30)\nprint(len(m))")
+    assert (result.exit_code, result.stdout) == (0, f"{1 << 30}\n")
+
+
+def test_a_huge_allocation_is_a_memory_error_of_the_program(bubblewrap: Local) -> None:
+    result = bubblewrap.run("print('before')\nx = bytearray(1 << 40)")
+    assert (result.exit_code, result.stdout) == (1, "before\n")
+    assert "MemoryError" in result.stderr
+
+
+@pytest.mark.parametrize("folder", ["/workspace", "/tmp", "/dev/shm"])
+def test_a_full_disk_is_an_error_of_the_program(local: Local, folder: str) -> None:
+    code = f"""
+        written = 0
+        try:
+            for number in range(4):
+                with open(f"{folder}/{{number}}", "wb") as file:
+                    for _ in range(30):
+                        written += file.write(b"x" * 1_000_000)
+        except OSError as error:
+            print(error.errno, written)
+    """
+    result = local.survive(code)
+    number, written = result.stdout.split()
+    assert int(number) == 28
+    assert 90_000_000 < int(written) < 106_000_000
+
+
+def test_all_places_together_cannot_hold_more_than_the_memory(bubblewrap: Local) -> None:
+    code = """
+        for folder in ("/workspace", "/tmp", "/dev/shm"):
+            for number in range(3):
+                with open(f"{folder}/{number}", "wb") as file:
+                    for _ in range(32):
+                        file.write(b"x" * 1_000_000)
+    """
+    result = bubblewrap.survive(code)
+    assert (result.out_of_memory, result.exit_code) == (True, None)
+
+
+def test_a_file_cannot_grow_without_end(bubblewrap: Local) -> None:
+    code = """
+        with open("/tmp/large", "wb", buffering=0) as file:
+            try:
+                while True: file.write(b"x" * 1_000_000)
+            except OSError as error:
+                print(error.errno, file.tell())
+    """
+    result = bubblewrap.run(code)
+    number, size = result.stdout.split()
+    assert (int(number), int(size)) == (27, 64 * 1024 * 1024)
+
+
+def test_standard_input_is_at_its_end(local: Local) -> None:
+    result = local.run("import sys\nprint(repr(sys.stdin.read()))\ninput()")
+    assert result.stdout == "''\n"
+    assert result.exit_code == 1
+    assert "EOFError" in result.stderr
+
+
+def test_a_shell_reads_nothing_from_standard_input(bubblewrap: Local) -> None:
+    result = bubblewrap.run('read line; echo "$? [$line]"', "bash")
+    assert result.stdout == "1 []\n"
+
+
+def test_closing_every_descriptor_does_not_change_the_verdict(local: Local) -> None:
+    result = local.survive("import os\nprint('before')\nos.closerange(0, 1000)")
+    assert (result.exit_code, result.stdout, result.timed_out) == (0, "before\n", False)
+    result = local.survive("import os, sys\nos.closerange(0, 1000)\nsys.exit(3)")
+    assert result.exit_code == 3
+
+
+def test_a_program_without_descriptors_still_meets_its_deadline(bubblewrap: Local) -> None:
+    result = bubblewrap.survive("import os\nos.closerange(0, 1000)\nwhile True: pass", timeout=0.4)
+    assert result.timed_out
+
+
+@pytest.mark.parametrize("target", ["1", "-1", "0", "os.getppid()"])
+def test_killing_whatever_it_can_name_hurts_only_the_program(local: Local, target: str) -> None:
+    code = f"""
+        import os
+        try:
+            os.kill({target}, 9)
+        except PermissionError:
+            pass
+        print("still here")
+    """
+    result = local.survive(code)
+    alive = (result.exit_code, result.stdout) == (0, "still here\n")
+    killed = result.exit_code == 137
+    assert alive or killed
+    assert (result.timed_out, result.out_of_memory) == (False, False)
+
+
+def test_a_forked_child_that_runs_on_to_the_end_reports_nothing(local: Local) -> None:
+    code = """
+        import os, time
+        def main():
+            pid = os.fork()
+            if pid:
+                os.waitpid(pid, 0)
+                time.sleep(0.1)
+                return "parent"
+            return "child"
+    """
+    result = local.survive(code)
+    assert (result.exit_code, result.result) == (0, "parent")
+
+
+def test_exit_functions_and_threads_run_to_their_end(local: Local) -> None:
+    code = """
+        import atexit, threading, time
+        atexit.register(print, "exit function")
+        def work():
+            time.sleep(0.2)
+            print("thread")
+        threading.Thread(target=work).start()
+        print("main")
+    """
+    result = local.run(code)
+    assert (result.exit_code, result.stdout) == (0, "main\nthread\nexit function\n")
+
+
+def test_handlers_of_the_end_run_in_javascript(bubblewrap: Local) -> None:
+    require("node")
+    code = """
+        process.on('beforeExit', () => console.log('before exit'))
+        process.on('exit', (code) => { for (let i = 0; i < 100; i++) console.log('exit', code) })
+        setTimeout(() => console.log('timer'), 50)
+        console.log('script')
+    """
+    result = bubblewrap.run(code, "nodejs")
+    assert result.exit_code == 0
+    assert result.stdout == "script\ntimer\nbefore exit\n" + "exit 0\n" * 100
+
+
+def test_an_exit_handler_may_still_change_the_exit_code(bubblewrap: Local) -> None:
+    require("node")
+    result = bubblewrap.run("process.on('exit', () => { process.exitCode = 9 })", "nodejs")
+    assert result.exit_code == 9
+
+
+def test_all_output_before_an_end_by_error_arrives(bubblewrap: Local) -> None:
+    require("node")
+    code = "console.log('x'.repeat(150_000)); console.error('y'.repeat(150_000)); null.x"
+    result = bubblewrap.run(code, "nodejs")
+    assert result.exit_code == 1
+    assert result.stdout == "x" * 150_000 + "\n"
+    assert result.stderr.startswith("y" * 150_000 + "\n")
+    assert "TypeError" in result.stderr
+
+
+def test_an_exception_in_an_exit_function_is_seen(bubblewrap: Local) -> None:
+    result = bubblewrap.run("import atexit\natexit.register(lambda: 1 / 0)")
+    assert "ZeroDivisionError" in result.stderr
+
+
+def test_many_runs_at_once_do_not_mix(bubblewrap: Local) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: bubblewrap.run(f"print({n})").stdout, range(40)))
+    assert results == [f"{number}\n" for number in range(40)]
+    bubblewrap.assert_nothing_is_left()
+
+
+def test_the_host_keeps_no_descriptor_of_a_run(bubblewrap: Local) -> None:
+    def open_descriptors() -> int:
+        bubblewrap.assert_nothing_is_left()
+        return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
+
+    bubblewrap.run("print(1)")
+    before = open_descriptors()
+    for _ in range(20):
+        bubblewrap.run("print(1)")
+    assert open_descriptors() <= before
