@@ -154,7 +154,7 @@ class SandboxProvider(ABC):
 
     @abstractmethod
     def destroy_instance(self, instance_id: str) -> bool:
-        """End a sandbox and everything in it. False when it was not there; never raises for that."""
+        """End a sandbox and all in it. False when it was not there, which is no error."""
 
     @abstractmethod
     def health_check(self) -> Health:
@@ -178,7 +178,7 @@ class SandboxProvider(ABC):
 
     @classmethod
     def check_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration with defaults filled in; raises InvalidConfiguration naming each field."""
+        """The configuration with its defaults. Raises InvalidConfiguration naming each field."""
         cleaned = validate(cls.config_fields, config)
         ok, message = cls().validate_config(cleaned)
         if not ok:

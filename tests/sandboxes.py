@@ -28,6 +28,7 @@ class Local:
         self.provider = LocalProvider()
         chosen = {"launcher": launcher, "gvisor_platform": "ptrace", **config}
         self.provider.initialize(LocalProvider.check_config(chosen))
+        self.runtime: str = self.stats()["runtime"]
 
     def run(
         self, code: str, language: str = "python", *, timeout: float = 10, **options: Any
@@ -69,11 +70,11 @@ class Local:
     @property
     def _processes_per_sandbox(self) -> int:
         # Under gVisor the number of host processes varies, so whole containers are counted.
-        return {"bubblewrap": 2, "none": 2, "gvisor": 1}[self.stats()["runtime"]]
+        return {"bubblewrap": 2, "none": 2, "gvisor": 1}[self.runtime]
 
     def _processes(self) -> int:
         ours = family(os.getpid()) - self._strangers
-        if self.stats()["runtime"] == "gvisor":
+        if self.runtime == "gvisor":
             prefix = f"cofferdam-{os.getpid()}-"
             named = {word for pid in ours for word in command(pid) if word.startswith(prefix)}
             return len(named)

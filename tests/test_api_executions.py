@@ -198,7 +198,7 @@ def test_javascript_runs(local: None, alice: Caller) -> None:
 
     body = run(alice, code, language="javascript", arguments={"a": 20, "b": 22}).json()
 
-    assert (body["status"], body["result"]) == ("succeeded", 42), body
+    assert (body["status"], body["result"]) == ("succeeded", 42), body["stderr"]
 
 
 def test_the_languages_are_those_of_the_provider(local: None, alice: Caller) -> None:

@@ -203,12 +203,9 @@ def test_a_character_at_the_bound_is_not_torn_into_an_error(bubblewrap: Local) -
 def test_a_fork_bomb_is_bounded_and_timed_out(
     bubblewrap: Local, language: str, code: str
 ) -> None:
-    most = 0
-
     result = bubblewrap.survive(code, language, timeout=1)
     assert result.timed_out or result.exit_code != 0
     assert result.stdout.startswith("before\n")
-    assert most == 0
 
 
 def test_processes_are_bounded(bubblewrap: Local) -> None:
@@ -362,14 +359,14 @@ def test_killing_whatever_it_can_name_hurts_only_the_program(local: Local, targe
         import os
         try:
             os.kill({target}, 9)
-        except PermissionError:
+        except (PermissionError, ProcessLookupError):
             pass
         print("still here")
     """
     result = local.survive(code)
+    # With 0 it names its own process group, and under gVisor -1 includes itself.
     alive = (result.exit_code, result.stdout) == (0, "still here\n")
-    killed = result.exit_code == 137
-    assert alive or killed
+    assert alive or (result.exit_code == 137 and target in ("0", "-1"))
     assert (result.timed_out, result.out_of_memory) == (False, False)
 
 

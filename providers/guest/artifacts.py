@@ -30,10 +30,10 @@ def collect(
         try:
             for name in _names(folder):
                 scanned += 1
-                if _is_folder(name, folder) and depth < DEPTH_LIMIT:
-                    folders.append((f"{path}/{name}", f"{prefix}{name}/", depth + 1))
-                elif not _is_plain(name):
+                if not _is_plain(name):
                     _skip(skipped, prefix, "name is not plain text")
+                elif _is_folder(name, folder) and depth < DEPTH_LIMIT:
+                    folders.append((f"{path}/{name}", f"{prefix}{name}/", depth + 1))
                 elif len(found) >= limits["artifact_count"]:
                     _skip(skipped, prefix + name, "too many files")
                 else:

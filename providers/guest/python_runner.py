@@ -51,19 +51,29 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         file.write(parts["code"])
     process = os.getpid()
     exit_code, result = run(
-        parts["code"].decode(), str(header["entrypoint"]), parts.get("arguments")
+        parts["code"].decode(),
+        str(header["entrypoint"]),
+        parts.get("arguments"),
+        int(header["result_bytes"]),  # type: ignore[call-overload]
     )
     exit_code = _end_like_an_interpreter(exit_code)
+    # A child that the program forked and that runs on to here has nothing to report.
     if os.getpid() == process:
-        reported = [] if result is None else [("result", result)]
-        wire.write_all(report, wire.pack({"type": "done", "exit_code": exit_code}, reported))
+        _report(report, exit_code, result)
     os._exit(exit_code)
 
 
-def run(code: str, entrypoint: str, arguments: "bytes | None") -> "tuple[int, bytes | None]":
+def run(
+    code: str, entrypoint: str, arguments: "bytes | None", result_limit: int
+) -> "tuple[int, bytes | None]":
     """The exit code, and the JSON text of what `main()` returned, if it was called and did."""
     try:
-        return 0, _run(code, entrypoint, arguments)
+        returned = _run(code, entrypoint, arguments)
+        if returned is not None and len(returned) > result_limit:
+            raise ProgramError(
+                f"main() returned {len(returned)} bytes of JSON, the limit is {result_limit}"
+            )
+        return 0, returned
     except SystemExit as stop:
         if stop.code is None:
             return 0, None
@@ -75,6 +85,15 @@ def run(code: str, entrypoint: str, arguments: "bytes | None") -> "tuple[int, by
     except BaseException as error:
         _print_traceback(error)
     return 1, None
+
+
+def _report(report: int, exit_code: int, result: "bytes | None") -> None:
+    parts = [] if result is None else [("result", result)]
+    try:
+        wire.write_all(report, wire.pack({"type": "done", "exit_code": exit_code}, parts))
+    except OSError:
+        # The program has closed all descriptors: what the process ends with has to do.
+        return
 
 
 def _run(code: str, entrypoint: str, arguments: "bytes | None") -> "bytes | None":
@@ -128,17 +147,21 @@ def _wants_main(tree: "_ast.Module") -> bool:
 
     defined = any(
         (isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef)) and node.name == "main")
-        or (
-            isinstance(node, _ast.Assign)
-            and any(isinstance(t, _ast.Name) and t.id == "main" for t in node.targets)
-        )
+        or (isinstance(node, _ast.Assign) and any(map(_is_main, node.targets)))
         for node in tree.body
     )
     return defined and not _calls_main(tree)
 
 
+def _is_main(node: "_ast.AST") -> bool:
+    return getattr(node, "id", None) == "main"
+
+
 def _calls_main(tree: "_ast.AST") -> bool:
-    """Whether module-level code calls `main`; bodies of functions and classes do not count."""
+    """Whether module-level code calls `main` or hands it to what will call it.
+
+    Bodies of functions and classes do not count, nor does `main = decorated(main)`.
+    """
     import _ast
 
     pending = [tree]
@@ -146,12 +169,12 @@ def _calls_main(tree: "_ast.AST") -> bool:
         node = pending.pop()
         if isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef, _ast.Lambda)):
             continue
-        if (
-            isinstance(node, _ast.Call)
-            and isinstance(node.func, _ast.Name)
-            and node.func.id == "main"
-        ):
-            return True
+        if isinstance(node, _ast.Assign) and any(map(_is_main, node.targets)):
+            continue
+        if isinstance(node, _ast.Call):
+            handed = (node.func, *node.args, *(keyword.value for keyword in node.keywords))
+            if any(map(_is_main, handed)):
+                return True
         for name in node._fields:
             value = getattr(node, name, None)
             if isinstance(value, _ast.AST):
@@ -184,9 +207,11 @@ def _encode(value: object) -> bytes:
 
 def _print_traceback(error: BaseException) -> None:
     """Print as the interpreter would, from the caller's first own line on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
+    trace = step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename == __file__:
+            trace = step.tb_next
+        step = step.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
@@ -214,7 +239,7 @@ def _end_like_an_interpreter(exit_code: int) -> int:
 def _rehearse() -> None:
     """Go the whole way once, so that no page of it is touched first by a caller's code."""
     wire.loads(wire.dumps({"a": [1, None]}))
-    run("len('warm')", "script", None)
+    run("len('warm')", "script", None, 0)
 
 
 def preload() -> None:

@@ -112,7 +112,7 @@ class Run:
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
         self.stdout = Capture(child.stdout, limits["output_bytes"])
         self.stderr = Capture(child.stderr, limits["output_bytes"])
-        self._reports = wire.Parser(limits["result_bytes"] + 4096)
+        self._reports: "wire.Parser | None" = wire.Parser(limits["result_bytes"] + 4096)
 
     def follow(self, job: bytes, wakeup: int, channel: int) -> None:
         """Feed the job in and watch until the child reports, ends, or breaks a limit."""
@@ -171,13 +171,16 @@ class Run:
         data = os.read(fd, 1 << 16)
         if not data:
             return False
+        if self._reports is None:
+            return True
         try:
             for header, parts in self._reports.feed(data):
                 if header.get("type") == "done" and self.done is None:
                     self.done, self.done_parts = header, parts
         except wire.FrameError:
             # What user code writes here in place of the runner is no report; its exit counts.
-            return False
+            # The pipe is still read, or its writer would wait for ever.
+            self._reports = None
         return True
 
     def finish(self) -> None:
@@ -270,11 +273,15 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         os._exit(0)
     request, parts = frame
     began = time.monotonic()
+    run = Run(child, request, bool(template.get("watch_memory")))
     job = wire.pack(
-        {"entrypoint": request["entrypoint"], "timeout": request["timeout"]},
+        {
+            "entrypoint": request["entrypoint"],
+            "timeout": request["timeout"],
+            "result_bytes": run.limits["result_bytes"],
+        },
         list(parts.items()),
     )
-    run = Run(child, request, bool(template.get("watch_memory")))
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()
