@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -73,18 +76,74 @@ class Local:
         return {"bubblewrap": 2, "none": 2, "gvisor": 1}[self.runtime]
 
     def _processes(self) -> int:
-        ours = family(os.getpid()) - self._strangers
         if self.runtime == "gvisor":
             prefix = f"cofferdam-{os.getpid()}-"
-            named = {word for pid in ours for word in command(pid) if word.startswith(prefix)}
-            return len(named)
-        tools = {pid for pid in ours if command(pid)[:1] and command(pid)[0].endswith("bwrap")}
-        zygotes = {pid for tool in tools for pid in children(tool)}
-        return len(ours - tools - zygotes)
+            words = {word for pid in self._tools() for word in command(pid)}
+            return len({word for word in words if word.startswith(prefix)})
+        if self.runtime == "bubblewrap":
+            zygotes = {child for tool in self._tools() for child in children(tool)}
+            return sum(len(family(zygote)) for zygote in zygotes)
+        return sum(len({tool} | family(tool)) for tool in self._tools())
+
+    def _tools(self) -> set[int]:
+        """The processes that were started for us, without what they have started themselves."""
+        name = {"bubblewrap": "bwrap", "gvisor": "runsc", "none": "python3"}[self.runtime]
+        found = children(os.getpid()) - self._strangers
+        return {pid for pid in found if os.path.basename(command(pid)[0]) == name}
 
     def close(self) -> None:
+        """Close the provider; nothing of it may run a second later."""
+        tools = self._tools()
+        running = tools.union(*map(family, tools))
         self.provider.close()
-        wait_until(lambda: self._processes() == 0, seconds=1)
+        wait_until(lambda: all(command(pid) == [""] for pid in running), seconds=1)
+
+
+class LocalProcess:
+    """A process of its own with a local provider in it; see tests/local_process.py."""
+
+    def __init__(self, data_dir: Path, env: dict[str, str] | None = None, **config: Any) -> None:
+        argument = json.dumps({"data_dir": str(data_dir), **config})
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.local_process", argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (env or {}),
+        )
+        self.greeting = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """The next thing it says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            assert self.process.stderr is not None
+            raise AssertionError(self.process.stderr.read())
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def start(self, code: str, language: str = "python", timeout: float = 10) -> None:
+        """Have it run code; returns when the code is about to be sent."""
+        assert self.process.stdin is not None
+        job = {"code": textwrap.dedent(code), "language": language, "timeout": timeout}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        assert self.read() == {"started": True}
+
+    def run(self, code: str, language: str = "python", timeout: float = 10) -> dict[str, Any]:
+        self.start(code, language, timeout)
+        return self.read()
+
+    def __enter__(self) -> LocalProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let it end by itself, and see to it that nothing of it is left."""
+        running = family(self.process.pid)
+        self.process.communicate(timeout=20)
+        wait_until(lambda: all(command(pid) == [""] for pid in running), seconds=2)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -125,11 +184,11 @@ def children(pid: int) -> set[int]:
 
 
 def command(pid: int) -> list[str]:
-    """The argument list of a process, empty when it is gone."""
+    """The argument list of a process. What has ended has [""], zombies included."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
     except OSError:
-        return []
+        text = ""
     return text.rstrip("\0").split("\0")
 
 

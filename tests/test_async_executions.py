@@ -19,6 +19,7 @@ from django_q.models import OrmQ
 from django_q.signing import SignedPackage
 
 from executions.models import Execution
+from executions.services.queue import claim
 from executions.services.worker import run_queued
 from executions.tasks import run_queued_execution
 from tests.conftest import Caller
@@ -123,6 +124,25 @@ def test_a_task_delivered_twice_runs_once(scripted: Callable[[], list[str]], ali
     run_queued_execution(body["id"])
 
     assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+def test_a_worker_that_looked_before_another_claimed_gets_nothing(
+    scripted: object, alice: Caller
+) -> None:
+    execution_id = run(alice, "pass", mode="async").json()["id"]
+    rivals: list[Execution | None] = []
+
+    def claim_first(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and not rivals:
+            rivals.append(None)
+            rivals[0] = claim(execution_id)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(claim_first):
+        late = claim(execution_id)
+
+    assert rivals[0] is not None
+    assert late is None
 
 
 @pytest.mark.django_db(transaction=True)

@@ -209,7 +209,7 @@ def test_a_record_is_closed_once_and_the_first_verdict_stands(alice: Caller, db:
 
 
 def test_a_run_whose_record_was_closed_meanwhile_is_told_so(
-    scripted: object, alice: Caller
+    scripted: object, alice: Caller, settings: Any
 ) -> None:
     code = (
         "from django.utils import timezone\n"
@@ -226,6 +226,7 @@ def test_a_run_whose_record_was_closed_meanwhile_is_told_so(
     record = Execution.objects.get()
     assert (record.error_message, record.stdout) == ("given up", "")
     assert record.artifacts.count() == 0
+    assert list((settings.DATA_DIR / "artifacts").glob(f"*/{record.pk.hex}/*")) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import wire
-from .kernel import become
+from .kernel import become, open_to_kin
 
 JOB, REPORT = 3, 4
 
@@ -33,6 +33,7 @@ def become_child(
         os.closerange(REPORT + 1, 1024)
         if template["uid"] is not None:
             become(template["uid"])  # type: ignore[arg-type]
+        open_to_kin()
         _bound_resources(template["limits"])  # type: ignore[arg-type]
         language = template["language"]
         if language == "python":
@@ -50,15 +51,22 @@ def become_child(
 
 
 def write_files(parts: "dict[str, bytes]") -> None:
-    """Put the input files into the workspace. The host has checked their paths."""
-    for name, content in parts.items():
-        if name.startswith("file:"):
-            path = name[5:]
-            folder = path.rpartition("/")[0]
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(content)
+    """Put the input files into the workspace. The host has checked their paths.
+
+    Ends the process when they cannot be written, as the program could not run without them.
+    """
+    try:
+        for name, content in parts.items():
+            if name.startswith("file:"):
+                path = name[5:]
+                folder = path.rpartition("/")[0]
+                if folder:
+                    os.makedirs(folder, exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(content)
+    except OSError as error:
+        os.write(2, f"The input files cannot be written: {error}\n".encode())
+        os._exit(1)
 
 
 def limit_cpu_time(timeout: float) -> None:

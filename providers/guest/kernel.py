@@ -57,6 +57,11 @@ def close_to_others() -> None:
         raise RuntimeError("the supervisor is still dumpable")
 
 
+def open_to_kin() -> None:
+    """Be dumpable again: the supervisor may measure this process, which has nothing to hide."""
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """See to it that orphans become our children. Process 1 of a namespace has them anyway."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -145,15 +145,23 @@ function fail (error) {
   process.reallyExit(1)
 }
 
+function writeFiles (parts) {
+  try {
+    for (const [name, content] of parts) {
+      if (!name.startsWith('file:')) continue
+      fs.mkdirSync(path.dirname(name.slice(5)), { recursive: true })
+      fs.writeFileSync(name.slice(5), content)
+    }
+  } catch (error) {
+    fail(new ProgramError(`The input files cannot be written: ${error.message}`))
+  }
+}
+
 function serve () {
   acorn.parse('function main () {}', SCRIPT)
   report({ type: 'ready' })
   const job = readFrame()
-  for (const [name, content] of job.parts) {
-    if (!name.startsWith('file:')) continue
-    fs.mkdirSync(path.dirname(name.slice(5)), { recursive: true })
-    fs.writeFileSync(name.slice(5), content)
-  }
+  writeFiles(job.parts)
   // What was written must not be lost when the process exits before the pipes had room for it.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
   let result

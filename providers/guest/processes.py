@@ -48,20 +48,36 @@ def kill_others() -> bool:
     return bool(found)
 
 
-def memory_in_use() -> int:
-    """Bytes of unshared resident memory of all other processes.
+def memory_in_use(limit: int) -> int:
+    """Bytes of memory that all other processes have to themselves.
 
-    Pages shared copy-on-write count once per process. Used where no cgroup bounds the memory.
+    Used where no cgroup bounds the memory. The cheap figure counts pages that are shared
+    copy-on-write once per process, so above `limit` the exact one is asked for.
     """
-    pages = 0
-    for pid in others():
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as statm:
-                fields = statm.read().split()
-        except OSError:
-            continue
-        pages += int(fields[1]) - int(fields[2])
-    return pages * resource.getpagesize()
+    pids = others()
+    rough = sum(_unshared_pages(pid) for pid in pids) * resource.getpagesize()
+    return rough if rough <= limit else sum(_proportional_bytes(pid) for pid in pids)
+
+
+def _unshared_pages(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            fields = statm.read().split()
+    except OSError:
+        return 0
+    return int(fields[1]) - int(fields[2])
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Anonymous memory, with what is shared divided among those who share it."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
+            for line in rollup:
+                if line.startswith(b"Pss_Anon:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return _unshared_pages(pid) * resource.getpagesize()
+    return 0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -17,7 +17,6 @@ from .child import become_child
 from .kernel import adopt_orphans, close_to_others
 from .processes import cpu_seconds, kill_others, memory_in_use
 
-REQUEST_LIMIT = 128 * 1024 * 1024
 MEMORY_CHECK_SECONDS = 0.025
 
 
@@ -151,7 +150,7 @@ class Run:
                     poll.unregister(fd)
 
     def _memory_exceeded(self) -> bool:
-        used = memory_in_use()
+        used = memory_in_use(self.limits["memory_bytes"])
         self.memory_peak = max(self.memory_peak, used)
         self.out_of_memory = used > self.limits["memory_bytes"]
         return self.out_of_memory
@@ -268,7 +267,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         os.write(2, os.read(child.stderr, 2000))
         os._exit(70)
     wire.write_all(channel_out, wire.pack({"type": "ready", "python": sys.version.split()[0]}, []))
-    frame = wire.read_frame(channel_in, wire.Parser(REQUEST_LIMIT))
+    frame = wire.read_frame(channel_in, wire.Parser(wire.REQUEST_LIMIT))
     if frame is None:
         os._exit(0)
     request, parts = frame

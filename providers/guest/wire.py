@@ -8,6 +8,7 @@ import os
 import select
 
 HEADER_LIMIT = 256 * 1024
+REQUEST_LIMIT = 128 * 1024 * 1024
 
 # The zygote's first byte on a sandbox's channel; a pidfd comes with the one, a text with the other.
 STARTED, FAILED = b"S", b"F"

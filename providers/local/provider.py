@@ -159,10 +159,7 @@ class LocalProvider(SandboxProvider):
         if language == "bash" and entrypoint == "main":
             raise InvalidConfiguration("Shell code has no main().", field="entrypoint")
         for file in files:
-            if file.path in RESERVED_NAMES:
-                raise InvalidConfiguration(
-                    f"{file.path!r} is where the code itself goes.", field="files"
-                )
+            _check_path(file.path)
         request = RunRequest(
             code=code,
             entrypoint=entrypoint,
@@ -210,6 +207,17 @@ class LocalProvider(SandboxProvider):
         return self._loop, self._pool
 
 
+def _check_path(path: str) -> None:
+    """Only below the workspace, which matters most where nothing else confines the program."""
+    first, *rest = path.split("/")
+    if any(part in ("", ".", "..") for part in (first, *rest)) or "\0" in path:
+        raise InvalidConfiguration(
+            f"files: {path!r} is no path below the workspace.", field="files"
+        )
+    if first in RESERVED_NAMES or path == "artifacts":
+        raise InvalidConfiguration(f"files: {path!r} is taken.", field="files")
+
+
 async def _choose_launcher(wanted: str, platform: str) -> Launcher:
     """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
     candidates: list[Launcher] = []
@@ -247,7 +255,9 @@ def _template(language: str, launcher: Launcher, limits: Limits) -> Template:
     interpreter = launcher.interpreter(language) or ""
     command: tuple[str, ...] = (interpreter,)
     if language == "nodejs":
-        heap = f"--max-old-space-size={limits.memory_bytes // (1024 * 1024) * 3 // 4}"
+        # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
+        # own Node ends with an exit code like any other.
+        heap = f"--max-old-space-size={2 * limits.memory_bytes // (1024 * 1024)}"
         runner = f"{launcher.guest_path()}/node_runner.js"
         command = (interpreter, "--expose-internals", "--no-warnings", heap, runner)
     return Template(language, language, command, limits)

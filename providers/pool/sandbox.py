@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import mimetypes
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from providers.base import ArtifactFile, ExecutionResult, InputFile, Limits
-from providers.errors import CreationFailed, ProviderUnavailable
+from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable
 from providers.guest import wire
 from providers.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.pool.launcher import Guest, Launcher
@@ -44,6 +45,7 @@ class RunRequest:
         return 2 * limits.output_bytes + limits.result_bytes + limits.artifacts_total_bytes
 
     def frame(self, request_id: int) -> bytes:
+        """The request as the guest reads it. Raises InvalidConfiguration naming what cannot be sent."""
         limits = self.limits
         header = {
             "id": request_id,
@@ -58,11 +60,26 @@ class RunRequest:
                 "artifacts_total_bytes": limits.artifacts_total_bytes,
             },
         }
-        parts = [("code", self.code.encode())]
+        with _refusing("code"):
+            parts = [("code", self.code.encode())]
         if self.arguments:
-            parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
+            with _refusing("arguments"):
+                parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
         parts += [(f"file:{file.path}", file.content) for file in self.files]
-        return wire.pack(header, parts)
+        with _refusing("files"):
+            frame = wire.pack(header, parts)
+            names = int.from_bytes(frame[:4], "big")
+            if names > wire.HEADER_LIMIT or len(frame) - names > wire.REQUEST_LIMIT:
+                raise ValueError("too many or too large")
+        return frame
+
+
+@contextlib.contextmanager
+def _refusing(field: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfiguration(f"{field}: cannot be sent: {error}", field=field) from error
 
 
 class Sandbox:
@@ -77,6 +94,7 @@ class Sandbox:
         self.started_at = time.monotonic()
         self._guest = guest
         self._channel = channel
+        self._used = False
 
     @classmethod
     async def start(cls, launcher: Launcher, template: Template) -> Sandbox:
@@ -111,16 +129,21 @@ class Sandbox:
     async def run(self, request: RunRequest) -> ExecutionResult:
         """Run it. Raises ProviderUnavailable when the sandbox ends or misbehaves without a verdict.
 
-        A sandbox that ended before it had the request raises with `started` False: nothing ran.
+        One that was used already or ended before it had the request raises with `started` False:
+        nothing of the request ran.
         """
+        if self._used:
+            raise ProviderUnavailable("The sandbox has had its one run.")
+        frame = request.frame(self.number)
+        self._used = True
         try:
-            self._channel.send(request.frame(self.number), request.answer_bytes)
+            self._channel.send(frame, request.answer_bytes)
         except (ChannelClosed, wire.FrameError) as error:
             raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
         began = time.monotonic()
         try:
             async with asyncio.timeout(request.timeout + ANSWER_GRACE_SECONDS):
-                frame = await self._channel.receive()
+                answer = await self._channel.receive()
         except TimeoutError:
             return self._silent_end(time.monotonic() - began, timed_out=True)
         except ChannelClosed as error:
@@ -133,7 +156,7 @@ class Sandbox:
             raise ProviderUnavailable(
                 f"The sandbox broke the protocol and was ended: {error}", started=True
             ) from error
-        return self._read_answer(frame, request)
+        return self._read_answer(answer, request)
 
     async def destroy(self) -> None:
         """End it and everything in it."""
@@ -163,25 +186,24 @@ class Sandbox:
         if header.get("type") != "result" or header.get("id") != self.number:
             raise ProviderUnavailable("The sandbox answered another request.", started=True)
         evidence = self._guest.evidence()
-        exit_code = header.get("exit_code")
-        exit_code = exit_code if type(exit_code) is int else None
+        exit_code = _exit_code(header.get("exit_code"))
         timed_out = header.get("timed_out") is True
         out_of_memory = header.get("out_of_memory") is True
         if evidence.out_of_memory and exit_code != 0 and not timed_out:
-            out_of_memory, exit_code = True, None
+            out_of_memory = True
+        if timed_out or out_of_memory:
+            exit_code = None
         metadata = self._metadata(request.limits)
-        metadata["memory_peak_bytes"] = evidence.memory_peak_bytes or header.get(
-            "memory_peak_bytes"
-        )
-        metadata["cpu_seconds"] = header.get("cpu_seconds")
-        if header.get("artifacts_skipped"):
-            metadata["artifacts_skipped"] = header["artifacts_skipped"]
-        seconds = header.get("seconds")
+        claimed_peak = _measured(header.get("memory_peak_bytes"))
+        metadata["memory_peak_bytes"] = evidence.memory_peak_bytes or claimed_peak
+        metadata["cpu_seconds"] = _measured(header.get("cpu_seconds"))
+        if skipped := _skipped(header.get("artifacts_skipped")):
+            metadata["artifacts_skipped"] = skipped
         result = ExecutionResult(
             stdout=_readable(parts.get("stdout", b"")),
             stderr=_readable(parts.get("stderr", b"")),
             exit_code=exit_code,
-            execution_time=seconds if isinstance(seconds, float) else 0.0,
+            execution_time=float(_measured(header.get("seconds")) or 0),
             metadata=metadata,
             stdout_truncated=header.get("stdout_truncated") is True,
             stderr_truncated=header.get("stderr_truncated") is True,
@@ -204,13 +226,32 @@ def _readable(output: bytes) -> str:
     return output.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def _parse_result(text: bytes) -> Any:
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not JSON")
+def _exit_code(claimed: object) -> int | None:
+    return claimed if type(claimed) is int and 0 <= claimed <= 255 else None
 
-    value = json.loads(text, parse_constant=refuse)
-    if b"\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises a ValueError
+
+def _measured(claimed: object) -> int | float | None:
+    if type(claimed) in (int, float) and 0 <= claimed < 2**53:  # type: ignore[operator]
+        return claimed  # type: ignore[return-value]
+    return None
+
+
+def _skipped(claimed: object) -> list[list[str]]:
+    """The [name, reason] pairs of what was not taken, as far as they are that."""
+    return [
+        [entry[0][:200], entry[1][:200]]
+        for entry in (claimed[:50] if isinstance(claimed, list) else [])
+        if isinstance(entry, list)
+        and len(entry) == 2
+        and all(isinstance(text, str) and text.isprintable() for text in entry)
+    ]
+
+
+def _parse_result(text: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError or RecursionError when it is not JSON."""
+    value = json.loads(text.decode())
+    # Writing it again refuses what the parser let through: NaN, 1e999 and lone surrogates.
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     return value
 
 

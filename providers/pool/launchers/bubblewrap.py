@@ -203,7 +203,7 @@ async def _receive_pidfd(channel: socket.socket) -> int:
 
 def find_bubblewrap() -> str:
     """Path of a usable bwrap. Raises ProviderUnavailable with the remedy."""
-    path = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
+    path = shutil.which("bwrap")
     if path is None:
         raise ProviderUnavailable(
             f"The local provider needs bubblewrap, which is not installed. {REMEDY}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -50,7 +49,7 @@ class GvisorLauncher:
         self._runsc = ""
         self._python = ""
         self._guest_dir = Path()
-        self._folder = Path()
+        self._folder = data_dir / "run" / f"gvisor-{os.getpid()}"
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
 
@@ -58,7 +57,6 @@ class GvisorLauncher:
         self._runsc = find_runsc()
         self._python = find_python()
         self._guest_dir = install_guest(self._python, self._data_dir / "run")
-        self._folder = self._data_dir / "run" / f"gvisor-{os.getpid()}"
         shutil.rmtree(self._folder, ignore_errors=True)
         (self._folder / "state").mkdir(parents=True, mode=0o700)
         self._cgroups = CgroupParent.create()
@@ -172,7 +170,7 @@ class _GvisorGuest(ProcessGuest):
 
     async def destroy(self) -> None:
         await super().destroy()
-        await asyncio.to_thread(shutil.rmtree, self._state, True)
+        shutil.rmtree(self._state, ignore_errors=True)
 
 
 def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
@@ -195,7 +193,7 @@ def _bind(source: str, destination: str) -> dict[str, Any]:
 
 def find_runsc() -> str:
     """Path of runsc. Raises ProviderUnavailable with the remedy."""
-    path = shutil.which("runsc", path=f"{os.environ.get('PATH', '')}:/usr/local/bin:/usr/bin")
+    path = shutil.which("runsc")
     if path is None:
         raise ProviderUnavailable(f"gVisor is not installed. {REMEDY}")
     return path

@@ -1,0 +1,118 @@
+"""Without root the same promises hold, by user namespaces and a supervisor that watches memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.sandboxes import LocalProcess
+
+UID = 60_123
+
+
+@pytest.fixture(scope="module")
+def unprivileged() -> Iterator[LocalProcess]:
+    require("bwrap")
+    with tempfile.TemporaryDirectory(prefix="cofferdam-unprivileged-") as folder:
+        uid = None
+        if os.geteuid() == 0:
+            uid = UID
+            os.chown(folder, UID, UID)
+        with LocalProcess(Path(folder), launcher="bubblewrap", pool_size=2, uid=uid) as process:
+            assert process.greeting == {"ready": True}
+            yield process
+
+
+def test_code_runs_without_privileges_in_namespaces_of_its_own(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        """
+        import os
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        print(os.getuid(), int(status["CapEff"], 16), int(status["CapPrm"], 16),
+              status["NoNewPrivs"].strip(), status["Seccomp"].strip())
+        for name in sorted(os.listdir("/proc/self/ns")):
+            print(os.readlink(f"/proc/self/ns/{name}"))
+        """
+    )
+    first, *inside = result["stdout"].splitlines()
+    assert (result["runtime"], first) == ("bubblewrap", "1000 0 0 1 2")
+    ours = {os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
+    shared = {name.partition(":")[0] for name in ours & set(inside)}
+    assert shared <= {"time", "time_for_children"}
+
+
+def test_memory_is_watched_by_the_supervisor(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run("x = []\nwhile True: x.append(bytearray(10**6))", timeout=10)
+    assert (result["out_of_memory"], result["timed_out"]) == (True, False)
+
+
+def test_memory_of_all_processes_together_is_watched(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        """
+        import os, time
+        for _ in range(8):
+            if os.fork() == 0:
+                kept = bytearray(60 * 2**20)
+                time.sleep(100)
+        time.sleep(100)
+        """,
+        timeout=10,
+    )
+    assert result["out_of_memory"] is True
+
+
+def test_a_fork_bomb_is_held_to_its_own_sandbox(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        """
+        import os, time
+        made = 0
+        try:
+            while made < 500:
+                if os.fork() == 0:
+                    time.sleep(100)
+                made += 1
+        except BlockingIOError:
+            print("refused", made < 100)
+        """
+    )
+    assert result["stdout"] == "refused True\n"
+    assert unprivileged.run("print(1)")["stdout"] == "1\n"
+
+
+def test_a_daemonised_child_is_killed_on_timeout(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)", timeout=0.5
+    )
+    assert result["timed_out"] is True
+    assert unprivileged.run("print(1)")["stdout"] == "1\n"
+
+
+def test_sandboxes_do_not_see_each_other(unprivileged: LocalProcess) -> None:
+    unprivileged.run("open('/tmp/left', 'w'); open('/dev/shm/left', 'w'); open('left', 'w')")
+    result = unprivileged.run(
+        "import os\nprint([os.path.exists(p) for p in ('/tmp/left', '/dev/shm/left', 'left')])\n"
+        "try: open('/dev/left', 'w')\nexcept OSError as error: print(type(error).__name__)"
+    )
+    assert result["stdout"].splitlines()[0] == "[False, False, False]"
+    assert result["stdout"].splitlines()[1] in ("OSError", "PermissionError")
+
+
+def test_the_supervisor_cannot_be_read(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        """
+        import os
+        for name in ("mem", "environ", "maps", "fd", "ns/net"):
+            try:
+                look = {"fd": os.listdir, "ns/net": os.readlink}.get(name, lambda p: open(p).read(1))
+                look(f"/proc/1/{name}")
+                print("read", name)
+            except OSError:
+                pass
+        """
+    )
+    assert (result["stdout"], result["stderr"]) == ("", "")
