@@ -164,7 +164,7 @@ def test_a_flood_of_files_does_not_cost_the_verdict(local: Local) -> None:
     code = """
         import os
         os.mkdir("artifacts/many")
-        for n in range(20_000): open(f"artifacts/many/{n}", "w").close()
+        for n in range(4000): open(f"artifacts/many/{n}", "w").close()
         print("done")
     """
     result = local.survive(code, timeout=20)
@@ -233,7 +233,7 @@ def test_deep_folders_are_not_followed_for_ever(bubblewrap: Local) -> None:
             os.mkdir(path)
     """
     result = bubblewrap.survive(code)
-    assert sorted(contents(result)) == [f"{'d/' * depth}file{depth}" for depth in range(5)]
+    assert set(contents(result)) == {f"{'d/' * depth}file{depth}" for depth in range(5)}
 
 
 def test_a_file_that_keeps_growing_is_seen_as_it_was_at_the_end(bubblewrap: Local) -> None:

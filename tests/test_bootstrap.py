@@ -5,10 +5,13 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
+from django.core.management import call_command
+from django_q.models import Schedule
 
 from executions.models import Tenant
 from executions.services import keys as api_keys
@@ -111,3 +114,12 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
     assert set(keys.read(here)) == {"SECRET_KEY", "FERNET_KEYS"}
     assert not set(keys.read(here).values()) & set(keys.read(there).values())
     assert [path.name for path in here.iterdir()] == [keys.FILE_NAME]
+
+
+@pytest.mark.django_db
+def test_stale_executions_are_swept_from_the_first_start_on() -> None:
+    call_command("bootstrap", stdout=StringIO())
+    call_command("bootstrap", stdout=StringIO())
+    assert [task.func for task in Schedule.objects.all()] == [
+        "executions.tasks.end_stale_executions"
+    ]

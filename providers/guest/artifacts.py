@@ -23,6 +23,9 @@ def collect(
     while folders and scanned <= SCAN_LIMIT:
         path, prefix, depth = folders.pop(0)
         try:
+            # gVisor follows a link in spite of O_NOFOLLOW when O_DIRECTORY is set too.
+            if not _is_folder(path):
+                continue
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             _skip(skipped, prefix, "unreadable")
@@ -65,7 +68,7 @@ def _names(folder: int) -> "list[str]":
     return sorted(names)
 
 
-def _is_folder(name: str, folder: int) -> bool:
+def _is_folder(name: str, folder: "int | None" = None) -> bool:
     return stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
 
 

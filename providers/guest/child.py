@@ -53,17 +53,17 @@ def become_child(
 def write_files(parts: "dict[str, bytes]") -> None:
     """Put the input files into the workspace. The host has checked their paths.
 
-    Ends the process when they cannot be written, as the program could not run without them.
+    They are taken out of `parts`, so that they do not stay in memory. Ends the process when they
+    cannot be written, as the program could not run without them.
     """
     try:
-        for name, content in parts.items():
-            if name.startswith("file:"):
-                path = name[5:]
-                folder = path.rpartition("/")[0]
-                if folder:
-                    os.makedirs(folder, exist_ok=True)
-                with open(path, "wb") as file:
-                    file.write(content)
+        for name in [name for name in parts if name.startswith("file:")]:
+            path = name[5:]
+            folder = path.rpartition("/")[0]
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(parts.pop(name))
     except OSError as error:
         os.write(2, f"The input files cannot be written: {error}\n".encode())
         os._exit(1)

@@ -151,6 +151,7 @@ function writeFiles (parts) {
       if (!name.startsWith('file:')) continue
       fs.mkdirSync(path.dirname(name.slice(5)), { recursive: true })
       fs.writeFileSync(name.slice(5), content)
+      parts.delete(name)
     }
   } catch (error) {
     fail(new ProgramError(`The input files cannot be written: ${error.message}`))

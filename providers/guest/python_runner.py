@@ -44,6 +44,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     if frame is None:
         os._exit(0)
     header, parts = frame
+    del frame
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _complete_sys_path()
     write_files(parts)

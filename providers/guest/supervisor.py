@@ -113,14 +113,15 @@ class Run:
         self.stderr = Capture(child.stderr, limits["output_bytes"])
         self._reports: "wire.Parser | None" = wire.Parser(limits["result_bytes"] + 4096)
 
-    def follow(self, job: bytes, wakeup: int, channel: int) -> None:
+    def follow(self, job: "list[bytes]", wakeup: int, channel: int) -> None:
         """Feed the job in and watch until the child reports, ends, or breaks a limit."""
         poll = select.poll()
         for fd in (self.child.report, self.stdout.fd, self.stderr.fd, wakeup, channel):
             poll.register(fd, select.POLLIN)
         os.set_blocking(self.child.job, False)
         poll.register(self.child.job, select.POLLOUT)
-        pending = memoryview(job)
+        pending = [memoryview(chunk) for chunk in job]
+        job.clear()
         next_check = 0.0
         while self.done is None and self.child.exit_code is None:
             now = time.monotonic()
@@ -136,7 +137,7 @@ class Run:
                 wait = min(wait, MEMORY_CHECK_SECONDS)
             for fd, _ in poll.poll(wait * 1000 + 1):
                 if fd == self.child.job:
-                    pending = self._feed(pending)
+                    self._feed(pending)
                     if not pending:
                         poll.unregister(fd)
                 elif fd == channel:
@@ -155,13 +156,16 @@ class Run:
         self.out_of_memory = used > self.limits["memory_bytes"]
         return self.out_of_memory
 
-    def _feed(self, pending: memoryview) -> memoryview:
+    def _feed(self, pending: "list[memoryview]") -> None:
+        """Write what the pipe has room for, and let go of it."""
         try:
-            return pending[os.write(self.child.job, pending) :]
+            pending[0] = pending[0][os.write(self.child.job, pending[0]) :]
         except BlockingIOError:
-            return pending
+            return
         except BrokenPipeError:
-            return pending[:0]
+            pending.clear()
+        if pending and not pending[0]:
+            del pending[0]
 
     def _take(self, fd: int) -> bool:
         """Read one of the child's pipes. False when it has ended."""
@@ -273,7 +277,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     request, parts = frame
     began = time.monotonic()
     run = Run(child, request, bool(template.get("watch_memory")))
-    job = wire.pack(
+    job = wire.chunks(
         {
             "entrypoint": request["entrypoint"],
             "timeout": request["timeout"],
@@ -281,6 +285,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         },
         list(parts.items()),
     )
+    del frame, parts
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()

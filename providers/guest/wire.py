@@ -64,9 +64,14 @@ class FrameError(Exception):
 
 def pack(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> bytes:
     """One frame. The parts' names and sizes are added to the header."""
+    return b"".join(chunks(header, parts))
+
+
+def chunks(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> "list[bytes]":
+    """One frame as the bytes to be written one after the other, without a copy of the parts."""
     named = [[name, len(content)] for name, content in parts]
     text = dumps({**header, "parts": named}).encode()
-    return b"".join((len(text).to_bytes(4, "big"), text, *(content for _, content in parts)))
+    return [len(text).to_bytes(4, "big") + text, *(content for _, content in parts)]
 
 
 class Parser:
@@ -115,14 +120,17 @@ class Parser:
 
     def _take(self) -> "tuple[dict[str, object], dict[str, bytes]]":
         parts = {}
-        start = 0
-        for name, size in self._sizes:
-            parts[name] = bytes(self._buffer[start : start + size])
-            start += size
-        del self._buffer[:start]
+        end = self._needed
+        # From the end on, so that what has been taken is let go of: memory is scarce in a sandbox.
+        for name, size in reversed(self._sizes):
+            with memoryview(self._buffer) as view:
+                parts[name] = bytes(view[end - size : end])
+            del self._buffer[end - size : end]
+            end -= size
+        self._needed = 4
         header, self._header = self._header, None
         assert header is not None
-        return header, parts
+        return header, dict(reversed(parts.items()))
 
 
 def _part_sizes(header: object) -> "list[tuple[str, int]]":
