@@ -255,7 +255,7 @@ def test_nothing_printed_is_taken_for_a_result(local: Local) -> None:
     result = local.run(code, files=[InputFile("forged", frame)])
     assert (result.result, result.exit_code) == ("honest", 0)
     assert '"forged"' in result.stdout
-    assert result.stdout.endswith("__RESULT__ {\"result\": 1} __COFFERDAM_RESULT__:eyJ9\n")
+    assert result.stdout.endswith('__RESULT__ {"result": 1} __COFFERDAM_RESULT__:eyJ9\n')
     assert '"forged"' in result.stderr
 
 

@@ -174,9 +174,7 @@ JAVASCRIPT_LEAVES_IT_TO_US = {
 
 
 @pytest.mark.parametrize("code", JAVASCRIPT_CALLS_ITSELF.values(), ids=JAVASCRIPT_CALLS_ITSELF)
-def test_a_javascript_main_that_the_code_calls_is_called_once(
-    bubblewrap: Local, code: str
-) -> None:
+def test_a_javascript_main_that_the_code_calls_is_called_once(bubblewrap: Local, code: str) -> None:
     require("node")
     result = bubblewrap.run(code, "javascript")
     assert (result.stdout, result.exit_code, result.has_result) == ("called\n", 0, False), (

@@ -18,9 +18,7 @@ from tests.sandboxes import Local
         ("bash", "echo before; f() { f | f & }; while :; do f; done"),
     ],
 )
-def test_a_fork_bomb_is_bounded_and_timed_out(
-    bubblewrap: Local, language: str, code: str
-) -> None:
+def test_a_fork_bomb_is_bounded_and_timed_out(bubblewrap: Local, language: str, code: str) -> None:
     result = bubblewrap.survive(code, language, timeout=1)
     assert result.timed_out or result.exit_code != 0
     assert result.stdout.startswith("before\n")
@@ -79,9 +77,7 @@ MEMORY_BOMBS = {
 
 
 @pytest.mark.parametrize(("language", "code"), MEMORY_BOMBS.values(), ids=MEMORY_BOMBS)
-def test_using_too_much_memory_is_the_verdict(
-    bubblewrap: Local, language: str, code: str
-) -> None:
+def test_using_too_much_memory_is_the_verdict(bubblewrap: Local, language: str, code: str) -> None:
     if language == "nodejs":
         require("node")
     result = bubblewrap.survive(code, language)

@@ -250,7 +250,7 @@ def main() -> None:
 def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) -> None:
     """Serve the one request that comes over the channel. Never returns.
 
-    Standard error stays open: what goes wrong before the sandbox is ready is told there.
+    What goes wrong before the sandbox is ready is told on standard error.
     """
     os.umask(0o022)
     close_to_others()
@@ -264,12 +264,16 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     os.set_blocking(wakeup_in, False)
     _signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    # Process 1 is safe from every signal it has no handler for, and Python has one for this.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
     child = Child(template)
     ready = wire.read_frame(child.report, wire.Parser(0))
     if ready is None:
         os.write(2, os.read(child.stderr, 2000))
         os._exit(70)
+    # gVisor lets user code open the files, though not the sockets, that process 1 has open.
+    os.dup2(os.open("/dev/null", os.O_RDWR), 2)
     wire.write_all(channel_out, wire.pack({"type": "ready", "python": sys.version.split()[0]}, []))
     frame = wire.read_frame(channel_in, wire.Parser(wire.REQUEST_LIMIT))
     if frame is None:
