@@ -23,7 +23,7 @@ def no_provider(db: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def local(db: None) -> None:
+def local_active(db: None) -> None:
     """The real thing: bubblewrap sandboxes on this machine."""
     require("bwrap")
     activate("local", LOCAL)

@@ -13,8 +13,6 @@ from executions.models import Artifact, Execution
 from executions.services.artifacts import make_token
 from tests.conftest import Caller
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 PATH = "/v1/execute"
 
 
@@ -22,14 +20,16 @@ def execute(caller: Caller, code: str, **body: Any) -> Any:
     return caller.client.post(PATH, {"user_id": "alice", "code": code, **body})
 
 
-def test_the_last_expression_is_printed_after_the_output(local: None, alice: Caller) -> None:
+def test_the_last_expression_is_printed_after_the_output(local_active: None, alice: Caller) -> None:
     answer = execute(alice, "x = 5\nprint(x * 2)\nx")
 
     assert answer.status_code == 200
     assert answer.json() == {"output": "10\n5\n", "artifacts": []}
 
 
-def test_output_holds_stdout_then_stderr_and_the_traceback(local: None, alice: Caller) -> None:
+def test_output_holds_stdout_then_stderr_and_the_traceback(
+    local_active: None, alice: Caller
+) -> None:
     answer = execute(alice, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n1 / 0")
 
     output = answer.json()["output"]
@@ -39,7 +39,7 @@ def test_output_holds_stdout_then_stderr_and_the_traceback(local: None, alice: C
 
 
 def test_code_that_runs_too_long_keeps_its_output_and_says_so(
-    local: None, alice: Caller, settings: Any
+    local_active: None, alice: Caller, settings: Any
 ) -> None:
     settings.SANDBOX_TIMEOUT_SEC = 1
 
@@ -48,7 +48,7 @@ def test_code_that_runs_too_long_keeps_its_output_and_says_so(
     assert output.startswith("before\nSB005: ")
 
 
-def test_truncated_output_says_so(local: None, alice: Caller, settings: Any) -> None:
+def test_truncated_output_says_so(local_active: None, alice: Caller, settings: Any) -> None:
     settings.SANDBOX_MAX_OUTPUT_KB = 1
 
     output = execute(alice, "print('x' * 5000)").json()["output"]
@@ -56,7 +56,7 @@ def test_truncated_output_says_so(local: None, alice: Caller, settings: Any) -> 
     assert output == "x" * 1000 + "\n[output truncated]\n"
 
 
-def test_an_artifact_has_a_link_that_needs_no_key(local: None, alice: Caller) -> None:
+def test_an_artifact_has_a_link_that_needs_no_key(local_active: None, alice: Caller) -> None:
     artifacts = execute(alice, "open('artifacts/a b.txt', 'w').write('hello')\n1").json()[
         "artifacts"
     ]

@@ -16,8 +16,6 @@ from executions.services.keys import Unauthenticated, authenticate, create_api_k
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 ENDPOINTS = [
     ("post", "/api/v1/executions"),
     ("get", "/api/v1/executions"),

@@ -21,8 +21,6 @@ from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 PATH = "/api/v1/executions"
 
 

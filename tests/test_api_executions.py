@@ -19,8 +19,6 @@ from executions.models import Execution
 from tests.conftest import Caller, require
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 SHAPE = {
     "id": str,
     "status": str,
@@ -43,7 +41,7 @@ SHAPE = {
 }
 
 
-def test_an_execution_has_exactly_the_documented_shape(local: None, alice: Caller) -> None:
+def test_an_execution_has_exactly_the_documented_shape(local_active: None, alice: Caller) -> None:
     answer = run(alice, "print('hello')")
 
     assert answer.status_code == 200
@@ -66,7 +64,7 @@ def test_an_execution_has_exactly_the_documented_shape(local: None, alice: Calle
 
 
 def test_main_is_called_with_the_arguments_and_its_value_comes_back(
-    local: None, alice: Caller
+    local_active: None, alice: Caller
 ) -> None:
     code = (
         "def main(name, count):\n    print('called')\n    return {'message': f'{name}! ' * count}"
@@ -79,7 +77,7 @@ def test_main_is_called_with_the_arguments_and_its_value_comes_back(
     assert body["stdout"] == "called\n"
 
 
-def test_json_types_survive_both_ways(local: None, alice: Caller) -> None:
+def test_json_types_survive_both_ways(local_active: None, alice: Caller) -> None:
     value = {
         "true": True,
         "null": None,
@@ -95,13 +93,15 @@ def test_json_types_survive_both_ways(local: None, alice: Caller) -> None:
     assert body["result"]["true"] is True
 
 
-def test_a_null_result_is_told_from_no_result(local: None, alice: Caller) -> None:
+def test_a_null_result_is_told_from_no_result(local_active: None, alice: Caller) -> None:
     body = run(alice, "def main():\n    pass").json()
 
     assert (body["result"], body["has_result"]) == (None, True)
 
 
-def test_code_that_raises_is_failed_with_its_own_line_numbers(local: None, alice: Caller) -> None:
+def test_code_that_raises_is_failed_with_its_own_line_numbers(
+    local_active: None, alice: Caller
+) -> None:
     answer = run(alice, "x = 1\n\nraise ValueError('no such luck')")
 
     assert answer.status_code == 200
@@ -111,13 +111,13 @@ def test_code_that_raises_is_failed_with_its_own_line_numbers(local: None, alice
     assert "ValueError: no such luck" in body["stderr"]
 
 
-def test_the_exit_code_is_the_codes_own(local: None, alice: Caller) -> None:
+def test_the_exit_code_is_the_codes_own(local_active: None, alice: Caller) -> None:
     body = run(alice, "import sys\nsys.exit(7)").json()
 
     assert (body["status"], body["exit_code"]) == ("failed", 7)
 
 
-def test_main_that_is_not_there_is_a_program_error(local: None, alice: Caller) -> None:
+def test_main_that_is_not_there_is_a_program_error(local_active: None, alice: Caller) -> None:
     answer = run(alice, "x = 1", entrypoint="main")
 
     assert answer.status_code == 200
@@ -126,7 +126,7 @@ def test_main_that_is_not_there_is_a_program_error(local: None, alice: Caller) -
     assert "main" in body["stderr"]
 
 
-def test_code_that_runs_too_long_is_timed_out(local: None, alice: Caller) -> None:
+def test_code_that_runs_too_long_is_timed_out(local_active: None, alice: Caller) -> None:
     began = time.monotonic()
     answer = run(alice, "print('before', flush=True)\nwhile True: pass", timeout=0.5)
 
@@ -139,7 +139,9 @@ def test_code_that_runs_too_long_is_timed_out(local: None, alice: Caller) -> Non
     assert body["stdout"] == "before\n"
 
 
-def test_code_that_needs_too_much_memory_is_out_of_memory(local: None, alice: Caller) -> None:
+def test_code_that_needs_too_much_memory_is_out_of_memory(
+    local_active: None, alice: Caller
+) -> None:
     answer = run(alice, "x = bytearray(900_000_000)\nprint(len(x))", timeout=20)
 
     assert answer.status_code == 200
@@ -149,7 +151,7 @@ def test_code_that_needs_too_much_memory_is_out_of_memory(local: None, alice: Ca
 
 
 def test_output_beyond_the_limit_is_dropped_and_flagged(
-    local: None, alice: Caller, settings: object
+    local_active: None, alice: Caller, settings: object
 ) -> None:
     settings.SANDBOX_MAX_OUTPUT_KB = 10
 
@@ -160,7 +162,7 @@ def test_output_beyond_the_limit_is_dropped_and_flagged(
 
 
 def test_output_that_is_no_text_is_replaced_in_answer_and_record_alike(
-    local: None, alice: Caller
+    local_active: None, alice: Caller
 ) -> None:
     code = "import os\nos.write(1, b'a\\x00b\\xffc')\nos.write(2, b'\\xed\\xa0\\x80')"
 
@@ -172,7 +174,7 @@ def test_output_that_is_no_text_is_replaced_in_answer_and_record_alike(
     assert (record.stdout, record.stderr) == (body["stdout"], body["stderr"])
 
 
-def test_input_files_are_there_when_the_code_runs(local: None, alice: Caller) -> None:
+def test_input_files_are_there_when_the_code_runs(local_active: None, alice: Caller) -> None:
     content = bytes(range(256))
     files = [
         {"path": "data/in.bin", "content_base64": base64.b64encode(content).decode()},
@@ -186,13 +188,13 @@ def test_input_files_are_there_when_the_code_runs(local: None, alice: Caller) ->
     assert run(alice, code, files=files).json()["stdout"] == "True 0\n"
 
 
-def test_bash_runs(local: None, alice: Caller) -> None:
+def test_bash_runs(local_active: None, alice: Caller) -> None:
     body = run(alice, "echo $((6 * 7)); exit 3", language="bash").json()
 
     assert (body["stdout"], body["exit_code"], body["language"]) == ("42\n", 3, "bash")
 
 
-def test_javascript_runs(local: None, alice: Caller) -> None:
+def test_javascript_runs(local_active: None, alice: Caller) -> None:
     require("node")
     code = "async function main({a, b}) { return a + b }"
 
@@ -201,14 +203,14 @@ def test_javascript_runs(local: None, alice: Caller) -> None:
     assert (body["status"], body["result"]) == ("succeeded", 42), body["stderr"]
 
 
-def test_the_languages_are_those_of_the_provider(local: None, alice: Caller) -> None:
+def test_the_languages_are_those_of_the_provider(local_active: None, alice: Caller) -> None:
     answer = alice.client.get("/api/v1/languages")
 
     assert answer.status_code == 200
     assert {"python", "bash"} <= set(answer.json()["languages"])
 
 
-def test_a_recorded_execution_can_be_read_again(local: None, alice: Caller) -> None:
+def test_a_recorded_execution_can_be_read_again(local_active: None, alice: Caller) -> None:
     ran = run(alice, "def main():\n    return [1, 'two']").json()
 
     answer = alice.client.get(f"/api/v1/executions/{ran['id']}")
@@ -217,7 +219,9 @@ def test_a_recorded_execution_can_be_read_again(local: None, alice: Caller) -> N
     assert answer.json() == ran
 
 
-def test_the_list_is_newest_first_and_leaves_out_what_is_large(local: None, alice: Caller) -> None:
+def test_the_list_is_newest_first_and_leaves_out_what_is_large(
+    local_active: None, alice: Caller
+) -> None:
     ids = [run(alice, f"print({number})").json()["id"] for number in range(3)]
 
     body = alice.client.get("/api/v1/executions").json()
@@ -494,7 +498,7 @@ def strict(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_description_of_the_api_is_valid_and_names_what_is_answered(
-    local: None, alice: Caller
+    local_active: None, alice: Caller
 ) -> None:
     from drf_spectacular.generators import SchemaGenerator
     from drf_spectacular.validation import validate_schema

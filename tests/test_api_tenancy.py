@@ -11,8 +11,6 @@ from executions.models import Execution
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 WITH_FILE = (
     "answer = ExecutionResult('', '', 0, 0.0,"
     " artifacts=[ArtifactFile('plot.txt', 'text/plain', b'data')])"

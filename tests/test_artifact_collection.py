@@ -16,7 +16,7 @@ def contents(result: ExecutionResult) -> dict[str, bytes]:
 
 
 def skipped(result: ExecutionResult) -> dict[str, str]:
-    return {name: reason for name, reason in result.metadata.get("artifacts_skipped", [])}
+    return dict(result.metadata.get("artifacts_skipped", []))
 
 
 def test_files_and_folders_come_back(local: Local) -> None:

@@ -14,8 +14,6 @@ from executions.models import Artifact, Execution
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 
 def leave(caller: Caller, *files: tuple[str, str, bytes]) -> Any:
     made = ", ".join(
@@ -28,7 +26,7 @@ def fetch(caller: Caller, execution_id: str, name: str) -> Any:
     return caller.client.get(f"/api/v1/executions/{execution_id}/artifacts/{quote(name)}")
 
 
-def test_what_real_code_writes_comes_back(local: None, alice: Caller) -> None:
+def test_what_real_code_writes_comes_back(local_active: None, alice: Caller) -> None:
     code = (
         "import os\n"
         "os.makedirs('artifacts/charts', exist_ok=True)\n"

@@ -26,8 +26,6 @@ from tests.conftest import Caller
 from tests.processes import ROOT
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 
 def deliver() -> list[dict[str, Any]]:
     """Do what a worker does with everything that is in the queue; what it was sent."""
@@ -40,7 +38,7 @@ def deliver() -> list[dict[str, Any]]:
 
 @pytest.mark.django_db(transaction=True)
 def test_it_is_answered_at_once_and_run_by_a_worker(
-    local: None, alice: Caller, bob: Caller, charlie: Caller
+    local_active: None, alice: Caller, bob: Caller, charlie: Caller
 ) -> None:
     code = "def main(a):\n    open('artifacts/x', 'w').write('x')\n    return a + open('in').read()"
     files = [{"path": "in", "content_base64": "ISE="}]
@@ -216,7 +214,7 @@ def test_an_idempotency_key_shows_what_became_of_it(scripted: object, alice: Cal
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_real_worker_runs_it(local: None, alice: Caller) -> None:
+def test_a_real_worker_runs_it(local_active: None, alice: Caller) -> None:
     database = project.DATABASES["default"]
     if not database["ENGINE"].endswith("sqlite3"):
         pytest.skip("hands the test's SQLite file to another process")

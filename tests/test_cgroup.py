@@ -76,11 +76,11 @@ def test_groups_of_dead_processes_are_removed_and_those_of_living_ones_stay(
     tmp_path: Path, proc: Path
 ) -> None:
     base = tmp_path / "cgroup/memory/our/own"
-    (base / "cofferdam-1/7").mkdir(parents=True)
-    (base / f"cofferdam-{os.getpid()}/7").mkdir(parents=True)
+    (base / "cofferdam-1-0/7").mkdir(parents=True)
+    (base / f"cofferdam-{os.getpid()}-0/7").mkdir(parents=True)
     CgroupParent.create(tmp_path / "cgroup", proc)
-    assert not (base / "cofferdam-1").exists()
-    assert (base / f"cofferdam-{os.getpid()}/7").exists()
+    assert not (base / "cofferdam-1-0").exists()
+    assert (base / f"cofferdam-{os.getpid()}-0/7").exists()
 
 
 def test_removing_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -92,7 +92,9 @@ def test_a_real_sandbox_has_a_group_while_it_lives(tmp_path: Path) -> None:
     require("bwrap")
     with LocalProcess(tmp_path, launcher="bubblewrap", pool_size=1) as owner:
         owner.start("import time\ntime.sleep(0.5)\nprint('done')")
-        groups = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}/*/cgroup.procs"))
+        groups = list(
+            Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}-*/*/cgroup.procs")
+        )
         assert any(len(group.read_text().split()) >= 2 for group in groups)
         assert owner.read()["stdout"] == "done\n"
-    assert not list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}"))
+    assert not list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}-*"))

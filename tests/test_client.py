@@ -17,8 +17,6 @@ from providers.errors import (
     ProviderUnavailable,
 )
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 
 def test_its_signature_is_the_published_one() -> None:
     parameters = inspect.signature(execute_code).parameters
@@ -31,7 +29,7 @@ def test_its_signature_is_the_published_one() -> None:
     }
 
 
-def test_code_runs_and_its_result_comes_back(local: None) -> None:
+def test_code_runs_and_its_result_comes_back(local_active: None) -> None:
     code = (
         "def main(name, count):\n    print('hi')\n    return {'message': f'Hello {name}!' * count}"
     )
@@ -45,7 +43,7 @@ def test_code_runs_and_its_result_comes_back(local: None) -> None:
     assert 0 < result.execution_time < 5
 
 
-def test_it_is_recorded_for_the_internal_tenant(local: None) -> None:
+def test_it_is_recorded_for_the_internal_tenant(local_active: None) -> None:
     execute_code("print(1)")
     execute_code("print(2)")
 
@@ -56,14 +54,14 @@ def test_it_is_recorded_for_the_internal_tenant(local: None) -> None:
     }
 
 
-def test_code_that_fails_is_a_result(local: None) -> None:
+def test_code_that_fails_is_a_result(local_active: None) -> None:
     result = execute_code("raise ValueError('no')")
 
     assert result.exit_code == 1
     assert "ValueError: no" in result.stderr
 
 
-def test_code_that_runs_too_long_is_a_result(local: None) -> None:
+def test_code_that_runs_too_long_is_a_result(local_active: None) -> None:
     result = execute_code("while True: pass", timeout=0.5)
 
     assert (result.timed_out, result.exit_code) == (True, None)

@@ -16,8 +16,6 @@ from executions.models import ApiKey, Execution, Tenant
 from executions.services.keys import authenticate
 from tests.conftest import Caller
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 TESTED = {"create_tenant", "create_api_key", "execute", "end_stale_executions"}
 
 
@@ -105,7 +103,7 @@ def test_create_api_key_refuses(arguments: tuple[str, ...], alice: Caller) -> No
 
 
 def test_execute_passes_output_and_exit_code_through(
-    local: None, script: Any, capsys: pytest.CaptureFixture[str]
+    local_active: None, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(9)")
 
@@ -118,7 +116,7 @@ def test_execute_passes_output_and_exit_code_through(
 
 
 def test_execute_calls_main_with_the_arguments_and_prints_its_value(
-    local: None, script: Any, capsys: pytest.CaptureFixture[str]
+    local_active: None, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script("def main(a, b):\n    print('adding')\n    return {'sum': a + b}")
 
@@ -127,14 +125,14 @@ def test_execute_calls_main_with_the_arguments_and_prints_its_value(
 
 
 def test_execute_runs_another_language(
-    local: None, script: Any, capsys: pytest.CaptureFixture[str]
+    local_active: None, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(script("echo shell"), "--language", "bash") == 0
     assert capsys.readouterr().out == "shell\n"
 
 
 def test_execute_reads_standard_input(
-    local: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    local_active: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("print('grüße')".encode())))
 
@@ -143,7 +141,7 @@ def test_execute_reads_standard_input(
 
 
 def test_execute_can_print_all_there_is_as_json(
-    local: None, script: Any, capsys: pytest.CaptureFixture[str]
+    local_active: None, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(script("print('x')\nraise SystemExit(3)"), "--json") == 3
 
@@ -153,7 +151,7 @@ def test_execute_can_print_all_there_is_as_json(
 
 
 def test_execute_tells_code_that_was_ended_from_code_that_ended(
-    local: None, script: Any, capsys: pytest.CaptureFixture[str]
+    local_active: None, script: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(script("while True: pass"), "--timeout", "0.5") == 124
     assert "SB005" in capsys.readouterr().err

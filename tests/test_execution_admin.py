@@ -22,8 +22,6 @@ from executions.services.keys import authenticate
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 LIST = "/admin/executions/execution/"
 KEYS = "/admin/executions/apikey/"
 

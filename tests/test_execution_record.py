@@ -23,8 +23,6 @@ from executions.services.run import run_execution
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 CODE = "answer = ExecutionResult('out', 'err', 3, 0.0, {'runtime': 'odd', 'cpu_seconds': 0.5})"
 
 

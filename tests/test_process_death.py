@@ -44,7 +44,7 @@ def test_cgroups_of_a_killed_owner_are_removed_by_the_next(tmp_path: Path) -> No
     pid = owner.process.pid
     owner.process.kill()
     owner.process.wait(5)
-    left = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{pid}"))
+    left = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{pid}-*"))
     with LocalProcess(tmp_path, launcher="bubblewrap", pool_size=1) as following:
         assert following.run("print(1)")["stdout"] == "1\n"
     wait_until(lambda: not any(path.exists() for path in left), seconds=5)

@@ -15,8 +15,6 @@ from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.models import ProviderConfig
 from tests.conftest import require
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 
 @pytest.fixture
 def configured(db: None) -> Any:
@@ -48,7 +46,7 @@ def test_it_needs_no_configuration(no_provider: None, configured: Any, settings:
     assert not ProviderConfig.objects.exists()
 
 
-def test_every_run_is_recorded(local: None, configured: Any, settings: Any) -> None:
+def test_every_run_is_recorded(local_active: None, configured: Any, settings: Any) -> None:
     settings.SANDBOX_TYPE = "local"
 
     get_sandbox().execute("import sys\nsys.exit(4)")
@@ -90,7 +88,11 @@ def test_a_changed_configuration_is_taken_up(
 
 @pytest.mark.parametrize("sandbox_type", ["docker", "e2b"])
 def test_a_type_whose_provider_is_missing_is_an_error_and_never_a_local_run(
-    sandbox_type: str, local: None, configured: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    sandbox_type: str,
+    local_active: None,
+    configured: Any,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings.SANDBOX_TYPE = sandbox_type
     monkeypatch.setitem(sandbox._PROVIDERS, sandbox_type, f"{sandbox_type}_that_is_missing")
@@ -126,7 +128,7 @@ def test_docker_is_the_provider_of_that_id(
 
 
 def test_the_timeout_is_the_configured_one_unless_given(
-    local: None, configured: Any, settings: Any
+    local_active: None, configured: Any, settings: Any
 ) -> None:
     settings.SANDBOX_TYPE = "local"
     settings.SANDBOX_TIMEOUT_SEC = 1
@@ -139,7 +141,7 @@ def test_the_timeout_is_the_configured_one_unless_given(
     assert given.stdout == "done\n"
 
 
-def test_output_is_bounded(local: None, configured: Any, settings: Any) -> None:
+def test_output_is_bounded(local_active: None, configured: Any, settings: Any) -> None:
     settings.SANDBOX_TYPE = "local"
     settings.SANDBOX_MAX_OUTPUT_KB = 2
 
@@ -148,7 +150,9 @@ def test_output_is_bounded(local: None, configured: Any, settings: Any) -> None:
     assert (len(result.stdout), result.truncated) == (2000, True)
 
 
-def test_another_language_can_be_asked_for(local: None, configured: Any, settings: Any) -> None:
+def test_another_language_can_be_asked_for(
+    local_active: None, configured: Any, settings: Any
+) -> None:
     settings.SANDBOX_TYPE = "local"
 
     assert get_sandbox().execute("echo shell", language="bash").stdout == "shell\n"

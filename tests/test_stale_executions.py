@@ -20,8 +20,6 @@ from executions.tasks import end_stale_executions as scheduled
 from tests.conftest import Caller
 from tests.running import run
 
-pytest_plugins = ["tests.provider_fixtures"]
-
 
 def opened(caller: Caller, mode: str, **request: Any) -> Execution:
     return open_record(

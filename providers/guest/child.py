@@ -76,7 +76,7 @@ def limit_cpu_time(timeout: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def _bound_resources(limits: "dict[str, int]") -> None:
+def _bound_resources(limits: "dict[str, int | None]") -> None:
     for kind, bound in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -84,6 +84,11 @@ def _bound_resources(limits: "dict[str, int]") -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_DATA, limits["data_bytes"]),
     ):
+        if bound is None:
+            continue
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY:
+            bound = min(bound, most)
         resource.setrlimit(kind, (bound, bound))
 
 

@@ -42,12 +42,16 @@ class Child:
         self.exit_code: "int | None" = None
 
     def reap(self, flags: int) -> bool:
-        """Collect what has ended. False when there is nothing left to wait for."""
+        """Collect what has ended, waiting for the first unless `flags` say otherwise.
+
+        False when there is nothing left to wait for.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, flags)
             except ChildProcessError:
                 return False
+            flags = os.WNOHANG
             if pid == 0:
                 return True
             if pid == self.pid:
@@ -143,6 +147,7 @@ class Run:
                 elif fd == channel:
                     # The host sends nothing during a run: it has gone, or does not keep to the
                     # protocol. Either way nobody waits for an answer.
+                    self.child.kill_all()
                     os._exit(0)
                 elif fd == wakeup:
                     os.read(wakeup, 4096)

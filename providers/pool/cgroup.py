@@ -44,7 +44,8 @@ class CgroupParent:
                 _, controllers, path = line.split(":", 2)
                 if "memory" in controllers.split(","):
                     base = base / path.lstrip("/")
-        parent = cls(base / f"cofferdam-{os.getpid()}", version)
+        # One for each launcher: the one that replaces another is made while that still runs.
+        parent = cls(base / f"cofferdam-{os.getpid()}-{next(_numbers)}", version)
         try:
             _remove_abandoned(base, proc)
             parent.path.mkdir(exist_ok=True)
@@ -117,7 +118,7 @@ class Cgroup:
 
 def _remove_abandoned(base: Path, proc: Path) -> None:
     for path in base.glob("cofferdam-*"):
-        if not (proc / path.name.removeprefix("cofferdam-")).exists():
+        if not (proc / path.name.split("-")[1]).exists():
             for child in path.iterdir():
                 if child.is_dir():
                     with contextlib.suppress(OSError):

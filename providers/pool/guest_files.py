@@ -40,6 +40,13 @@ def find_python() -> str:
     raise ProviderUnavailable("No Python interpreter for sandboxes: install python3.")
 
 
+def program_folders(python: str) -> list[str]:
+    """The folders of this machine that sandboxes see whole: the programs and their libraries."""
+    if python.startswith("/usr/"):
+        return ["/usr"]
+    return ["/usr", str(Path(python).parent.parent)]
+
+
 def install_guest(python: str, folder: Path) -> Path:
     """Copy the guest below `folder` and compile it with `python`. Once per version of either.
 

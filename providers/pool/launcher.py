@@ -81,14 +81,19 @@ class PidfdGuest:
     async def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        loop.add_reader(self._pidfd, ended.set)
-        await ended.wait()
-        loop.remove_reader(self._pidfd)
+        await self._wait_for_end()
         os.close(self._pidfd)
         if self._cgroup:
             await self._cgroup.remove()
+
+    async def _wait_for_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(self._pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
 
 
 class ProcessGuest(PidfdGuest):
@@ -125,10 +130,16 @@ def start_process(
     """Start an isolation tool with `channel` as its stdin and stdout.
 
     Called from the loop's own thread, which lives as long as the service does: the parent-death
-    signal of the tools is tied to the thread that started them.
+    signal of the tools is tied to the thread that started them. In a session of its own, so that
+    neither does a Ctrl-C end it before its time, nor can it signal the group of the service.
     """
     return subprocess.Popen(
-        command, stdin=channel.fileno(), stdout=channel.fileno(), stderr=stderr, env=env
+        command,
+        stdin=channel.fileno(),
+        stdout=channel.fileno(),
+        stderr=stderr,
+        env=env,
+        start_new_session=True,
     )
 
 

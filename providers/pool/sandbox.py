@@ -45,7 +45,7 @@ class RunRequest:
         return 2 * limits.output_bytes + limits.result_bytes + limits.artifacts_total_bytes
 
     def frame(self, request_id: int) -> bytes:
-        """The request as the guest reads it. Raises InvalidConfiguration naming what cannot be sent."""
+        """The request as the guest reads it. Raises InvalidConfiguration naming the field."""
         limits = self.limits
         header = {
             "id": request_id,
@@ -100,6 +100,7 @@ class Sandbox:
     async def start(cls, launcher: Launcher, template: Template) -> Sandbox:
         """A warm sandbox. Raises CreationFailed, with what the isolation tool complained of."""
         guest = await launcher.start(template)
+        channel = None
         try:
             channel = await GuestChannel.open(guest.channel)
             async with asyncio.timeout(START_SECONDS):
@@ -108,6 +109,8 @@ class Sandbox:
                 raise wire.FrameError("the guest's first frame is not 'ready'")
         except BaseException as error:
             complaint = guest.complaint()
+            if channel:
+                channel.close()
             await guest.destroy()
             if isinstance(error, ChannelClosed | wire.FrameError | TimeoutError):
                 reason = complaint or str(error) or type(error).__name__
@@ -199,21 +202,23 @@ class Sandbox:
         metadata["cpu_seconds"] = _measured(header.get("cpu_seconds"))
         if skipped := _skipped(header.get("artifacts_skipped")):
             metadata["artifacts_skipped"] = skipped
+        bound = request.limits.output_bytes
+        stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
         result = ExecutionResult(
-            stdout=_readable(parts.get("stdout", b"")),
-            stderr=_readable(parts.get("stderr", b"")),
+            stdout=_readable(stdout[:bound]),
+            stderr=_readable(stderr[:bound]),
             exit_code=exit_code,
             execution_time=float(_measured(header.get("seconds")) or 0),
             metadata=metadata,
-            stdout_truncated=header.get("stdout_truncated") is True,
-            stderr_truncated=header.get("stderr_truncated") is True,
+            stdout_truncated=header.get("stdout_truncated") is True or len(stdout) > bound,
+            stderr_truncated=header.get("stderr_truncated") is True or len(stderr) > bound,
             timed_out=timed_out,
             out_of_memory=out_of_memory,
             artifacts=_artifacts(parts, request.limits),
         )
         if "result" in parts and exit_code == 0:
             try:
-                result.result = _parse_result(parts["result"])
+                result.result = _parse_result(parts["result"], request.limits.result_bytes)
                 result.has_result = True
             except (ValueError, RecursionError) as error:
                 result.exit_code = 1
@@ -247,8 +252,10 @@ def _skipped(claimed: object) -> list[list[str]]:
     ]
 
 
-def _parse_result(text: bytes) -> Any:
+def _parse_result(text: bytes, limit: int) -> Any:
     """The value of a JSON text. Raises ValueError or RecursionError when it is not JSON."""
+    if len(text) > limit:
+        raise ValueError(f"{len(text)} bytes are over the limit of {limit}")
     value = json.loads(text.decode())
     # Writing it again refuses what the parser let through: NaN, 1e999 and lone surrogates.
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()

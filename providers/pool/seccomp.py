@@ -2,6 +2,8 @@
 
 A deny list: what lets a program reach into the kernel or other processes answers EPERM, and every
 call of a foreign architecture ends the process. Numbers are from the kernel's syscall tables.
+Sockets can be made of few families: network namespaces do not hold back all of them, and VSOCK
+would lead to the hypervisor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
-# (audit architecture, {syscall: number}); clone and ioctl are filtered by their arguments.
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+
+# (audit architecture, {syscall: number}); clone, ioctl and socket are filtered by their arguments.
 _DENIED_X86_64 = {
     "ptrace": 101, "syslog": 103, "personality": 135, "pivot_root": 155, "adjtimex": 159,
     "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167,
@@ -46,10 +50,18 @@ _DENIED_AARCH64 = {
     "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "lookup_dcookie": 18, "vhangup": 58,
 }  # fmt: skip
 _TABLES = {
-    "x86_64": (0xC000003E, _DENIED_X86_64, {"clone": 56, "ioctl": 16, "clone3": 435}),
-    "aarch64": (0xC00000B7, _DENIED_AARCH64, {"clone": 220, "ioctl": 29, "clone3": 435}),
+    "x86_64": (
+        0xC000003E,
+        _DENIED_X86_64,
+        {"clone": 56, "ioctl": 16, "socket": 41, "clone3": 435},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        _DENIED_AARCH64,
+        {"clone": 220, "ioctl": 29, "socket": 198, "clone3": 435},
+    ),
 }
-_ENOSYS = 38
+_ENOSYS, _EAFNOSUPPORT = 38, 97
 
 
 def build_filter(machine: str | None = None) -> bytes | None:
@@ -59,6 +71,7 @@ def build_filter(machine: str | None = None) -> bytes | None:
         return None
     architecture, denied, filtered = table
     deny, allow, kill, no_such_call = "deny", "allow", "kill", "no_such_call"
+    no_such_family = "no_such_family"
     # Each step: (operation, operand, where to go if true, where if false); None is the next step.
     steps: list[tuple[int, int, str | None, str | None]] = [
         (_LOAD, _ARCHITECTURE, None, None),
@@ -72,6 +85,7 @@ def build_filter(machine: str | None = None) -> bytes | None:
     steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
     steps += [
         (_JUMP_EQUAL, filtered["clone"], "clone", None),
+        (_JUMP_EQUAL, filtered["socket"], "socket", None),
         (_JUMP_EQUAL, filtered["ioctl"], "ioctl", allow),
     ]
     blocks: dict[str, list[tuple[int, int, str | None, str | None]]] = {
@@ -84,8 +98,16 @@ def build_filter(machine: str | None = None) -> bytes | None:
             (_JUMP_EQUAL, _TIOCSTI, deny, None),
             (_JUMP_EQUAL, _TIOCLINUX, deny, allow),
         ],
+        "socket": [
+            (_LOAD, _FIRST_ARGUMENT, None, None),
+            (_JUMP_EQUAL, _UNIX, allow, None),
+            (_JUMP_EQUAL, _INET, allow, None),
+            (_JUMP_EQUAL, _INET6, allow, None),
+            (_JUMP_EQUAL, _NETLINK, allow, no_such_family),
+        ],
         allow: [(_RETURN, _ALLOW, None, None)],
         deny: [(_RETURN, _ERRNO | EPERM, None, None)],
+        no_such_family: [(_RETURN, _ERRNO | _EAFNOSUPPORT, None, None)],
         no_such_call: [(_RETURN, _ERRNO | _ENOSYS, None, None)],
         kill: [(_RETURN, _KILL, None, None)],
     }

@@ -35,11 +35,13 @@ class Template:
         workspace: str,
         watch_memory: bool,
         uid: int | None = None,
+        bound_processes: bool = True,
     ) -> str:
         """The template as the guest reads it.
 
         `uid` is the user that user code becomes when the guest starts as root. `watch_memory`
-        makes the supervisor bound the memory itself where no cgroup does.
+        makes the supervisor bound the memory itself where no cgroup does. `bound_processes` is
+        for where the kernel counts only the sandbox's own, and not all that the user runs.
         """
         limits = self.limits
         described: dict[str, Any] = {
@@ -53,7 +55,7 @@ class Template:
             "limits": {
                 "file_bytes": limits.file_bytes,
                 "open_files": limits.open_files,
-                "processes": limits.processes,
+                "processes": limits.processes if bound_processes else None,
                 # Only a backstop against one huge allocation: interpreters reserve far more than
                 # they use, so the verdict on memory belongs to the cgroup or the supervisor.
                 "data_bytes": 4 * limits.memory_bytes + (1 << 30),

@@ -21,6 +21,7 @@ from providers.pool.guest_files import (
     find_python,
     install_guest,
     interpreter_options,
+    program_folders,
 )
 from providers.pool.launcher import Guest, PidfdGuest, read_complaint, start_process
 from providers.pool.seccomp import build_filter
@@ -91,15 +92,14 @@ class BubblewrapLauncher:
         channel, theirs = socket.socketpair()
         channel.setblocking(False)
         cgroup = None
-        # A description of its own, whose offset no other sandbox moves.
-        fds = [theirs.fileno(), os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY)]
+        fds = [theirs.fileno()]
         try:
+            # A description of its own, whose offset no other sandbox moves.
+            fds.append(os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY))
             if self._cgroups:
                 cgroup = self._cgroups.new(template.limits.memory_bytes)
                 fds.append(os.open(cgroup.procs, os.O_WRONLY))
-            if self._zygote is None or not self._zygote.alive:
-                self._zygote = _Zygote(self._command())
-            self._zygote.request(argument.encode(), fds)
+            self._living_zygote().request(argument.encode(), fds)
             theirs.close()
             pidfd = await _receive_pidfd(channel)
         except BaseException as error:
@@ -115,6 +115,14 @@ class BubblewrapLauncher:
             for fd in fds[1:]:
                 os.close(fd)
         return PidfdGuest(channel, pidfd, cgroup)
+
+    def _living_zygote(self) -> _Zygote:
+        if self._zygote and not self._zygote.alive:
+            self._zygote.end()
+            self._zygote = None
+        if self._zygote is None:
+            self._zygote = _Zygote(self._command())
+        return self._zygote
 
     def _command(self) -> list[str]:
         arguments = [self._bwrap, "--die-with-parent", "--new-session", "--as-pid-1"]
@@ -134,7 +142,8 @@ class BubblewrapLauncher:
             ("TMPDIR", "/tmp"),
         ):
             arguments += ["--setenv", name, value]
-        arguments += ["--ro-bind", "/usr", "/usr"]
+        for path in program_folders(self._python):
+            arguments += ["--ro-bind", path, path]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = f"/{name}"
             if os.path.islink(path):
@@ -145,10 +154,9 @@ class BubblewrapLauncher:
         arguments += ["--dir", "/etc"]
         for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/fonts"):
             arguments += ["--ro-bind-try", path, path]
-        if not self._python.startswith("/usr/"):
-            prefix = str(Path(self._python).parent.parent)
-            arguments += ["--ro-bind", prefix, prefix]
         arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc", "--dev", "/dev"]
+        if any(self._data_dir.is_relative_to(path) for path in program_folders(self._python)):
+            arguments += ["--tmpfs", str(self._data_dir), "--remount-ro", str(self._data_dir)]
         # Every sandbox mounts its own over these; nothing else in here can be written to.
         arguments += ["--dir", WORKSPACE, "--dir", "/tmp", "--dir", "/dev/shm"]
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]

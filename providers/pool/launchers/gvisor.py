@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from providers.pool.guest_files import (
     find_python,
     install_guest,
     interpreter_options,
+    program_folders,
 )
 from providers.pool.launcher import Guest, ProcessGuest
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
@@ -49,7 +51,7 @@ class GvisorLauncher:
         self._runsc = ""
         self._python = ""
         self._guest_dir = Path()
-        self._folder = data_dir / "run" / f"gvisor-{os.getpid()}"
+        self._folder: Path | None = None
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
 
@@ -57,8 +59,8 @@ class GvisorLauncher:
         self._runsc = find_runsc()
         self._python = find_python()
         self._guest_dir = install_guest(self._python, self._data_dir / "run")
-        shutil.rmtree(self._folder, ignore_errors=True)
-        (self._folder / "state").mkdir(parents=True, mode=0o700)
+        # Of its own, as the launcher it replaces may still be running what it has.
+        self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
         self._cgroups = CgroupParent.create()
 
     def languages(self) -> list[str]:
@@ -73,14 +75,17 @@ class GvisorLauncher:
         return f"{INSIDE}/{PACKAGE}"
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._cgroups:
             self._cgroups.remove()
 
     async def start(self, template: Template) -> Guest:
-        bundle = self._bundles.get(template.name) or self._make_bundle(template)
+        if self._folder is None:
+            raise CreationFailed("gVisor: the launcher was not prepared.")
+        bundle = self._bundles.get(template.name) or self._make_bundle(template, self._folder)
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
-        state = self._folder / "state" / name
+        state = self._folder / name
         command = [
             *(self._runsc, "--root", str(state), "--network=none", "--ignore-cgroups"),
             *(f"--platform={self._platform}", "--host-uds=none", "--overlay2=none"),
@@ -98,20 +103,20 @@ class GvisorLauncher:
         except OSError as error:
             raise CreationFailed(f"gVisor: {error}") from error
 
-    def _make_bundle(self, template: Template) -> Path:
-        bundle = self._folder / template.name
+    def _make_bundle(self, template: Template, folder: Path) -> Path:
+        bundle = folder / "bundles" / template.name
         root = bundle / "rootfs"
         mounts = [_mount("/proc", "proc"), _mount("/dev", "tmpfs")]
         size = template.limits.workspace_bytes
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
-        for path in ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts"):
+        seen = program_folders(self._python)
+        for path in (*seen, "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts"):
             if Path(path).exists():
                 mounts.append(_bind(path, path))
+        if any(self._data_dir.is_relative_to(path) for path in seen):
+            mounts.append(_mount(str(self._data_dir), "tmpfs", "ro"))
         mounts.append(_bind(str(self._guest_dir), INSIDE))
-        if not self._python.startswith("/usr/"):
-            prefix = str(Path(self._python).parent.parent)
-            mounts.append(_bind(prefix, prefix))
         root.mkdir(parents=True)
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path_outside = Path("/") / name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -48,7 +50,9 @@ class UnisolatedLauncher:
 
     async def start(self, template: Template) -> Guest:
         workspace = tempfile.mkdtemp(prefix="cofferdam-unisolated-")
-        argument = template.guest_argument(workspace=workspace, watch_memory=True)
+        argument = template.guest_argument(
+            workspace=workspace, watch_memory=True, bound_processes=False
+        )
         program = boot(str(self.guest_dir), "supervisor")
         command = [*interpreter_options(self._python), program, argument]
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": workspace, "LANG": "C.UTF-8"}
@@ -63,6 +67,13 @@ class _UnisolatedGuest(ProcessGuest):
     def __init__(self, command: list[str], workspace: str, env: dict[str, str]) -> None:
         self._workspace = workspace
         super().__init__(command, None, env)
+
+    async def _end(self) -> None:
+        # The supervisor ends the program when the channel has closed; killed, it could not.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await self._wait_for_end()
+        await super()._end()
 
     async def destroy(self) -> None:
         await super().destroy()
