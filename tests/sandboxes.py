@@ -78,14 +78,14 @@ class Local:
     def _processes(self) -> int:
         if self.runtime == "gvisor":
             prefix = f"cofferdam-{os.getpid()}-"
-            words = {word for pid in self._tools() for word in command(pid)}
+            words = {word for pid in self.tools() for word in command(pid)}
             return len({word for word in words if word.startswith(prefix)})
         if self.runtime == "bubblewrap":
-            zygotes = {child for tool in self._tools() for child in children(tool)}
+            zygotes = {child for tool in self.tools() for child in children(tool)}
             return sum(len(family(zygote)) for zygote in zygotes)
-        return sum(len({tool} | family(tool)) for tool in self._tools())
+        return sum(len({tool} | family(tool)) for tool in self.tools())
 
-    def _tools(self) -> set[int]:
+    def tools(self) -> set[int]:
         """The processes that were started for us, without what they have started themselves."""
         name = {"bubblewrap": "bwrap", "gvisor": "runsc", "none": "python3"}[self.runtime]
         found = children(os.getpid()) - self._strangers
@@ -93,10 +93,10 @@ class Local:
 
     def close(self) -> None:
         """Close the provider; nothing of it may run a second later."""
-        tools = self._tools()
+        tools = self.tools()
         running = tools.union(*map(family, tools))
         self.provider.close()
-        wait_until(lambda: all(command(pid) == [""] for pid in running), seconds=1)
+        wait_until(lambda: gone(running), seconds=1)
 
 
 class LocalProcess:
@@ -143,7 +143,7 @@ class LocalProcess:
         """Let it end by itself, and see to it that nothing of it is left."""
         running = family(self.process.pid)
         self.process.communicate(timeout=20)
-        wait_until(lambda: all(command(pid) == [""] for pid in running), seconds=2)
+        wait_until(lambda: gone(running), seconds=2)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -177,6 +177,11 @@ def family(pid: int) -> set[int]:
         newest = {child for child, parent in parents.items() if parent in newest} - found
         found |= newest
     return found
+
+
+def gone(pids: set[int]) -> bool:
+    """Whether none of them lives any more; zombies do not."""
+    return not pids & _parents().keys()
 
 
 def children(pid: int) -> set[int]:

@@ -202,6 +202,12 @@ def test_only_the_own_processes_are_there(local: Local) -> None:
     assert local.run(code).stdout == "[1, 2]\n"
 
 
+def test_a_program_shares_its_process_group_with_nobody(local: Local) -> None:
+    """A group that began outside of the sandbox would be shown as 0."""
+    result = local.run("import os\nprint(0 in (os.getpgrp(), os.getsid(0)))")
+    assert result.stdout == "False\n"
+
+
 def test_the_program_is_nobody_in_particular(local: Local) -> None:
     code = """
         import os
@@ -407,6 +413,14 @@ def test_two_sandboxes_share_nothing_at_the_same_time(local: Local) -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(run, range(2))) == ["[] 2\n", "[] 2\n"]
+
+
+def test_two_sandboxes_draw_different_random_numbers(local: Local) -> None:
+    """They may come of one and the same process."""
+    code = "import os, random, secrets, uuid\nprint(random.random(), uuid.uuid4(), secrets.token_hex(8))"
+    drawn = [local.run(code).stdout.split() for _ in range(3)]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 3
 
 
 def test_the_namespaces_are_not_the_hosts(bubblewrap: Local) -> None:

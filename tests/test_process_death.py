@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.sandboxes import LocalProcess, command, family, wait_until
+from tests.sandboxes import LocalProcess, family, gone, wait_until
 
 DAEMON = """
     import os, time
@@ -34,7 +34,7 @@ def test_nothing_survives_the_owner_of_the_pool(
     assert len(running) > 3
     owner.process.send_signal(how)
     owner.process.wait(5)
-    wait_until(lambda: all(command(pid) == [""] for pid in running), seconds=1)
+    wait_until(lambda: gone(running), seconds=1)
 
 
 def test_cgroups_of_a_killed_owner_are_removed_by_the_next(tmp_path: Path) -> None:

@@ -130,6 +130,16 @@ def test_the_program_is_one_the_kernel_would_take(machine: str) -> None:
     assert steps[-1][0] == 0x06
 
 
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_memory_that_belongs_to_no_process_can_be_ruled_out(machine: str) -> None:
+    numbers = {"x86_64": (29, 319, 447), "aarch64": (194, 279, 447)}[machine]
+    for number in numbers:
+        for uncounted, expected in ((True, ALLOW), (False, NO_SUCH_CALL)):
+            program = build_filter(machine, uncounted_memory=uncounted)
+            assert program is not None
+            assert decide(program, ARCHITECTURES[machine], number) == expected
+
+
 def test_an_unknown_machine_has_no_filter() -> None:
     assert build_filter("riscv64") is None
 

@@ -116,3 +116,42 @@ def test_the_supervisor_cannot_be_read(unprivileged: LocalProcess) -> None:
         """
     )
     assert (result["stdout"], result["stderr"]) == ("", "")
+
+
+def test_memory_that_processes_share_is_watched_too(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        "import mmap\nm = mmap.mmap(-1, 1 << 30)\nwhile True: m.write(b'x' * 2**20)", timeout=10
+    )
+    assert (result["out_of_memory"], result["timed_out"]) == (True, False)
+
+
+def test_memory_that_processes_share_is_counted_once(unprivileged: LocalProcess) -> None:
+    result = unprivileged.run(
+        """
+        import mmap, os, time
+        m = mmap.mmap(-1, 60 << 20)
+        kept = b"x" * (60 << 20)
+        m.write(kept)
+        for _ in range(8):
+            if os.fork() == 0:
+                sum(m[::4096]), sum(kept[::4096])
+                time.sleep(100)
+        time.sleep(0.5)
+        print("within bounds")
+        """
+    )
+    assert (result["stdout"], result["out_of_memory"]) == ("within bounds\n", False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "os.memfd_create('hidden')",
+        "ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600)",
+    ],
+)
+def test_memory_that_nobody_could_count_cannot_be_had(
+    unprivileged: LocalProcess, make: str
+) -> None:
+    code = f"import ctypes, os\ntry:\n    print({make})\nexcept OSError: print(-1)"
+    assert unprivileged.run(code)["stdout"] == "-1\n"

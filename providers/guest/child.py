@@ -19,6 +19,8 @@ def become_child(
     Nothing of the supervisor's stays open: the channel to the host is closed here.
     """
     try:
+        # A process group of its own: a signal to the one we were born into would reach others.
+        os.setsid()
         _signal.set_wakeup_fd(-1)
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)

@@ -1,7 +1,6 @@
 """The other processes of the sandbox: counted, measured, ended."""
 
 import os
-import resource
 
 
 def others() -> "list[int]":
@@ -49,35 +48,41 @@ def kill_others() -> bool:
 
 
 def memory_in_use(limit: int) -> int:
-    """Bytes of memory that all other processes have to themselves.
+    """Bytes of anonymous and shared memory that all other processes have, files left out.
 
-    Used where no cgroup bounds the memory. The cheap figure counts pages that are shared
-    copy-on-write once per process, so above `limit` the exact one is asked for.
+    Used where no cgroup bounds the memory. The cheap figure counts what processes share once per
+    process, so above `limit` the exact one is asked for.
     """
     pids = others()
-    rough = sum(_unshared_pages(pid) for pid in pids) * resource.getpagesize()
-    return rough if rough <= limit else sum(_proportional_bytes(pid) for pid in pids)
+    rough = sum(map(_resident_bytes, pids))
+    return rough if rough <= limit else sum(map(_proportional_bytes, pids))
 
 
-def _unshared_pages(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as statm:
-            fields = statm.read().split()
-    except OSError:
-        return 0
-    return int(fields[1]) - int(fields[2])
+def _resident_bytes(pid: int) -> int:
+    sizes = _sizes(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem", b"VmRSS"))
+    # gVisor tells only what is resident in all.
+    all_resident = sizes.pop(b"VmRSS", 0)
+    return sum(sizes.values()) if sizes else all_resident
 
 
 def _proportional_bytes(pid: int) -> int:
-    """Anonymous memory, with what is shared divided among those who share it."""
+    """What is shared is divided among those who share it."""
+    sizes = _sizes(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon", b"Pss_Shmem"))
+    return sum(sizes.values()) if sizes else _resident_bytes(pid)
+
+
+def _sizes(path: str, names: "tuple[bytes, ...]") -> "dict[bytes, int]":
+    """The named lines of such a file of /proc in bytes, as far as they are there."""
+    sizes = {}
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
-            for line in rollup:
-                if line.startswith(b"Pss_Anon:"):
-                    return int(line.split()[1]) * 1024
+        with open(path, "rb") as lines:
+            for line in lines:
+                name, _, value = line.partition(b":")
+                if name in names:
+                    sizes[name] = int(value.split()[0]) * 1024
     except OSError:
-        return _unshared_pages(pid) * resource.getpagesize()
-    return 0
+        return {}
+    return sizes
 
 
 def cpu_seconds(pid: int) -> float:

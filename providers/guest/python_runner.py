@@ -11,6 +11,9 @@ TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     import _ast
 
+# The program may replace what is in `os`, and would come back to whoever called us.
+_exit = os._exit
+
 # ast.PyCF_ONLY_AST
 ONLY_AST = 0x400
 FILE = "main.py"
@@ -61,7 +64,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     # A child that the program forked and that runs on to here has nothing to report.
     if os.getpid() == process:
         _report(report, exit_code, result)
-    os._exit(exit_code)
+    _exit(exit_code)
 
 
 def run(
@@ -80,9 +83,9 @@ def run(
             return 0, None
         if isinstance(stop.code, int):
             return stop.code & 0xFF, None
-        print(stop.code, file=sys.stderr)
+        _tell(stop.code)
     except ProgramError as error:
-        print(error, file=sys.stderr)
+        _tell(error)
     except BaseException as error:
         _print_traceback(error)
     return 1, None
@@ -206,6 +209,14 @@ def _encode(value: object) -> bytes:
     raise ProgramError(f"main() returned a value that is not JSON: {problem}")
 
 
+def _tell(message: object) -> None:
+    try:
+        print(message, file=sys.stderr)
+    except ValueError:
+        # The program has closed its standard error: it does not want to be told.
+        return
+
+
 def _print_traceback(error: BaseException) -> None:
     """Print as the interpreter would, from the caller's first own line on."""
     trace = step = error.__traceback__
@@ -213,7 +224,11 @@ def _print_traceback(error: BaseException) -> None:
         if step.tb_frame.f_code.co_filename == __file__:
             trace = step.tb_next
         step = step.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException:
+        # The program has put something of its own there, which has failed.
+        sys.__excepthook__(type(error), error, trace)
 
 
 def _end_like_an_interpreter(exit_code: int) -> int:
@@ -224,11 +239,12 @@ def _end_like_an_interpreter(exit_code: int) -> int:
         import atexit
 
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
     except BaseException as error:
         try:
-            sys.excepthook(type(error), error, error.__traceback__)
+            _print_traceback(error)
             sys.stderr.flush()
         except BaseException:
             # Nothing is left to write to; the exit code tells it, as the interpreter's own would.

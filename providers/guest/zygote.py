@@ -98,8 +98,6 @@ def _be_sandbox(template: "dict[str, object]", channel: int, seccomp: int) -> No
         size = template["workspace_bytes"]
         for path in (str(template["workspace"]), "/tmp", "/dev/shm"):
             kernel.mount("tmpfs", path, f"size={size},mode=1777")
-        # A process group of its own: a signal to the group would reach every other sandbox.
-        os.setsid()
         uid: "int | None" = template["uid"]  # type: ignore[assignment]
         if uid is not None:
             kernel.become(uid)

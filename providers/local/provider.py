@@ -171,19 +171,18 @@ class LocalProvider(SandboxProvider):
         return loop.call(sandbox.run(request))
 
     def destroy_instance(self, instance_id: str) -> bool:
-        loop, pool = self._opened()
         with self._lock:
             sandbox = self._sandboxes.pop(instance_id, None)
-        if sandbox is None:
+        if sandbox is None or self._loop is None or self._pool is None:
             return False
-        loop.start(pool.release(sandbox))
+        self._loop.start(self._pool.release(sandbox))
         return True
 
     def health_check(self) -> Health:
         if self._pool is None:
             return Health(False, self._reason)
         stats = self._pool.stats()
-        healthy = stats["idle"] + stats["busy"] + stats["creating"] > 0 or not stats["failed"]
+        healthy = stats["idle"] + stats["busy"] > 0 or not stats["failing"]
         return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
 
     def get_supported_languages(self) -> list[str]:
@@ -198,7 +197,7 @@ class LocalProvider(SandboxProvider):
         self._loop.call(self._pool.close())
         self._launcher.close()
         self._loop.stop()
-        self._loop = self._pool = None
+        self._loop = self._pool = self._launcher = None
         self._reason = "closed"
 
     def _opened(self) -> tuple[BackgroundLoop, Pool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from typing import cast
 
@@ -34,6 +35,15 @@ class GuestChannel(asyncio.Protocol):
         """Take over `end`. Until something was sent the guest may only say that it is ready."""
         _, channel = await asyncio.get_running_loop().create_connection(cls, sock=end)
         return channel
+
+    @property
+    def silent(self) -> bool:
+        """Whether the guest has said nothing yet, its end included, that the loop has not read."""
+        if self.closed.done() or self._transport is None:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return not poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)

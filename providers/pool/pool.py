@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,9 @@ REFILL_DELAY_SECONDS = 0.015
 WARM_SECONDS = 300.0
 
 LONGEST_BACKOFF_SECONDS = 5.0
+
+# A warm sandbox that ends before it is this old counts as a start that failed.
+INFANT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Pool:
         }
         self._busy: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starts: set[asyncio.Task[None]] = set()
         self._refill_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self.started = 0
@@ -92,10 +96,13 @@ class Pool:
         shelf = self._shelves.get(template)
         if shelf is None:
             raise InvalidConfiguration(f"There is no template {template!r}.", field="language")
+        if self._closing:
+            raise CreationFailed("The pool is shutting down.")
         shelf.last_asked = time.monotonic()
         while shelf.idle:
             sandbox = shelf.idle.popleft()
             if sandbox.alive:
+                shelf.failures = 0
                 self._busy.add(sandbox)
                 self._refill_soon()
                 return sandbox
@@ -109,14 +116,13 @@ class Pool:
             async with asyncio.timeout(self._settings.patience):
                 return await place
         except TimeoutError:
+            self._withdraw(shelf, place)
             raise RateLimited(
                 f"No sandbox became free in {self._settings.patience:g} s.", retry_after=1
             ) from None
-        finally:
-            with contextlib.suppress(ValueError):
-                shelf.waiting.remove(place)
-            if place.cancelled() is False and place.done() and place.exception() is None:
-                self._busy.add(place.result())
+        except asyncio.CancelledError:
+            self._withdraw(shelf, place)
+            raise
 
     async def release(self, sandbox: Sandbox) -> None:
         """Destroy a sandbox that was handed out; its place can be filled again."""
@@ -125,7 +131,7 @@ class Pool:
         self._refill_soon()
 
     def stats(self) -> dict[str, Any]:
-        """What the pool holds now, per template and in all."""
+        """What the pool holds now; `failing` counts the starts that failed since the last use."""
         return {
             "runtime": self._launcher.runtime,
             "size": self._settings.size,
@@ -136,6 +142,7 @@ class Pool:
             "waiting": sum(len(shelf.waiting) for shelf in self._shelves.values()),
             "started": self.started,
             "failed": self.failed,
+            "failing": sum(shelf.failures for shelf in self._shelves.values()),
         }
 
     async def close(self) -> None:
@@ -147,26 +154,33 @@ class Pool:
             for place in shelf.waiting:
                 if not place.done():
                     place.set_exception(CreationFailed("The pool is shutting down."))
+        for task in self._starts:
+            task.cancel()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         sandboxes = [*self._busy, *(one for shelf in self._shelves.values() for one in shelf.idle)]
         await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _refill_soon(self) -> None:
         if any(shelf.waiting for shelf in self._shelves.values()):
             self._refill()
-        elif self._refill_timer is None:
+        else:
             self._schedule(REFILL_DELAY_SECONDS)
 
     def _schedule(self, delay: float) -> None:
+        """Refill after `delay` seconds, or earlier where that was asked for already."""
+        loop = asyncio.get_running_loop()
         if self._refill_timer:
+            if self._refill_timer.when() <= loop.time() + delay:
+                return
             self._refill_timer.cancel()
-        self._refill_timer = asyncio.get_running_loop().call_later(delay, self._refill)
+        self._refill_timer = loop.call_later(delay, self._refill)
 
     def _refill(self) -> None:
         """Start what is missing, as far as capacity and the launcher's pace allow."""
@@ -190,7 +204,9 @@ class Pool:
                 shelf.starting += 1
                 starting += 1
                 alive += 1
-                self._spawn(self._start_one(shelf))
+                task = self._spawn(self._start_one(shelf))
+                self._starts.add(task)
+                task.add_done_callback(self._starts.discard)
 
     def _give_up_idle(self, needy: _Shelf) -> bool:
         """Make room for a caller who waits by ending a warm sandbox of another template."""
@@ -208,20 +224,36 @@ class Pool:
         except SandboxError as error:
             self._start_failed(shelf, error)
             return
+        except Exception as error:
+            # Whoever waits must not go on waiting, whatever it is.
+            logger.exception("starting a sandbox broke")
+            self._start_failed(shelf, CreationFailed(f"{self._launcher.runtime}: {error!r}"))
+            return
         finally:
             shelf.starting -= 1
         self.started += 1
-        shelf.failures = 0
+        self._hand_over(shelf, sandbox)
+        self._refill()
+
+    def _hand_over(self, shelf: _Shelf, sandbox: Sandbox) -> None:
+        """Give an unused sandbox to who has waited longest, or keep it warm."""
         while shelf.waiting:
             place = shelf.waiting.popleft()
             if not place.done():
+                shelf.failures = 0
                 self._busy.add(sandbox)
                 place.set_result(sandbox)
-                break
-        else:
-            shelf.idle.append(sandbox)
-            sandbox.closed.add_done_callback(lambda _: self._forget_dead(shelf, sandbox))
-        self._refill()
+                return
+        shelf.idle.append(sandbox)
+        sandbox.closed.add_done_callback(lambda _: self._forget_dead(shelf, sandbox))
+
+    def _withdraw(self, shelf: _Shelf, place: asyncio.Future[Sandbox]) -> None:
+        """The caller has given up. It may have been served in the very same moment."""
+        with contextlib.suppress(ValueError):
+            shelf.waiting.remove(place)
+        if place.done() and not place.cancelled() and place.exception() is None:
+            self._busy.discard(place.result())
+            self._hand_over(shelf, place.result())
 
     def _start_failed(self, shelf: _Shelf, error: SandboxError) -> None:
         """One caller learns of the failure at once; the next attempt waits longer each time."""
@@ -235,6 +267,9 @@ class Pool:
             if not place.done():
                 place.set_exception(error)
                 break
+        self._back_off(shelf)
+
+    def _back_off(self, shelf: _Shelf) -> None:
         delay = min(LONGEST_BACKOFF_SECONDS, 0.1 * 2 ** min(shelf.failures, 10))
         shelf.not_before = time.monotonic() + delay
         self._schedule(delay)
@@ -244,4 +279,7 @@ class Pool:
         if sandbox in shelf.idle and not self._closing:
             shelf.idle.remove(sandbox)
             self._spawn(sandbox.destroy())
+            if time.monotonic() - sandbox.started_at < INFANT_SECONDS:
+                shelf.failures += 1
+                self._back_off(shelf)
             self._refill()

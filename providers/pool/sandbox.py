@@ -122,7 +122,7 @@ class Sandbox:
 
     @property
     def alive(self) -> bool:
-        return not self._channel.closed.done()
+        return self._channel.silent
 
     @property
     def closed(self) -> asyncio.Future[None]:

@@ -49,23 +49,28 @@ _DENIED_AARCH64 = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
     "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "lookup_dcookie": 18, "vhangup": 58,
 }  # fmt: skip
+_FILTERED_X86_64 = {
+    "clone": 56, "ioctl": 16, "socket": 41, "clone3": 435, "shmget": 29, "memfd_create": 319,
+    "memfd_secret": 447,
+}  # fmt: skip
+_FILTERED_AARCH64 = {
+    "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "shmget": 194, "memfd_create": 279,
+    "memfd_secret": 447,
+}  # fmt: skip
+_UNCOUNTED = ("shmget", "memfd_create", "memfd_secret")
 _TABLES = {
-    "x86_64": (
-        0xC000003E,
-        _DENIED_X86_64,
-        {"clone": 56, "ioctl": 16, "socket": 41, "clone3": 435},
-    ),
-    "aarch64": (
-        0xC00000B7,
-        _DENIED_AARCH64,
-        {"clone": 220, "ioctl": 29, "socket": 198, "clone3": 435},
-    ),
+    "x86_64": (0xC000003E, _DENIED_X86_64, _FILTERED_X86_64),
+    "aarch64": (0xC00000B7, _DENIED_AARCH64, _FILTERED_AARCH64),
 }
 _ENOSYS, _EAFNOSUPPORT = 38, 97
 
 
-def build_filter(machine: str | None = None) -> bytes | None:
-    """The program for this machine's architecture, None where we have no table for it."""
+def build_filter(machine: str | None = None, *, uncounted_memory: bool = True) -> bytes | None:
+    """The program for this machine's architecture, None where we have no table for it.
+
+    Without `uncounted_memory` nothing can be made that holds memory and belongs to no process,
+    which only a cgroup would count.
+    """
     table = _TABLES.get(machine or platform.machine())
     if table is None:
         return None
@@ -82,6 +87,8 @@ def build_filter(machine: str | None = None) -> bytes | None:
         steps.append((_JUMP_GREATER_EQUAL, _X32_BIT, kill, None))
     # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
     steps.append((_JUMP_EQUAL, filtered["clone3"], no_such_call, None))
+    if not uncounted_memory:
+        steps += [(_JUMP_EQUAL, filtered[name], no_such_call, None) for name in _UNCOUNTED]
     steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
     steps += [
         (_JUMP_EQUAL, filtered["clone"], "clone", None),

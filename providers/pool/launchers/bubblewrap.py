@@ -63,7 +63,8 @@ class BubblewrapLauncher:
         self._guest_dir = install_guest(self._python, self._data_dir / "run")
         self._cgroups = CgroupParent.create()
         self._seccomp = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-        os.write(self._seccomp, build_filter() or b"")
+        program = build_filter(uncounted_memory=self._cgroups is not None)
+        os.write(self._seccomp, program or b"")
 
     def languages(self) -> list[str]:
         return [name for name in LANGUAGES if self.interpreter(name)]
