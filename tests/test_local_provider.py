@@ -23,6 +23,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.local.provider import LocalProvider
+from providers.pool.guest_files import find_python
 from tests.conftest import require
 from tests.sandboxes import Local, family, gone, wait_until
 
@@ -288,6 +289,26 @@ def test_it_says_so_when_sandboxes_cannot_be_started_any_more(
         assert not own.provider.health_check()
     finally:
         own.close()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_interpreter_that_lies_anywhere_is_seen_whole(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    require(LAUNCHERS[launcher])
+    interpreter = tmp_path / "private/python/bin/python3"
+    interpreter.parent.mkdir(parents=True)
+    shutil.copy(find_python(), interpreter)
+    (tmp_path / "private").chmod(0o700)
+    monkeypatch.setattr(
+        f"providers.pool.launchers.{launcher}.find_python", lambda: str(interpreter)
+    )
+    local = Local(launcher, pool_size=1)
+    try:
+        code = "import subprocess, sys\nprint(sys.executable, subprocess.getoutput(sys.executable + ' -c \"print(5)\"'))"
+        assert local.run(code).stdout == f"{interpreter} 5\n"
+    finally:
+        local.close()
 
 
 def test_nothing_adds_up_over_many_runs(bubblewrap: Local) -> None:

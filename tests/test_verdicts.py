@@ -285,7 +285,9 @@ def test_a_program_that_breaks_its_own_surroundings_just_fails(
 
 
 def test_output_that_cannot_be_written_at_the_end_is_told(bubblewrap: Local) -> None:
-    code = "import os, sys\nsys.stdout.reconfigure(line_buffering=False)\nprint('lost')\nos.close(1)"
+    code = (
+        "import os, sys\nsys.stdout.reconfigure(line_buffering=False)\nprint('lost')\nos.close(1)"
+    )
     result = bubblewrap.run(code)
     assert (result.exit_code, result.stdout) == (120, "")
     assert "Bad file descriptor" in result.stderr

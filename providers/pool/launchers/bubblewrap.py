@@ -143,7 +143,10 @@ class BubblewrapLauncher:
             ("TMPDIR", "/tmp"),
         ):
             arguments += ["--setenv", name, value]
+        # bubblewrap makes missing parents readable to their owner only, who is not the program.
         for path in program_folders(self._python):
+            for parent in reversed(Path(path).parents):
+                arguments += ["--dir", str(parent)]
             arguments += ["--ro-bind", path, path]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = f"/{name}"
@@ -151,7 +154,6 @@ class BubblewrapLauncher:
                 arguments += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
-        # bubblewrap makes missing parents readable to their owner only, who is not the program.
         arguments += ["--dir", "/etc"]
         for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/fonts"):
             arguments += ["--ro-bind-try", path, path]
