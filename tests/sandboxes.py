@@ -29,7 +29,7 @@ class Local:
         self.launcher = launcher
         self._strangers = family(os.getpid())
         self.provider = LocalProvider()
-        chosen = {"launcher": launcher, "gvisor_platform": "ptrace", **config}
+        chosen = {"launcher": launcher, "gvisor_platform": "ptrace", "queue_timeout": 60, **config}
         self.provider.initialize(LocalProvider.check_config(chosen))
         self.runtime: str = self.stats()["runtime"]
 
@@ -204,7 +204,7 @@ def _opened() -> Iterator[Callable[[str], Local]]:
     def get(launcher: str) -> Local:
         if launcher not in opened:
             size = 1 if launcher == "gvisor" else 2
-            opened[launcher] = Local(launcher, pool_size=size, queue_timeout=60)
+            opened[launcher] = Local(launcher, pool_size=size)
         return opened[launcher]
 
     yield get

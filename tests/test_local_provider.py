@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -291,15 +292,22 @@ def test_it_says_so_when_sandboxes_cannot_be_started_any_more(
         own.close()
 
 
+@pytest.fixture
+def folder_outside() -> Iterator[Path]:
+    """A folder in no place that sandboxes have one of their own at."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_interpreter_that_lies_anywhere_is_seen_whole(
-    launcher: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launcher: str, monkeypatch: pytest.MonkeyPatch, folder_outside: Path
 ) -> None:
     require(LAUNCHERS[launcher])
-    interpreter = tmp_path / "private/python/bin/python3"
+    interpreter = folder_outside / "private/python/bin/python3"
     interpreter.parent.mkdir(parents=True)
     shutil.copy(find_python(), interpreter)
-    (tmp_path / "private").chmod(0o700)
+    (folder_outside / "private").chmod(0o700)
     monkeypatch.setattr(
         f"providers.pool.launchers.{launcher}.find_python", lambda: str(interpreter)
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,17 +17,33 @@ from tests.sandboxes import LocalProcess
 UID = 60_123
 
 
-@pytest.fixture(scope="module")
-def unprivileged() -> Iterator[LocalProcess]:
-    require("bwrap")
+@contextmanager
+def without_root(**config: Any) -> Iterator[LocalProcess]:
+    """A provider in the hands of an ordinary user."""
     with tempfile.TemporaryDirectory(prefix="cofferdam-unprivileged-") as folder:
         uid = None
         if os.geteuid() == 0:
             uid = UID
             os.chown(folder, UID, UID)
-        with LocalProcess(Path(folder), launcher="bubblewrap", pool_size=2, uid=uid) as process:
+        with LocalProcess(Path(folder), uid=uid, **config) as process:
             assert process.greeting == {"ready": True}
             yield process
+
+
+@pytest.fixture(scope="module")
+def unprivileged() -> Iterator[LocalProcess]:
+    require("bwrap")
+    with without_root(launcher="bubblewrap", pool_size=2) as process:
+        yield process
+
+
+def test_gvisor_needs_no_root_either() -> None:
+    require("runsc")
+    with without_root(launcher="gvisor", gvisor_platform="ptrace", pool_size=1) as process:
+        result = process.run("import os\nprint(os.getuid() != 0)")
+        assert (result["stdout"], result["runtime"]) == ("True\n", "gvisor")
+        result = process.run("x = []\nwhile True: x.append(bytearray(10**6))")
+        assert (result["out_of_memory"], result["timed_out"]) == (True, False)
 
 
 def test_code_runs_without_privileges_in_namespaces_of_its_own(unprivileged: LocalProcess) -> None:
