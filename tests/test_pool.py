@@ -111,13 +111,13 @@ def test_a_warm_sandbox_that_is_killed_is_replaced_before_anyone_gets_it() -> No
 
 def test_at_capacity_callers_wait_and_are_refused_after_their_patience() -> None:
     async def scenario() -> None:
-        async with pool_over(Impostor(), size=1, capacity=2, patience=0.3) as pool:
+        async with pool_over(Impostor(), size=1, capacity=2, patience=1) as pool:
             held = [await pool.acquire("python") for _ in range(2)]
             assert len(guests()) == 2
             began = time.monotonic()
             with pytest.raises(RateLimited) as caught:
                 await pool.acquire("python")
-            assert 0.25 < time.monotonic() - began < 1
+            assert 0.95 < time.monotonic() - began < 3
             assert caught.value.retry_after == 1
             assert caught.value.may_retry
             assert len(guests()) == 2
