@@ -102,11 +102,12 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         launcher = Impostor("time.sleep(1000)")
-        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=5))
+        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=20))
         for _ in range(3):
             with pytest.raises(CreationFailed):
                 await pool.acquire("python")
-        # Descriptors are used again; a forgotten watch on one of them would show here.
+        # The next attempt may be 5 s away by now. Descriptors are used again; a forgotten watch on
+        # one of them would show here.
         launcher.script = Impostor().script
         monkeypatch.setattr(sandbox_module, "START_SECONDS", 30)
         sandbox = None
