@@ -5,8 +5,9 @@ import os
 import resource
 import sys
 
-from . import wire
-from .kernel import become
+from . import python_runner, wire
+from .job import limit_cpu_time, write_files
+from .kernel import become, forbid_message_queues
 
 JOB, REPORT = 3, 4
 
@@ -21,6 +22,7 @@ def become_child(
     try:
         _signal.set_wakeup_fd(-1)
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
@@ -36,8 +38,6 @@ def become_child(
         _bound_resources(template["limits"])  # type: ignore[arg-type]
         language = template["language"]
         if language == "python":
-            from . import python_runner
-
             python_runner.serve(JOB, REPORT, template)
         elif language == "nodejs":
             _exec(template["command"])  # type: ignore[arg-type]
@@ -49,25 +49,7 @@ def become_child(
         os._exit(71)
 
 
-def write_files(parts: "dict[str, bytes]") -> None:
-    """Put the input files into the workspace. The host has checked their paths."""
-    for name, content in parts.items():
-        if name.startswith("file:"):
-            path = name[5:]
-            folder = path.rpartition("/")[0]
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(content)
-
-
-def limit_cpu_time(timeout: float) -> None:
-    """A backstop behind the deadline: all cores for the whole time, per process."""
-    seconds = int(timeout * (os.cpu_count() or 1)) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-
-
-def _bound_resources(limits: "dict[str, int]") -> None:
+def _bound_resources(limits: "dict[str, int | None]") -> None:
     for kind, bound in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -75,7 +57,13 @@ def _bound_resources(limits: "dict[str, int]") -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_DATA, limits["data_bytes"]),
     ):
+        if bound is None:
+            continue
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY:
+            bound = min(bound, most)
         resource.setrlimit(kind, (bound, bound))
+    forbid_message_queues()
 
 
 def _exec(command: "list[str]") -> None:

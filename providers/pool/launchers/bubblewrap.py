@@ -143,7 +143,13 @@ class BubblewrapLauncher:
                 arguments += ["--ro-bind", path, path]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.
         arguments += ["--dir", "/etc"]
-        for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/fonts"):
+        for path in (
+            "/etc/alternatives",
+            "/etc/ld.so.cache",
+            "/etc/localtime",
+            "/etc/fonts",
+            "/etc/matplotlibrc",
+        ):
             arguments += ["--ro-bind-try", path, path]
         if not self._python.startswith("/usr/"):
             prefix = str(Path(self._python).parent.parent)

@@ -50,7 +50,7 @@ class GvisorLauncher:
         self._runsc = ""
         self._python = ""
         self._guest_dir = Path()
-        self._folder = Path()
+        self._folder = data_dir / "run" / f"gvisor-{os.getpid()}"
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
 
@@ -58,7 +58,6 @@ class GvisorLauncher:
         self._runsc = find_runsc()
         self._python = find_python()
         self._guest_dir = install_guest(self._python, self._data_dir / "run")
-        self._folder = self._data_dir / "run" / f"gvisor-{os.getpid()}"
         shutil.rmtree(self._folder, ignore_errors=True)
         (self._folder / "state").mkdir(parents=True, mode=0o700)
         self._cgroups = CgroupParent.create()
@@ -107,7 +106,13 @@ class GvisorLauncher:
         size = template.limits.workspace_bytes
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
-        for path in ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts"):
+        for path in (
+            "/usr",
+            "/etc/alternatives",
+            "/etc/ld.so.cache",
+            "/etc/fonts",
+            "/etc/matplotlibrc",
+        ):
             if Path(path).exists():
                 mounts.append(_bind(path, path))
         mounts.append(_bind(str(self._guest_dir), INSIDE))
