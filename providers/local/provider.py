@@ -56,7 +56,7 @@ class LocalProvider(SandboxProvider):
             default="auto",
             options=("auto", "bubblewrap", "gvisor"),
             description="auto: gVisor where runsc is installed, else bubblewrap. gVisor isolates "
-            "more strongly, bubblewrap starts ten times faster.",
+            "more strongly, bubblewrap starts in milliseconds.",
         ),
         "gvisor_platform": ConfigField(
             "string",
