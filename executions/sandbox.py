@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ from providers.manager import Lease, ProviderManager, _Slot, manager
 from providers.models import ProviderConfig
 
 _PROVIDERS = {"local": "local", "docker": "self_managed", "e2b": "e2b"}
+
+# A sandbox for this process needs no service beside it.
+_OVERRIDES = {"docker": {"without_service": "in_process"}}
 
 
 @dataclass(frozen=True)
@@ -78,35 +82,47 @@ def get_sandbox() -> Sandbox:
         )
     provider_id = _PROVIDERS[sandbox_type]
     try:
-        registry.get(provider_id)
+        provider = registry.get(provider_id)
     except InvalidConfiguration as error:
         raise ProviderUnavailable(
             f"SANDBOX_TYPE={sandbox_type} needs the provider {provider_id!r}. {error.message} "
             "Install it, or choose another SANDBOX_TYPE.",
             field="SANDBOX_TYPE",
         ) from error
-    return Sandbox(provider_id, _route(provider_id))
+    overrides = {
+        name: value
+        for name, value in _OVERRIDES.get(sandbox_type, {}).items()
+        if name in provider.config_fields
+    }
+    return Sandbox(provider_id, _route(provider_id, overrides))
 
 
-def _route(provider_id: str) -> Route:
+def _route(provider_id: str, overrides: Mapping[str, Any]) -> Route:
     def lease() -> AbstractContextManager[Lease]:
         active = ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists()
-        return manager.lease() if active else _named(provider_id).lease()
+        # What is active follows its configuration as it is stored.
+        shared = active and not overrides
+        return manager.lease() if shared else _named(provider_id, overrides).lease()
 
     return lease
 
 
 class _NamedManager(ProviderManager):
-    """Lends one provider whether it is active or not, by its stored configuration or defaults."""
+    """Lends one provider whether it is active or not, by its stored configuration or defaults.
 
-    def __init__(self, provider_id: str) -> None:
+    `overrides` hold in place of what is stored.
+    """
+
+    def __init__(self, provider_id: str, overrides: Mapping[str, Any]) -> None:
         self._provider_id = provider_id
+        self._overrides = overrides
         super().__init__()
 
     def _look(self) -> tuple[_Slot, ProviderConfig] | None:
         row = ProviderConfig.objects.filter(provider_id=self._provider_id).first()
         if row is None:
-            row = ProviderConfig(provider_id=self._provider_id, version=0)
+            row = ProviderConfig(provider_id=self._provider_id, version=0, config={})
+        row.config = {**row.config, **self._overrides}
         key = (row.pk or 0, row.version)
         return (self._put_in_force(_Slot(key)), row) if self._is_news(key) else None
 
@@ -115,9 +131,9 @@ _managers: dict[str, _NamedManager] = {}
 _managers_lock = threading.Lock()
 
 
-def _named(provider_id: str) -> _NamedManager:
+def _named(provider_id: str, overrides: Mapping[str, Any]) -> _NamedManager:
     with _managers_lock:
         if provider_id not in _managers:
-            _managers[provider_id] = _NamedManager(provider_id)
+            _managers[provider_id] = _NamedManager(provider_id, overrides)
             atexit.register(_managers[provider_id].close)
         return _managers[provider_id]

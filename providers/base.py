@@ -42,7 +42,8 @@ class Limits:
     """Bounds of one execution. Sizes are bytes, times seconds.
 
     A provider may be stricter, never laxer. `output_bytes` holds for stdout and stderr each;
-    what is beyond it is read and dropped, and flagged.
+    what is beyond it is read and dropped, and flagged. `rich_output_bytes` holds for all rich
+    outputs together.
     """
 
     memory_bytes: int = 256 * 1024 * 1024
@@ -55,6 +56,8 @@ class Limits:
     artifact_count: int = 20
     artifact_bytes: int = 10 * 1024 * 1024
     artifacts_total_bytes: int = 20 * 1024 * 1024
+    rich_output_count: int = 20
+    rich_output_bytes: int = 8 * 1024 * 1024
 
 
 @dataclass
@@ -76,6 +79,8 @@ class ExecutionResult:
     never on what the code printed or returned. `result` is the JSON value `main()` returned and
     counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
     (the isolation in force), `limits`, `memory_peak_bytes`, `cpu_seconds`, `image_digest`.
+    `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
+    base64 (all other types). They come from the program: whoever renders one must not trust it.
     """
 
     stdout: str

@@ -23,6 +23,7 @@ GROUP = "cofferdam.providers"
 
 BUILT_IN = {
     "local": "providers.local.provider:LocalProvider",
+    "self_managed": "providers.self_managed.provider:SelfManagedProvider",
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

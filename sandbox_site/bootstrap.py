@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -13,6 +14,7 @@ from executions.models import Tenant
 from executions.services.keys import create_api_key
 from executions.services.tenants import INTERNAL, create_tenant
 from providers.models import ProviderConfig
+from providers.pool.service.docker_check import Docker, find_docker
 from providers.services.configuration import activate, save_config
 from sandbox_site import keys
 from sandbox_site.checks import secret_key
@@ -47,13 +49,54 @@ def ensure_accounts(data_dir: Path) -> dict[str, str]:
     return created
 
 
-def ensure_provider() -> None:
-    """Let `local` run the code when no provider was chosen yet."""
-    if ProviderConfig.objects.filter(is_active=True).exists():
-        return
-    if not ProviderConfig.objects.filter(provider_id="local").exists():
-        save_config("local", {})
-    activate("local")
+def ensure_provider() -> str:
+    """Choose what runs the code, until somebody else has chosen: containers, else `local`.
+
+    Returns what the operator should know, "" for nothing.
+    """
+    active = ProviderConfig.objects.defer("config").filter(is_active=True).first()
+    if active is not None and not _was_chosen_here(active):
+        return ""
+    docker = find_docker()
+    wanted = "self_managed" if docker is Docker.READY else "local"
+    if active is None or active.provider_id != wanted:
+        if not ProviderConfig.objects.filter(provider_id=wanted).exists():
+            save_config(wanted, _pool_config() if wanted == "self_managed" else {})
+        _remember(activate(wanted))
+    return docker.value if docker is Docker.WITHOUT_IMAGES else ""
+
+
+def _pool_config() -> dict[str, Any]:
+    """For the service that `manage.py up` starts."""
+    host = settings.POOL_HOST
+    if host in ("0.0.0.0", "::"):  # noqa: S104  where it listens is not where it is reached
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return {
+        "endpoint": f"http://{shown}:{settings.POOL_PORT}",
+        "token": settings.POOL_TOKEN,
+        "pool_size": settings.POOL_SIZE,
+    }
+
+
+def _was_chosen_here(row: ProviderConfig) -> bool:
+    """Whether the row is as we left it. Who saves or activates one changes its time."""
+    path = _choice_file()
+    return path.exists() and path.read_text(encoding="utf-8") == _state(row)
+
+
+def _remember(row: ProviderConfig) -> None:
+    path = _choice_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_state(row), encoding="utf-8")
+
+
+def _choice_file() -> Path:
+    return Path(settings.DATA_DIR) / "run" / "chosen-provider"
+
+
+def _state(row: ProviderConfig) -> str:
+    return f"{row.provider_id} {row.version} {row.updated_at.isoformat()}"
 
 
 def _ensure_admin() -> dict[str, str]:

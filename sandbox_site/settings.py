@@ -176,6 +176,21 @@ SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
 
+# Where `manage.py pool` listens, and where `manage.py up` expects it.
+POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
+POOL_PORT = env.bounded("POOL_PORT", default=9385, low=1, high=65535)
+POOL_TOKEN = env.secret("POOL_TOKEN")
+POOL_LAUNCHER = env.choice("POOL_LAUNCHER", "auto", ("auto", "docker", "gvisor", "bubblewrap"))
+POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM", "systrap", ("systrap", "ptrace", "kvm"))
+# What the pool begins with, until a provider pushes its configuration. RAGFlow's names.
+POOL_SIZE = env.bounded("SANDBOX_EXECUTOR_MANAGER_POOL_SIZE", default=10, low=1, high=100)
+POOL_MEMORY = env.str("SANDBOX_MAX_MEMORY", default="256m")
+POOL_TIMEOUT = env.str("SANDBOX_TIMEOUT", default="10s")
+POOL_IMAGES = {
+    "python": env.str("SANDBOX_BASE_PYTHON_IMAGE", default=""),
+    "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE", default=""),
+}
+
 Q_BROKER = env.choice("Q_BROKER", "orm", ("orm", "redis"))
 Q_WORKERS = env.bounded("Q_WORKERS", default=2, low=1, high=64)
 _task_seconds = SANDBOX_MAX_TIMEOUT_SEC + 60

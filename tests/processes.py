@@ -9,11 +9,12 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_SECONDS = 5.0
+NO_DOCKER = "unix:///nowhere/docker.sock"
 
 
 def free_port() -> int:
@@ -24,9 +25,13 @@ def free_port() -> int:
 
 
 def clean_environment(data_dir: Path, **extra: str) -> dict[str, str]:
-    """What a newcomer's shell has: none of this project's variables, but DATA_DIR."""
+    """What a newcomer's shell has: none of this project's variables, but DATA_DIR.
+
+    The newcomer has no Docker, unless `extra` says so.
+    """
     inherited = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in inherited if name in os.environ}
+    environment["DOCKER_HOST"] = NO_DOCKER
     return environment | {"DATA_DIR": str(data_dir)} | extra
 
 
@@ -112,7 +117,9 @@ def started(
             process.wait(10)
         for pid, stat in service._seen:
             if _started(pid) == stat:
-                os.kill(pid, signal.SIGKILL)
+                # It may be ending just now, as everything does whose parent has died.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ from executions.services import keys as api_keys
 from providers.models import ProviderConfig
 from sandbox_site import keys
 from sandbox_site.bootstrap import CREDENTIALS, ensure_accounts, ensure_provider
-from tests.processes import ROOT, clean_environment
+from tests.processes import NO_DOCKER, ROOT, clean_environment
 
 
 def bootstrap(data_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,10 @@ def test_a_new_administrator_is_added_to_the_kept_credentials(tmp_path: Path) ->
 
 
 @pytest.mark.django_db
-def test_local_runs_the_code_until_another_provider_is_chosen() -> None:
+def test_local_runs_the_code_until_another_provider_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
     ensure_provider()
     ensure_provider()
     assert ProviderConfig.objects.get().provider_id == "local"

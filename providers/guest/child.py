@@ -5,8 +5,9 @@ import os
 import resource
 import sys
 
-from . import wire
-from .kernel import become, open_to_kin
+from . import python_runner, wire
+from .job import limit_cpu_time, write_files
+from .kernel import become, forbid_message_queues, open_to_kin
 
 JOB, REPORT = 3, 4
 
@@ -40,8 +41,6 @@ def become_child(
         _bound_resources(template["limits"])  # type: ignore[arg-type]
         language = template["language"]
         if language == "python":
-            from . import python_runner
-
             python_runner.serve(JOB, REPORT, template)
         elif language == "nodejs":
             _exec(template["command"])  # type: ignore[arg-type]
@@ -51,31 +50,6 @@ def become_child(
         os.write(2, f"the sandbox's runner failed: {error!r}\n".encode())
     finally:
         os._exit(71)
-
-
-def write_files(parts: "dict[str, bytes]") -> None:
-    """Put the input files into the workspace. The host has checked their paths.
-
-    They are taken out of `parts`, so that they do not stay in memory. Ends the process when they
-    cannot be written, as the program could not run without them.
-    """
-    try:
-        for name in [name for name in parts if name.startswith("file:")]:
-            path = name[5:]
-            folder = path.rpartition("/")[0]
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(parts.pop(name))
-    except OSError as error:
-        os.write(2, f"The input files cannot be written: {error}\n".encode())
-        os._exit(1)
-
-
-def limit_cpu_time(timeout: float) -> None:
-    """A backstop behind the deadline: all cores for the whole time, per process."""
-    seconds = int(timeout * (os.cpu_count() or 1)) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 def _bound_resources(limits: "dict[str, int | None]") -> None:
@@ -92,6 +66,7 @@ def _bound_resources(limits: "dict[str, int | None]") -> None:
         if most != resource.RLIM_INFINITY:
             bound = min(bound, most)
         resource.setrlimit(kind, (bound, bound))
+    forbid_message_queues()
 
 
 def _exec(command: "list[str]") -> None:

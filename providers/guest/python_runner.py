@@ -1,11 +1,10 @@
 """Runs Python code in this process, which waits for its job with everything already warm."""
 
 import os
-import select
 import sys
 
-from . import wire
-from .child import limit_cpu_time, write_files
+from . import display, preload, wire
+from .job import limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -18,14 +17,6 @@ _exit = os._exit
 ONLY_AST = 0x400
 FILE = "main.py"
 
-# What agents' code imports most, loaded one by one while nobody waits. A request cuts it short.
-IDLE_MODULES = (
-    *("_ast", "json", "re", "collections", "math", "random", "datetime", "time", "itertools"),
-    *("functools", "string", "io", "traceback", "typing", "pathlib", "statistics", "csv"),
-    "subprocess",
-)
-IDLE_DELAY_MS = 30
-
 
 class ProgramError(Exception):
     """The program does not do what its entry point promises. The message goes to stderr."""
@@ -37,11 +28,12 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     os.set_inheritable(report, False)
     sys.stdin = open(0, closefd=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    for module in template.get("preload", ()):  # type: ignore[attr-defined]
-        __import__(module)
-    _rehearse()
+    preload.set_environment()
+    outputs = display.Outputs(report)
+    outputs.open()
+    _rehearse(outputs)
     wire.write_all(report, wire.pack({"type": "ready"}, []))
-    _use_the_wait(job)
+    preload.use_the_wait(job)
     frame = wire.read_frame(job, wire.Parser(sys.maxsize))
     os.close(job)
     if frame is None:
@@ -53,26 +45,32 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     write_files(parts)
     with open(FILE, "wb") as file:
         file.write(parts["code"])
-    process = os.getpid()
+    outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
     exit_code, result = run(
         parts["code"].decode(),
         str(header["entrypoint"]),
         parts.get("arguments"),
         int(header["result_bytes"]),  # type: ignore[call-overload]
+        outputs,
     )
+    outputs.finish()
     exit_code = _end_like_an_interpreter(exit_code)
-    # A child that the program forked and that runs on to here has nothing to report.
-    if os.getpid() == process:
-        _report(report, exit_code, result)
+    returned = [] if result is None else [("result", result)]
+    # A child that the program forked and that runs on to here reports nothing.
+    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, returned))
     _exit(exit_code)
 
 
 def run(
-    code: str, entrypoint: str, arguments: "bytes | None", result_limit: int
+    code: str,
+    entrypoint: str,
+    arguments: "bytes | None",
+    result_limit: int,
+    outputs: "display.Outputs | None" = None,
 ) -> "tuple[int, bytes | None]":
     """The exit code, and the JSON text of what `main()` returned, if it was called and did."""
     try:
-        returned = _run(code, entrypoint, arguments)
+        returned = _run(code, entrypoint, arguments, outputs)
         if returned is not None and len(returned) > result_limit:
             raise ProgramError(
                 f"main() returned {len(returned)} bytes of JSON, the limit is {result_limit}"
@@ -91,16 +89,9 @@ def run(
     return 1, None
 
 
-def _report(report: int, exit_code: int, result: "bytes | None") -> None:
-    parts = [] if result is None else [("result", result)]
-    try:
-        wire.write_all(report, wire.pack({"type": "done", "exit_code": exit_code}, parts))
-    except OSError:
-        # The program has closed all descriptors: what the process ends with has to do.
-        return
-
-
-def _run(code: str, entrypoint: str, arguments: "bytes | None") -> "bytes | None":
+def _run(
+    code: str, entrypoint: str, arguments: "bytes | None", outputs: "display.Outputs | None"
+) -> "bytes | None":
     # Only code that names main can have one; the others are spared the syntax tree (1 ms).
     if entrypoint == "auto":
         entrypoint = "main" if "main" in code and _wants_main(_parse(code)) else "script"
@@ -111,7 +102,7 @@ def _run(code: str, entrypoint: str, arguments: "bytes | None") -> "bytes | None
     namespace = module.__dict__
     namespace["__builtins__"] = __builtins__
     if entrypoint == "repl":
-        _run_like_a_prompt(_parse(code), namespace)
+        _run_like_a_prompt(_parse(code), namespace, outputs)
         return None
     if entrypoint == "script" and arguments:
         namespace["arguments"] = values
@@ -131,8 +122,13 @@ def _parse(code: str) -> "_ast.Module":
     return compile(code, FILE, "exec", ONLY_AST, dont_inherit=True)  # type: ignore[no-any-return]
 
 
-def _run_like_a_prompt(tree: "_ast.Module", namespace: "dict[str, object]") -> None:
-    """Run the statements, and print the value of the last one if it is an expression."""
+def _run_like_a_prompt(
+    tree: "_ast.Module", namespace: "dict[str, object]", outputs: "display.Outputs | None"
+) -> None:
+    """Run the statements, and print the value of the last one if it is an expression.
+
+    A value that has more to show than its repr() becomes a rich output, too.
+    """
     import _ast
 
     last = None
@@ -143,6 +139,8 @@ def _run_like_a_prompt(tree: "_ast.Module", namespace: "dict[str, object]") -> N
         value = eval(compile(last, FILE, "eval", dont_inherit=True), namespace)
         if value is not None:
             print(repr(value))
+            if outputs is not None:
+                outputs.show_if_rich(value)
 
 
 def _wants_main(tree: "_ast.Module") -> bool:
@@ -253,41 +251,14 @@ def _end_like_an_interpreter(exit_code: int) -> int:
     return exit_code
 
 
-def _rehearse() -> None:
+def _rehearse(outputs: display.Outputs) -> None:
     """Go the whole way once, so that no page of it is touched first by a caller's code."""
     wire.loads(wire.dumps({"a": [1, None]}))
-    run("len('warm')", "script", None, 0)
-
-
-def preload() -> None:
-    """Import what programs import most, and complete `sys.path`."""
-    _load_site()
-    for module in IDLE_MODULES:
-        __import__(module)
-
-
-def _use_the_wait(job: int) -> None:
-    """Preload while nobody waits for us, a module at a time."""
-    poll = select.poll()
-    poll.register(job, select.POLLIN)
-    if poll.poll(IDLE_DELAY_MS):
-        return
-    _load_site()
-    for module in IDLE_MODULES:
-        if poll.poll(0):
-            return
-        __import__(module)
-
-
-def _load_site() -> None:
-    """What `-I -S` left out when the interpreter started: site-packages and exit()."""
-    if "site" not in sys.modules:
-        import site
-
-        site.main()
+    run("len('warm')", "script", None, 0, outputs)
+    outputs.finish()
 
 
 def _complete_sys_path() -> None:
-    _load_site()
+    preload.load_site()
     sys.path.insert(0, os.getcwd())
     sys.argv[:] = [FILE]

@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 
-from . import kernel, python_runner, supervisor, wire
+from . import kernel, preload, supervisor, wire
 
 MESSAGE_LIMIT = 64 * 1024
 
@@ -32,7 +32,7 @@ _NAMESPACES = (
 
 def main() -> None:
     """Serve until the host closes the control socket; then everything in here ends."""
-    python_runner.preload()
+    preload.load_common()
     gc.freeze()
     # Sandboxes that ended leave no zombies.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
@@ -44,18 +44,39 @@ def main() -> None:
         message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 3)
         if not message:
             os._exit(0)
+        template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
+        _preload(template)
         if os.fork() == 0:
             control.close()
-            _isolate(message, fds)
+            _isolate(template, fds)
         for fd in fds:
             os.close(fd)
 
 
-def _isolate(message: bytes, fds: "list[int]") -> None:
+_tried: "set[tuple[str, ...]]" = set()
+
+
+def _preload(template: "dict[str, object]") -> None:
+    """Import here what a template names, once: a fork has it for nothing."""
+    modules: "tuple[str, ...]" = tuple(template["preload"])  # type: ignore[arg-type]
+    if template["language"] != "python" or not modules or modules in _tried:
+        return
+    if not _tried:
+        # Modules may want to write when they are first imported. No sandbox sees this one.
+        kernel.mount("tmpfs", "/tmp", "size=64m,mode=1777")
+    _tried.add(modules)
+    try:
+        preload.load(list(modules))
+    except preload.Missing:
+        # The sandbox's own supervisor tries again, and can tell the host.
+        return
+    gc.freeze()
+
+
+def _isolate(template: "dict[str, object]", fds: "list[int]") -> None:
     """Leave every namespace, fork the sandbox's first process, hand it over. Never returns."""
     channel = socket.socket(fileno=fds[0])
     try:
-        template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
         if len(fds) > 2:
             os.write(fds[2], b"0")
             os.close(fds[2])
@@ -98,6 +119,8 @@ def _be_sandbox(template: "dict[str, object]", channel: int, seccomp: int) -> No
         size = template["workspace_bytes"]
         for path in (str(template["workspace"]), "/tmp", "/dev/shm"):
             kernel.mount("tmpfs", path, f"size={size},mode=1777")
+        # A process group of its own: a signal to the group would reach every other sandbox.
+        os.setsid()
         uid: "int | None" = template["uid"]  # type: ignore[assignment]
         if uid is not None:
             kernel.become(uid)

@@ -23,23 +23,21 @@ from providers.base import (
     SandboxInstance,
     SandboxProvider,
 )
-from providers.errors import InvalidConfiguration, NotInitialized, ProviderUnavailable, SandboxError
+from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.pool import Pool, PoolSettings
-from providers.pool.sandbox import RunRequest, Sandbox
+from providers.pool.requests import Job, make_template, run_request
+from providers.pool.sandbox import Sandbox
 from providers.pool.template import Template, normalize_language
 from providers.schema import ConfigField
 
 logger = logging.getLogger(__name__)
 
 MEMORY_SIZES = {"128m": 128, "256m": 256, "512m": 512, "1g": 1024, "2g": 2048}
-
-# The runners put the code into these files of the workspace.
-RESERVED_NAMES = frozenset({"main.py", "main.js", "main.mjs", "main.sh"})
 
 
 class LocalProvider(SandboxProvider):
@@ -102,7 +100,6 @@ class LocalProvider(SandboxProvider):
         self._loop: BackgroundLoop | None = None
         self._launcher: Launcher | None = None
         self._pool: Pool | None = None
-        self._limits = Limits()
         self._sandboxes: dict[str, Sandbox] = {}
         self._lock = threading.Lock()
         self._reason = "not initialized"
@@ -117,18 +114,20 @@ class LocalProvider(SandboxProvider):
         loop = BackgroundLoop("local-pool")
         try:
             launcher = loop.call(_choose_launcher(config["launcher"], config["gvisor_platform"]))
-            templates = {name: _template(name, launcher, limits) for name in launcher.languages()}
+            templates = {
+                name: make_template(name, name, launcher, limits) for name in launcher.languages()
+            }
             pool = loop.call(_open_pool(launcher, templates, pool_settings))
         except BaseException:
             loop.stop()
             raise
-        self._loop, self._launcher, self._pool, self._limits = loop, launcher, pool, limits
+        self._loop, self._launcher, self._pool = loop, launcher, pool
         return True
 
     def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
         loop, pool = self._opened()
         language = normalize_language(template)
-        sandbox = loop.call(pool.acquire(language))
+        sandbox = loop.call(pool.acquire(language, owner))
         instance_id = f"local-{os.getpid()}-{sandbox.number}"
         with self._lock:
             self._sandboxes[instance_id] = sandbox
@@ -151,24 +150,8 @@ class LocalProvider(SandboxProvider):
             sandbox = self._sandboxes.get(instance_id)
         if sandbox is None:
             raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
-        language = normalize_language(language)
-        if language != sandbox.template.language:
-            raise InvalidConfiguration(
-                f"The instance runs {sandbox.template.language}, not {language}.", field="language"
-            )
-        if language == "bash" and entrypoint == "main":
-            raise InvalidConfiguration("Shell code has no main().", field="entrypoint")
-        for file in files:
-            _check_path(file.path)
-        request = RunRequest(
-            code=code,
-            entrypoint=entrypoint,
-            timeout=timeout,
-            arguments=arguments,
-            files=files,
-            limits=replace(limits or Limits(), memory_bytes=self._limits.memory_bytes),
-        )
-        return loop.call(sandbox.run(request))
+        job = Job(code, language, timeout, arguments, entrypoint, files, limits or Limits())
+        return loop.call(sandbox.run(run_request(job, sandbox.template)))
 
     def destroy_instance(self, instance_id: str) -> bool:
         with self._lock:
@@ -206,17 +189,6 @@ class LocalProvider(SandboxProvider):
         return self._loop, self._pool
 
 
-def _check_path(path: str) -> None:
-    """Only below the workspace, which matters most where nothing else confines the program."""
-    first, *rest = path.split("/")
-    if any(part in ("", ".", "..") for part in (first, *rest)) or "\0" in path:
-        raise InvalidConfiguration(
-            f"files: {path!r} is no path below the workspace.", field="files"
-        )
-    if first in RESERVED_NAMES or path == "artifacts":
-        raise InvalidConfiguration(f"files: {path!r} is taken.", field="files")
-
-
 async def _choose_launcher(wanted: str, platform: str) -> Launcher:
     """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
     candidates: list[Launcher] = []
@@ -248,15 +220,3 @@ async def _open_pool(
     pool = Pool(launcher, templates, pool_settings)
     pool.open()
     return pool
-
-
-def _template(language: str, launcher: Launcher, limits: Limits) -> Template:
-    interpreter = launcher.interpreter(language) or ""
-    command: tuple[str, ...] = (interpreter,)
-    if language == "nodejs":
-        # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
-        # own Node ends with an exit code like any other.
-        heap = f"--max-old-space-size={2 * limits.memory_bytes // (1024 * 1024)}"
-        runner = f"{launcher.guest_path()}/node_runner.js"
-        command = (interpreter, "--expose-internals", "--no-warnings", heap, runner)
-    return Template(language, language, command, limits)

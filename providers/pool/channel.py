@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from collections import deque
 from typing import cast
 
 from providers.guest.wire import FrameError, Parser
@@ -19,13 +20,15 @@ class ChannelClosed(Exception):
 class GuestChannel(asyncio.Protocol):
     """Hands out the guest's frames one at a time.
 
-    A guest speaks only when it is spoken to. A frame nobody waits for, one that is malformed and
+    A guest speaks only when it is spoken to. A frame that is not due, one that is malformed and
     one over its bound close the channel, and every later use raises FrameError.
     """
 
     def __init__(self) -> None:
         self._parser = Parser(limit=0)
         self._transport: asyncio.WriteTransport | None = None
+        self._due = 1
+        self._arrived: deque[Frame] = deque()
         self._waiting: asyncio.Future[Frame] | None = None
         self._failure: Exception | None = None
         self.closed = asyncio.get_running_loop().create_future()
@@ -51,9 +54,13 @@ class GuestChannel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._parser.feed(data):
-                if self._waiting is None or self._waiting.done():
+                if self._due == 0:
                     raise FrameError("the guest spoke out of turn")
-                self._waiting.set_result(frame)
+                self._due -= 1
+                if self._waiting is not None and not self._waiting.done():
+                    self._waiting.set_result(frame)
+                else:
+                    self._arrived.append(frame)
         except FrameError as error:
             self._fail(error)
 
@@ -72,18 +79,21 @@ class GuestChannel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def send(self, data: bytes, answer_limit: int) -> None:
-        """Queue one frame; its answer may have `answer_limit` raw bytes.
+    def send(self, data: bytes, answer_limit: int, answers: int = 1) -> None:
+        """Queue one frame, to be answered by as many; each may have `answer_limit` raw bytes.
 
         Raises what ended the channel, if it has ended.
         """
         if self._failure is not None or self._transport is None:
             raise self._failure or ChannelClosed
         self._parser.limit = answer_limit
+        self._due += answers
         self._transport.write(data)
 
     async def receive(self) -> Frame:
         """The next frame. Raises ChannelClosed or FrameError."""
+        if self._arrived:
+            return self._arrived.popleft()
         if self._failure is not None:
             raise self._failure
         self._waiting = asyncio.get_running_loop().create_future()

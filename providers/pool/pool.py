@@ -1,65 +1,37 @@
-"""Keeps a few sandboxes of every template warm and hands each out once."""
+"""Keeps a few sandboxes of every template warm and hands them out, fairly, to who asks."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import math
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from providers.errors import CreationFailed, InvalidConfiguration, RateLimited, SandboxError
 from providers.pool.launcher import Launcher
 from providers.pool.sandbox import Sandbox
+from providers.pool.settings import PoolSettings
+from providers.pool.shelf import Shelf, describe
 from providers.pool.template import Template
+from providers.pool.waiting import Line, LineFull, Place
+
+__all__ = ["Pool", "PoolSettings"]
 
 logger = logging.getLogger(__name__)
 
 # Refilling competes with the run that emptied the place, so it lets a short run finish first.
 REFILL_DELAY_SECONDS = 0.015
 
-# A template nobody asked for in this time is no longer kept warm (the first one always is).
-WARM_SECONDS = 300.0
+# How often old, surplus and forgotten sandboxes are looked for.
+HOUSEKEEPING_SECONDS = 5.0
 
-LONGEST_BACKOFF_SECONDS = 5.0
+# Of one template, so that it is not without warm sandboxes because all are of the same age.
+MOST_EXPIRED_AT_ONCE = 2
 
-# A warm sandbox that ends before it is this old counts as a start that failed.
-INFANT_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """`size` warm sandboxes per template, `capacity` alive in all, `queue` callers waiting.
-
-    A caller waits `patience` seconds at most for a sandbox.
-    """
-
-    size: int = 4
-    capacity: int = 16
-    queue: int = 64
-    patience: float = 10.0
-    parallel_starts: int = 4
-
-
-@dataclass
-class _Shelf:
-    """The sandboxes of one template: those ready, those on the way, and who waits for one."""
-
-    template: Template
-    always_warm: bool
-    idle: deque[Sandbox] = field(default_factory=deque)
-    starting: int = 0
-    waiting: deque[asyncio.Future[Sandbox]] = field(default_factory=deque)
-    last_asked: float = float("-inf")
-    failures: int = 0
-    not_before: float = 0.0
-
-    def wanted(self, size: int, now: float) -> int:
-        warm = self.always_warm or now - self.last_asked < WARM_SECONDS
-        return (size if warm else 0) + len(self.waiting)
+LONGEST_RETRY_AFTER_SECONDS = 60
 
 
 class Pool:
@@ -72,94 +44,203 @@ class Pool:
         self._launcher = launcher
         self._settings = settings
         self._shelves = {
-            name: _Shelf(template, always_warm=index == 0)
+            name: Shelf(name, template, always_warm=index == 0)
             for index, (name, template) in enumerate(templates.items())
         }
-        self._busy: set[Sandbox] = set()
+        self._line = Line()
+        self._busy: dict[Sandbox, Shelf] = {}
+        self._ending: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts: set[asyncio.Task[None]] = set()
         self._refill_timer: asyncio.TimerHandle | None = None
+        self._housekeeping: asyncio.TimerHandle | None = None
+        self._hold_seconds = 1.0
+        self._handed_out = 0
+        self._refused = 0
+        self._expired = 0
         self._closing = False
-        self.started = 0
-        self.failed = 0
 
     def open(self) -> None:
         """Start warming up."""
         self._refill()
+        self._keep_house()
 
-    async def acquire(self, template: str) -> Sandbox:
-        """A warm sandbox for this caller alone.
+    async def acquire(self, template: str, owner: str = "") -> Sandbox:
+        """A warm sandbox for this caller alone, and never for another owner.
 
         Raises InvalidConfiguration for an unknown template, CreationFailed when sandboxes cannot
-        be started, RateLimited when the queue is full or the wait too long.
+        be started, RateLimited when the line is full or the wait too long.
         """
         shelf = self._shelves.get(template)
         if shelf is None:
             raise InvalidConfiguration(f"There is no template {template!r}.", field="language")
         if self._closing:
             raise CreationFailed("The pool is shutting down.")
-        shelf.last_asked = time.monotonic()
-        while shelf.idle:
-            sandbox = shelf.idle.popleft()
-            if sandbox.alive:
-                shelf.failures = 0
-                self._busy.add(sandbox)
-                self._refill_soon()
-                return sandbox
-            self._spawn(sandbox.destroy())
-        if sum(len(each.waiting) for each in self._shelves.values()) >= self._settings.queue:
-            raise RateLimited("Every sandbox is busy and the queue is full.", retry_after=1)
-        place: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
-        shelf.waiting.append(place)
-        self._refill()
-        try:
-            async with asyncio.timeout(self._settings.patience):
-                return await place
-        except TimeoutError:
-            self._withdraw(shelf, place)
-            raise RateLimited(
-                f"No sandbox became free in {self._settings.patience:g} s.", retry_after=1
-            ) from None
-        except asyncio.CancelledError:
-            self._withdraw(shelf, place)
-            raise
+        shelf.asked()
+        sandbox = shelf.take(owner)
+        if sandbox is not None:
+            self._hand_out(sandbox, shelf, owner)
+            self._refill_soon()
+            return sandbox
+        failure = shelf.failure()
+        if failure and shelf.is_failing:
+            self._refused += 1
+            raise failure
+        return await self._wait(shelf, self._join(shelf, owner))
 
     async def release(self, sandbox: Sandbox) -> None:
-        """Destroy a sandbox that was handed out; its place can be filled again."""
-        await sandbox.destroy()
-        self._busy.discard(sandbox)
-        self._refill_soon()
+        """Take back a sandbox that was handed out.
+
+        It is destroyed and its place filled again, or kept for its owner where that is allowed
+        and the sandbox is proved clean.
+        """
+        shelf = self._busy.get(sandbox)
+        if shelf is None:
+            await sandbox.destroy()
+            return
+        self._hold_seconds += 0.1 * (time.monotonic() - sandbox.handed_out_at - self._hold_seconds)
+        if self._may_keep(sandbox) and await sandbox.renewed() and self._may_keep(sandbox):
+            if self._busy.pop(sandbox, None):
+                self._keep(shelf, sandbox)
+        elif self._busy.pop(sandbox, None):
+            self._ending.add(sandbox)
+            await self._destroy(sandbox)
+
+    async def resize(self, settings: PoolSettings) -> None:
+        """Work by these settings from now on. Neither what runs nor who waits is disturbed."""
+        self._settings = settings
+        self._trim()
+        self._refill()
+        self._keep_house()
 
     def stats(self) -> dict[str, Any]:
-        """What the pool holds now; `failing` counts the starts that failed since the last use."""
+        """What the pool holds now, in all and per template."""
         return {
             "runtime": self._launcher.runtime,
+            "isolation": self._settings.isolation,
             "size": self._settings.size,
             "capacity": self._settings.capacity,
             "busy": len(self._busy),
-            "idle": sum(len(shelf.idle) for shelf in self._shelves.values()),
-            "creating": sum(shelf.starting for shelf in self._shelves.values()),
-            "waiting": sum(len(shelf.waiting) for shelf in self._shelves.values()),
-            "started": self.started,
-            "failed": self.failed,
-            "failing": sum(shelf.failures for shelf in self._shelves.values()),
+            "ending": len(self._ending),
+            "waiting": len(self._line),
+            "handed_out": self._handed_out,
+            "refused": self._refused,
+            "expired": self._expired,
+            **describe(self._shelves.values(), self._settings),
         }
 
     async def close(self) -> None:
         """End every sandbox and wait until all are gone."""
         self._closing = True
-        if self._refill_timer:
-            self._refill_timer.cancel()
-        for shelf in self._shelves.values():
-            for place in shelf.waiting:
-                if not place.done():
-                    place.set_exception(CreationFailed("The pool is shutting down."))
+        for timer in (self._refill_timer, self._housekeeping):
+            if timer:
+                timer.cancel()
+        for place in self._line:
+            self._refuse(place, CreationFailed("The pool is shutting down."))
         for task in self._starts:
             task.cancel()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        sandboxes = [*self._busy, *(one for shelf in self._shelves.values() for one in shelf.idle)]
+        sandboxes = [*self._busy, *self._ending]
+        for shelf in self._shelves.values():
+            sandboxes += [*shelf.idle, *shelf.kept]
         await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
+
+    def _join(self, shelf: Shelf, owner: str) -> Place:
+        try:
+            place, displaced = self._line.join(owner, shelf.name, self._settings.queue)
+        except LineFull:
+            self._refused += 1
+            raise RateLimited(
+                "Every sandbox is busy and the queue is full.", retry_after=self._retry_after()
+            ) from None
+        if displaced:
+            error = RateLimited(
+                "The queue is full and others wait for less.", retry_after=self._retry_after()
+            )
+            self._refuse(displaced, error)
+        shelf.waited()
+        return place
+
+    async def _wait(self, shelf: Shelf, place: Place) -> Sandbox:
+        self._refill()
+        patience = self._settings.patience
+        try:
+            async with asyncio.timeout(patience):
+                return await place.future
+        except TimeoutError:
+            if place.future.done() and not place.future.cancelled():
+                return place.future.result()
+            self._refused += 1
+            message = f"No sandbox became free in {patience:g} s."
+            error = shelf.failure() or RateLimited(message, retry_after=self._retry_after())
+            raise error from None
+        except asyncio.CancelledError:
+            # Whoever was cancelled while being served has no use for what it was given.
+            served = place.future.done() and not place.future.cancelled()
+            if served and place.future.exception() is None:
+                self._spawn(self.release(place.future.result()))
+            raise
+        finally:
+            self._line.leave(place)
+
+    def _refuse(self, place: Place, error: SandboxError) -> None:
+        self._line.leave(place)
+        if not place.future.done():
+            self._refused += 1
+            place.future.set_exception(error)
+
+    def _retry_after(self) -> float:
+        """When there should be room: so many callers, each holding a sandbox so long."""
+        rounds = (len(self._line) + 1) / max(1, self._settings.capacity)
+        return float(min(LONGEST_RETRY_AFTER_SECONDS, math.ceil(rounds * self._hold_seconds)))
+
+    def _hand_out(self, sandbox: Sandbox, shelf: Shelf, owner: str) -> None:
+        sandbox.give_to(owner, reusable=self._settings.isolation == "tenant")
+        self._busy[sandbox] = shelf
+        self._handed_out += 1
+
+    def _serve(self, place: Place, shelf: Shelf, sandbox: Sandbox) -> None:
+        self._line.serve(place)
+        self._hand_out(sandbox, shelf, place.owner)
+        place.future.set_result(sandbox)
+
+    def _may_keep(self, sandbox: Sandbox) -> bool:
+        young = time.monotonic() - sandbox.started_at < self._settings.max_lifetime
+        tenant = self._settings.isolation == "tenant" and sandbox.reusable
+        return tenant and young and sandbox.alive and not sandbox.running and not self._closing
+
+    def _keep(self, shelf: Shelf, sandbox: Sandbox) -> None:
+        """Give a clean sandbox to its owner's next caller, or put it by, unless others need it."""
+        needy = self._without_start()[len(self._ending) :]
+        place = self._line.first(shelf.name, sandbox.owner)
+        is_full = self._room() <= 1  # this sandbox has left the busy ones, and is alive
+        if is_full and needy and needy[0].owner != sandbox.owner:
+            self._end(sandbox)
+        elif place:
+            self._serve(place, shelf, sandbox)
+        else:
+            shelf.kept.append(sandbox)
+            self._refill_soon()
+
+    def _end(self, sandbox: Sandbox) -> None:
+        """Destroy one that is nobody's any more. It counts until it is gone."""
+        self._ending.add(sandbox)
+        self._spawn(self._destroy(sandbox))
+
+    async def _destroy(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.destroy()
+        finally:
+            self._ending.discard(sandbox)
+            self._refill_soon()
+
+    def _room(self) -> int:
+        """How many more may be alive, what is about to start or not yet gone included."""
+        shelved = sum(
+            len(shelf.idle) + len(shelf.kept) + shelf.starting for shelf in self._shelves.values()
+        )
+        return self._settings.capacity - len(self._busy) - len(self._ending) - shelved
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -168,13 +249,14 @@ class Pool:
         return task
 
     def _refill_soon(self) -> None:
-        if any(shelf.waiting for shelf in self._shelves.values()):
+        if len(self._line):
             self._refill()
         else:
-            self._schedule(REFILL_DELAY_SECONDS)
+            self._refill_in(REFILL_DELAY_SECONDS)
 
-    def _schedule(self, delay: float) -> None:
-        """Refill after `delay` seconds, or earlier where that was asked for already."""
+    def _refill_in(self, delay: float) -> None:
+        if self._closing:
+            return
         loop = asyncio.get_running_loop()
         if self._refill_timer:
             if self._refill_timer.when() <= loop.time() + delay:
@@ -190,96 +272,132 @@ class Pool:
         if self._closing:
             return
         now = time.monotonic()
-        starting = sum(shelf.starting for shelf in self._shelves.values())
-        alive = len(self._busy) + starting + sum(len(s.idle) for s in self._shelves.values())
-        for shelf in sorted(self._shelves.values(), key=lambda shelf: -len(shelf.waiting)):
+        pace = self._settings.parallel_starts
+        pace -= sum(shelf.starting for shelf in self._shelves.values())
+        room = self._room()
+        coming = len(self._ending)
+        for shelf, is_awaited in self._missing():
+            if pace <= 0:
+                break
             if now < shelf.not_before:
-                self._schedule(shelf.not_before - now)
-                continue
-            while (
-                len(shelf.idle) + shelf.starting < shelf.wanted(self._settings.size, now)
-                and starting < self._settings.parallel_starts
-                and (alive < self._settings.capacity or self._give_up_idle(shelf))
-            ):
+                self._refill_in(shelf.not_before - now)
+            elif room > 0:
+                room -= 1
+                pace -= 1
                 shelf.starting += 1
-                starting += 1
-                alive += 1
                 task = self._spawn(self._start_one(shelf))
                 self._starts.add(task)
                 task.add_done_callback(self._starts.discard)
+            elif is_awaited and coming:
+                coming -= 1
+            elif not (is_awaited and self._make_room()):
+                break
 
-    def _give_up_idle(self, needy: _Shelf) -> bool:
-        """Make room for a caller who waits by ending a warm sandbox of another template."""
-        if len(needy.waiting) <= needy.starting:
-            return False
+    def _without_start(self) -> list[Place]:
+        """Who waits and has no start under way on their behalf, in their order."""
+        coming = Counter({name: shelf.starting for name, shelf in self._shelves.items()})
+        coming.subtract(place.template for place in self._line)
+        missing = []
+        for place in reversed(list(self._line)):
+            if coming[place.template] < 0:
+                coming[place.template] += 1
+                missing.append(place)
+        return missing[::-1]
+
+    def _missing(self) -> list[tuple[Shelf, bool]]:
+        """A shelf for every sandbox that is not there, and whether a caller waits for it.
+
+        Callers come first, in their order.
+        """
+        missing = [(self._shelves[place.template], True) for place in self._without_start()]
         for shelf in self._shelves.values():
-            if shelf is not needy and shelf.idle:
-                self._spawn(shelf.idle.popleft().destroy())
-                return True
-        return False
+            spare = max(0, shelf.starting - self._line.count(shelf.name))
+            lacking = shelf.target(self._settings) - len(shelf.idle) - spare
+            missing += [(shelf, False)] * lacking
+        return missing
 
-    async def _start_one(self, shelf: _Shelf) -> None:
+    def _make_room(self) -> bool:
+        """End a warm sandbox that nobody waits for, in favour of a caller who waits."""
+        kept = [(sandbox, shelf) for shelf in self._shelves.values() for sandbox in shelf.kept]
+        idle = [(sandbox, shelf) for shelf in self._shelves.values() for sandbox in shelf.idle]
+        if not (kept or idle):
+            return False
+        sandbox, shelf = min(kept or idle, key=lambda each: each[0].used_at)
+        shelf.remove(sandbox)
+        self._end(sandbox)
+        return True
+
+    async def _start_one(self, shelf: Shelf) -> None:
+        began = time.monotonic()
         try:
             sandbox = await Sandbox.start(self._launcher, shelf.template)
         except SandboxError as error:
             self._start_failed(shelf, error)
             return
         except Exception as error:
-            # Whoever waits must not go on waiting, whatever it is.
-            logger.exception("starting a sandbox broke")
-            self._start_failed(shelf, CreationFailed(f"{self._launcher.runtime}: {error!r}"))
+            logger.exception("sandbox start failed")
+            self._start_failed(shelf, CreationFailed(f"{type(error).__name__}: {error}"))
             return
         finally:
             shelf.starting -= 1
-        self.started += 1
-        self._hand_over(shelf, sandbox)
+        shelf.start_succeeded(time.monotonic() - began)
+        sandbox.closed.add_done_callback(lambda _: self._forget_dead(shelf, sandbox))
+        place = self._line.first(shelf.name)
+        if place:
+            self._serve(place, shelf, sandbox)
+        else:
+            shelf.idle.append(sandbox)
+            self._trim()
         self._refill()
 
-    def _hand_over(self, shelf: _Shelf, sandbox: Sandbox) -> None:
-        """Give an unused sandbox to who has waited longest, or keep it warm."""
-        while shelf.waiting:
-            place = shelf.waiting.popleft()
-            if not place.done():
-                shelf.failures = 0
-                self._busy.add(sandbox)
-                place.set_result(sandbox)
-                return
-        shelf.idle.append(sandbox)
-        sandbox.closed.add_done_callback(lambda _: self._forget_dead(shelf, sandbox))
-
-    def _withdraw(self, shelf: _Shelf, place: asyncio.Future[Sandbox]) -> None:
-        """The caller has given up. It may have been served in the very same moment."""
-        with contextlib.suppress(ValueError):
-            shelf.waiting.remove(place)
-        if place.done() and not place.cancelled() and place.exception() is None:
-            self._busy.discard(place.result())
-            self._hand_over(shelf, place.result())
-
-    def _start_failed(self, shelf: _Shelf, error: SandboxError) -> None:
-        """One caller learns of the failure at once; the next attempt waits longer each time."""
-        self.failed += 1
-        shelf.failures += 1
+    def _start_failed(self, shelf: Shelf, error: SandboxError) -> None:
+        """One caller learns of it at once, and all when it goes on; then it is tried again."""
+        delay = shelf.start_failed(error)
         logger.error(
-            "sandbox start failed", extra={"template": shelf.template.name, "reason": error.message}
+            "sandbox start failed", extra={"template": shelf.name, "reason": error.message}
         )
-        while shelf.waiting:
-            place = shelf.waiting.popleft()
-            if not place.done():
-                place.set_exception(error)
+        while (place := self._line.first(shelf.name)) and (failure := shelf.failure()):
+            self._refuse(place, failure)
+            if not shelf.is_failing:
                 break
-        self._back_off(shelf)
+        self._refill_in(delay)
 
-    def _back_off(self, shelf: _Shelf) -> None:
-        delay = min(LONGEST_BACKOFF_SECONDS, 0.1 * 2 ** min(shelf.failures, 10))
-        shelf.not_before = time.monotonic() + delay
-        self._schedule(delay)
-
-    def _forget_dead(self, shelf: _Shelf, sandbox: Sandbox) -> None:
+    def _forget_dead(self, shelf: Shelf, sandbox: Sandbox) -> None:
         """Replace a sandbox that ended while nobody used it."""
-        if sandbox in shelf.idle and not self._closing:
-            shelf.idle.remove(sandbox)
-            self._spawn(sandbox.destroy())
-            if time.monotonic() - sandbox.started_at < INFANT_SECONDS:
-                shelf.failures += 1
-                self._back_off(shelf)
-            self._refill()
+        if not self._closing and shelf.remove(sandbox):
+            self._refill_in(shelf.ended_unused(sandbox))
+            self._end(sandbox)
+
+    def _trim(self) -> None:
+        """End what is beyond the settings and in nobody's use."""
+        for shelf in self._shelves.values():
+            while len(shelf.idle) > shelf.target(self._settings):
+                self._end(shelf.idle.popleft())
+            if self._settings.isolation != "tenant":
+                while shelf.kept:
+                    self._end(shelf.kept.popleft())
+        while self._room() + len(self._ending) < 0 and self._make_room():
+            continue
+
+    def _keep_house(self) -> None:
+        """End what has been warm, or handed out and unused, for too long; then look again later."""
+        oldest = time.monotonic() - self._settings.max_lifetime
+        for shelf in self._shelves.values():
+            old = [*shelf.kept, *shelf.idle]
+            for sandbox in [each for each in old if each.started_at < oldest][
+                :MOST_EXPIRED_AT_ONCE
+            ]:
+                shelf.remove(sandbox)
+                self._expire(sandbox)
+        for sandbox in [each for each in self._busy if not each.running and each.used_at < oldest]:
+            del self._busy[sandbox]
+            self._expire(sandbox)
+        self._trim()
+        if self._housekeeping:
+            self._housekeeping.cancel()
+        interval = min(HOUSEKEEPING_SECONDS, self._settings.max_lifetime / 4)
+        self._housekeeping = asyncio.get_running_loop().call_later(interval, self._keep_house)
+
+    def _expire(self, sandbox: Sandbox) -> None:
+        self._expired += 1
+        self._end(sandbox)

@@ -1,25 +1,30 @@
-"""One sandbox: warmed up, given one request, destroyed."""
+"""One sandbox: warmed up, given its request or its owner's requests, destroyed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import json
-import mimetypes
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from providers.base import ArtifactFile, ExecutionResult, InputFile, Limits
+from providers.base import ExecutionResult, InputFile, Limits
 from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable
 from providers.guest import wire
-from providers.pool.channel import ChannelClosed, Frame, GuestChannel
+from providers.pool.answer import read_answer
+from providers.pool.channel import ChannelClosed, GuestChannel
 from providers.pool.launcher import Guest, Launcher
 from providers.pool.template import Template
 
+logger = logging.getLogger(__name__)
+
 START_SECONDS = 30.0
+
+# How long a guest may take to be clean and warm again after a run.
+RENEWAL_SECONDS = 5.0
 
 # How long after its deadline a guest may take to answer before the host ends it.
 ANSWER_GRACE_SECONDS = 0.7
@@ -42,13 +47,18 @@ class RunRequest:
     def answer_bytes(self) -> int:
         """The most that an answer within the limits can hold."""
         limits = self.limits
-        return 2 * limits.output_bytes + limits.result_bytes + limits.artifacts_total_bytes
+        files = limits.artifacts_total_bytes + limits.rich_output_bytes
+        return 2 * limits.output_bytes + limits.result_bytes + files
 
-    def frame(self, request_id: int) -> bytes:
-        """The request as the guest reads it. Raises InvalidConfiguration naming the field."""
+    def frame(self, request_id: int, *, again: bool) -> bytes:
+        """The request as the guest reads it; `again` has it make ready for another.
+
+        Raises InvalidConfiguration naming the field that cannot be sent.
+        """
         limits = self.limits
         header = {
             "id": request_id,
+            "again": again,
             "entrypoint": self.entrypoint,
             "timeout": self.timeout,
             "limits": {
@@ -58,11 +68,13 @@ class RunRequest:
                 "artifact_count": limits.artifact_count,
                 "artifact_bytes": limits.artifact_bytes,
                 "artifacts_total_bytes": limits.artifacts_total_bytes,
+                "rich_output_count": limits.rich_output_count,
+                "rich_output_bytes": limits.rich_output_bytes,
             },
         }
         with _refusing("code"):
             parts = [("code", self.code.encode())]
-        if self.arguments:
+        if self.arguments is not None:
             with _refusing("arguments"):
                 parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
         parts += [(f"file:{file.path}", file.content) for file in self.files]
@@ -83,7 +95,10 @@ def _refusing(field: str) -> Iterator[None]:
 
 
 class Sandbox:
-    """A started guest, from warm to gone. Serves one request in its life."""
+    """A started guest, from warm to gone.
+
+    It serves one request in its life, or those of one owner with a clean child for each.
+    """
 
     def __init__(
         self, template: Template, guest: Guest, channel: GuestChannel, runtime: str
@@ -91,25 +106,32 @@ class Sandbox:
         self.number = next(_numbers)
         self.template = template
         self.runtime = runtime
-        self.started_at = time.monotonic()
+        self.owner = ""
+        self.reusable = False
+        self.running = False
+        self.started_at = self.used_at = self.handed_out_at = time.monotonic()
         self._guest = guest
         self._channel = channel
-        self._used = False
+        self._runs = 0
+        self._renewal: asyncio.Task[bool] | None = None
 
     @classmethod
     async def start(cls, launcher: Launcher, template: Template) -> Sandbox:
-        """A warm sandbox. Raises CreationFailed, with what the isolation tool complained of."""
+        """A warm sandbox. Raises CreationFailed, saying what went wrong inside or outside."""
         guest = await launcher.start(template)
         channel = None
         try:
             channel = await GuestChannel.open(guest.channel)
             async with asyncio.timeout(START_SECONDS):
                 header, _ = await channel.receive()
+            if header.get("type") == "failed":
+                raise CreationFailed(f"Template {template.name!r}: {header.get('reason')}")
             if header.get("type") != "ready":
                 raise wire.FrameError("the guest's first frame is not 'ready'")
         except BaseException as error:
             complaint = guest.complaint()
-            if channel:
+            if channel is not None:
+                # Before its socket is, whose number the next one may get.
                 channel.close()
             await guest.destroy()
             if isinstance(error, ChannelClosed | wire.FrameError | TimeoutError):
@@ -129,18 +151,47 @@ class Sandbox:
         """Done when the guest has ended, whoever ended it."""
         return self._channel.closed
 
+    def give_to(self, owner: str, *, reusable: bool) -> None:
+        """Let it serve `owner`, and when `reusable` more than once. Never another owner again."""
+        if self.owner and owner != self.owner:
+            raise ValueError("a sandbox never serves two owners")
+        self.owner = owner
+        self.reusable = reusable and bool(owner)
+        self.used_at = self.handed_out_at = time.monotonic()
+
     async def run(self, request: RunRequest) -> ExecutionResult:
         """Run it. Raises ProviderUnavailable when the sandbox ends or misbehaves without a verdict.
 
-        One that was used already or ended before it had the request raises with `started` False:
-        nothing of the request ran.
+        A sandbox that cannot take the request raises with `started` False: nothing ran.
         """
-        if self._used:
-            raise ProviderUnavailable("The sandbox has had its one run.")
-        frame = request.frame(self.number)
-        self._used = True
+        if self.running:
+            raise ProviderUnavailable("The sandbox is running something already.")
+        self.running = True
         try:
-            self._channel.send(frame, request.answer_bytes)
+            if self._runs and not (self.reusable and await self.renewed()):
+                raise ProviderUnavailable("The sandbox has served its request.")
+            return await self._run(request)
+        finally:
+            self.running = False
+            self.used_at = time.monotonic()
+
+    async def renewed(self) -> bool:
+        """Whether it is as it was before the last run, waiting until that is known."""
+        if self._runs and self._renewal is None:
+            return False
+        return self._renewal is None or await asyncio.shield(self._renewal)
+
+    async def destroy(self) -> None:
+        """End it and everything in it."""
+        self._channel.close()
+        await self._guest.destroy()
+
+    async def _run(self, request: RunRequest) -> ExecutionResult:
+        frame = request.frame(self._runs + 1, again=self.reusable)
+        self._runs += 1
+        self._renewal = None
+        try:
+            self._channel.send(frame, request.answer_bytes, answers=2 if self.reusable else 1)
         except (ChannelClosed, wire.FrameError) as error:
             raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
         began = time.monotonic()
@@ -159,18 +210,35 @@ class Sandbox:
             raise ProviderUnavailable(
                 f"The sandbox broke the protocol and was ended: {error}", started=True
             ) from error
-        return self._read_answer(answer, request)
+        if answer[0].get("type") != "result" or answer[0].get("id") != self._runs:
+            raise ProviderUnavailable("The sandbox answered another request.", started=True)
+        evidence = self._guest.evidence()
+        if self.reusable and not evidence.out_of_memory:
+            self._renewal = asyncio.get_running_loop().create_task(self._renew())
+        if self._runs > 1:
+            # The kernel's figure is the peak of all runs so far, the guest's that of this one.
+            evidence = replace(evidence, memory_peak_bytes=None)
+        return read_answer(answer, request.limits, evidence, self._metadata(request.limits))
 
-    async def destroy(self) -> None:
-        """End it and everything in it."""
-        self._channel.close()
-        await self._guest.destroy()
+    async def _renew(self) -> bool:
+        try:
+            async with asyncio.timeout(RENEWAL_SECONDS):
+                header, _ = await self._channel.receive()
+        except (ChannelClosed, wire.FrameError, TimeoutError):
+            return False
+        if header.get("type") != "ready":
+            logger.info(
+                "sandbox not reused",
+                extra={"template": self.template.name, "reason": str(header.get("reason"))},
+            )
+        return header.get("type") == "ready"
 
     def _metadata(self, limits: Limits) -> dict[str, Any]:
         return {
             "runtime": self.runtime,
             "template": self.template.name,
             "limits": {"memory_bytes": limits.memory_bytes, "processes": limits.processes},
+            **getattr(self._guest, "facts", {}),
         }
 
     def _silent_end(
@@ -183,97 +251,3 @@ class Sandbox:
         return ExecutionResult(
             "", "", None, seconds, metadata, timed_out=timed_out, out_of_memory=out_of_memory
         )
-
-    def _read_answer(self, frame: Frame, request: RunRequest) -> ExecutionResult:
-        header, parts = frame
-        if header.get("type") != "result" or header.get("id") != self.number:
-            raise ProviderUnavailable("The sandbox answered another request.", started=True)
-        evidence = self._guest.evidence()
-        exit_code = _exit_code(header.get("exit_code"))
-        timed_out = header.get("timed_out") is True
-        out_of_memory = header.get("out_of_memory") is True
-        if evidence.out_of_memory and exit_code != 0 and not timed_out:
-            out_of_memory = True
-        if timed_out or out_of_memory:
-            exit_code = None
-        metadata = self._metadata(request.limits)
-        claimed_peak = _measured(header.get("memory_peak_bytes"))
-        metadata["memory_peak_bytes"] = evidence.memory_peak_bytes or claimed_peak
-        metadata["cpu_seconds"] = _measured(header.get("cpu_seconds"))
-        if skipped := _skipped(header.get("artifacts_skipped")):
-            metadata["artifacts_skipped"] = skipped
-        bound = request.limits.output_bytes
-        stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
-        result = ExecutionResult(
-            stdout=_readable(stdout[:bound]),
-            stderr=_readable(stderr[:bound]),
-            exit_code=exit_code,
-            execution_time=float(_measured(header.get("seconds")) or 0),
-            metadata=metadata,
-            stdout_truncated=header.get("stdout_truncated") is True or len(stdout) > bound,
-            stderr_truncated=header.get("stderr_truncated") is True or len(stderr) > bound,
-            timed_out=timed_out,
-            out_of_memory=out_of_memory,
-            artifacts=_artifacts(parts, request.limits),
-        )
-        if "result" in parts and exit_code == 0:
-            try:
-                result.result = _parse_result(parts["result"], request.limits.result_bytes)
-                result.has_result = True
-            except (ValueError, RecursionError) as error:
-                result.exit_code = 1
-                result.stderr += f"\nthe returned value is not JSON: {error}"
-        return result
-
-
-def _readable(output: bytes) -> str:
-    """Text that every database can hold: invalid UTF-8 and NUL become U+FFFD."""
-    return output.decode("utf-8", "replace").replace("\0", "\ufffd")
-
-
-def _exit_code(claimed: object) -> int | None:
-    return claimed if type(claimed) is int and 0 <= claimed <= 255 else None
-
-
-def _measured(claimed: object) -> int | float | None:
-    if type(claimed) in (int, float) and 0 <= claimed < 2**53:  # type: ignore[operator]
-        return claimed  # type: ignore[return-value]
-    return None
-
-
-def _skipped(claimed: object) -> list[list[str]]:
-    """The [name, reason] pairs of what was not taken, as far as they are that."""
-    return [
-        [entry[0][:200], entry[1][:200]]
-        for entry in (claimed[:50] if isinstance(claimed, list) else [])
-        if isinstance(entry, list)
-        and len(entry) == 2
-        and all(isinstance(text, str) and text.isprintable() for text in entry)
-    ]
-
-
-def _parse_result(text: bytes, limit: int) -> Any:
-    """The value of a JSON text. Raises ValueError or RecursionError when it is not JSON."""
-    if len(text) > limit:
-        raise ValueError(f"{len(text)} bytes are over the limit of {limit}")
-    value = json.loads(text.decode())
-    # Writing it again refuses what the parser let through: NaN, 1e999 and lone surrogates.
-    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    return value
-
-
-def _artifacts(parts: Mapping[str, bytes], limits: Limits) -> list[ArtifactFile]:
-    """The claimed artifacts that keep to the limits. A name is only a name: no path comes of it."""
-    found: list[ArtifactFile] = []
-    room = limits.artifacts_total_bytes
-    for part, content in parts.items():
-        name = part.removeprefix("artifact:")
-        safe = name.isprintable() and ".." not in name.split("/") and not name.startswith("/")
-        if part == name or not safe or not 0 < len(name) <= 500:
-            continue
-        if len(found) >= limits.artifact_count or len(content) > min(limits.artifact_bytes, room):
-            continue
-        room -= len(content)
-        mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        found.append(ArtifactFile(name, mime_type, content))
-    return found

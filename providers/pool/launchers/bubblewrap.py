@@ -155,7 +155,13 @@ class BubblewrapLauncher:
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
         arguments += ["--dir", "/etc"]
-        for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/fonts"):
+        for path in (
+            "/etc/alternatives",
+            "/etc/ld.so.cache",
+            "/etc/localtime",
+            "/etc/fonts",
+            "/etc/matplotlibrc",
+        ):
             arguments += ["--ro-bind-try", path, path]
         arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc", "--dev", "/dev"]
         if any(self._data_dir.is_relative_to(path) for path in program_folders(self._python)):

@@ -111,7 +111,13 @@ class GvisorLauncher:
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
         seen = program_folders(self._python)
-        for path in (*seen, "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts"):
+        for path in (
+            *seen,
+            "/etc/alternatives",
+            "/etc/ld.so.cache",
+            "/etc/fonts",
+            "/etc/matplotlibrc",
+        ):
             if Path(path).exists():
                 mounts.append(_bind(path, path))
         if any(self._data_dir.is_relative_to(path) for path in seen):

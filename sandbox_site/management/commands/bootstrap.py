@@ -29,10 +29,12 @@ class Command(BaseCommand):
         self.check()
         call_command("migrate", interactive=False, verbosity=0)
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
-        bootstrap.ensure_provider()
+        advice = bootstrap.ensure_provider()
         ensure_schedule()
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():
                 self.stdout.write(f"  {name}={value}")
             self.stdout.write(f"Kept in {settings.DATA_DIR / bootstrap.CREDENTIALS}")
+        if advice:
+            self.stdout.write(advice)

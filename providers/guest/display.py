@@ -1,0 +1,152 @@
+"""Rich values as MIME bundles: what `display()` and the last value of a prompt look like.
+
+Each goes to the supervisor at once and out of band, so that nothing printed can be taken for one
+and a program that is ended later keeps those it has shown.
+"""
+
+import _thread
+import os
+import sys
+
+from . import plots, wire
+
+TEXT_LIMIT = 100_000
+
+_METHODS = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("text/latex", "_repr_latex_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+    ("application/pdf", "_repr_pdf_"),
+    ("application/json", "_repr_json_"),
+)
+
+
+class Outputs:
+    """The rich outputs of this process. Those of children that the program forks go nowhere."""
+
+    def __init__(self, report: int) -> None:
+        """Frames go to the descriptor `report`."""
+        self.room = 0
+        self._report = report
+        self._process = os.getpid()
+        self._writing = _thread.allocate_lock()
+        self._shown: "list[object]" = []
+
+    def open(self) -> None:
+        """Let the program show values, and take over `plt.show()`. `room` bytes count, in all."""
+        _builtins()["display"] = self.display
+        plots.hook(self.show_figures)
+
+    def display(self, *values: object) -> None:
+        """Show values richly: the builtin `display` of every program."""
+        for value in values:
+            bundle = self._represent(value)
+            bundle["text/plain"] = _plain(value)
+            self._send(bundle)
+
+    def show_if_rich(self, value: object) -> None:
+        """Show a value that has more to show than its repr()."""
+        bundle = self._represent(value)
+        if bundle:
+            bundle["text/plain"] = _plain(value)
+            self._send(bundle)
+
+    def show_figures(self) -> None:
+        """Show every open figure and close it, as `plt.show()` does in a notebook."""
+        for figure in plots.open_figures():
+            self._send({"image/png": plots.png(figure), "text/plain": _plain(figure)})
+        plots.close_figures()
+
+    def finish(self) -> None:
+        """Show the figures that are open still. What goes wrong is told on standard error."""
+        try:
+            for figure in plots.open_figures():
+                if not any(figure is shown for shown in self._shown):
+                    self._send({"image/png": plots.png(figure), "text/plain": _plain(figure)})
+        except Exception as error:
+            _complain("an open figure cannot be shown", error)
+
+    def report(self, frame: bytes) -> None:
+        """Write one frame, never in the middle of another."""
+        if os.getpid() != self._process:
+            return
+        with self._writing:
+            try:
+                wire.write_all(self._report, frame)
+            except OSError:
+                # The program has closed all descriptors: nothing can be told any more.
+                return
+
+    def _represent(self, value: object) -> "dict[str, bytes]":
+        if plots.is_figure(value):
+            self._shown.append(value)
+            return {"image/png": plots.png(value)}
+        found: "dict[str, object]" = {}
+        for mime, name in _METHODS:
+            found[mime] = _call(value, name)
+        bundle = _call(value, "_repr_mimebundle_", include=None, exclude=None)
+        if isinstance(bundle, dict):
+            found.update(bundle)
+        encoded = {}
+        for mime, data in found.items():
+            if data is not None and mime != "text/plain":
+                try:
+                    encoded[str(mime)] = encode(str(mime), data)
+                except (TypeError, ValueError, RecursionError) as error:
+                    _complain(f"{type(value).__name__} as {mime}", error)
+        return encoded
+
+    def _send(self, bundle: "dict[str, bytes]") -> None:
+        size = sum(map(len, bundle.values()))
+        # An empty one is counted as left out.
+        parts = list(bundle.items()) if size <= self.room else []
+        self.room -= size if parts else 0
+        self.report(wire.pack({"type": "output"}, parts))
+
+
+def encode(mime: str, data: object) -> bytes:
+    """The bytes of one representation. Raises TypeError or ValueError for what cannot be one."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if mime == "application/json" or mime.endswith("+json"):
+        return wire.dumps(data).encode(errors="replace")
+    if not isinstance(data, str):
+        raise TypeError(f"a {type(data).__name__} is neither text nor bytes")
+    if mime.startswith("text/") or mime.endswith(("+xml", "/xml", "/javascript")):
+        return data.encode(errors="replace")
+    # Notebooks write binary data as base64 text.
+    import binascii
+
+    return binascii.a2b_base64(data)
+
+
+def _call(value: object, name: str, **options: object) -> object:
+    """What the value's own method returns, None where it has none or it fails."""
+    method = getattr(type(value), name, None)
+    if method is None or isinstance(value, type):
+        return None
+    try:
+        data = method(value, **options)
+    except Exception as error:
+        _complain(f"{type(value).__name__}.{name}()", error)
+        return None
+    # Some return their data together with remarks on it.
+    return data[0] if isinstance(data, tuple) and data else data
+
+
+def _plain(value: object) -> bytes:
+    try:
+        return repr(value)[:TEXT_LIMIT].encode(errors="replace")
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr() fails: {error!r}>".encode(errors="replace")
+
+
+def _complain(what: str, error: BaseException) -> None:
+    print(f"display: {what}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _builtins() -> "dict[str, object]":
+    return vars(sys.modules["builtins"])

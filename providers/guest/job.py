@@ -1,0 +1,29 @@
+"""What every language's runner does with a job before the program starts."""
+
+import os
+import resource
+
+
+def write_files(parts: "dict[str, bytes]") -> None:
+    """Put the input files into the workspace. The host has checked their paths.
+
+    They are taken out of `parts`, so that they do not stay in memory. Ends the process when they
+    cannot be written, as the program could not run without them.
+    """
+    try:
+        for name in [name for name in parts if name.startswith("file:")]:
+            path = name[5:]
+            folder = path.rpartition("/")[0]
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(parts.pop(name))
+    except OSError as error:
+        os.write(2, f"The input files cannot be written: {error}\n".encode())
+        os._exit(1)
+
+
+def limit_cpu_time(timeout: float) -> None:
+    """A backstop behind the deadline: all cores for the whole time, per process."""
+    seconds = int(timeout * (os.cpu_count() or 1)) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

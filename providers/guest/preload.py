@@ -1,0 +1,69 @@
+"""What an interpreter imports before anybody waits for it."""
+
+import os
+import select
+import sys
+
+# What agents' code imports most, loaded one by one while nobody waits. A request cuts it short.
+COMMON = (
+    *("_ast", "json", "re", "collections", "math", "random", "datetime", "time", "itertools"),
+    *("functools", "string", "io", "traceback", "typing", "pathlib", "statistics", "csv"),
+    "subprocess",
+)
+IDLE_DELAY_MS = 30
+
+
+class Missing(Exception):
+    """A module that the template names cannot be imported. Says which, and why."""
+
+
+def load(modules: "list[str]") -> None:
+    """Import what a template names. Raises Missing."""
+    if not modules:
+        return
+    load_site()
+    set_environment()
+    for module in modules:
+        try:
+            __import__(module)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise Missing(f"the module {module!r} cannot be preloaded: {reason}") from error
+
+
+def load_common() -> None:
+    """Import what programs import most, and complete `sys.path`."""
+    load_site()
+    for module in COMMON:
+        __import__(module)
+
+
+def use_the_wait(job: int) -> None:
+    """The same, but a module at a time while nothing is to be read from `job`."""
+    poll = select.poll()
+    poll.register(job, select.POLLIN)
+    if poll.poll(IDLE_DELAY_MS):
+        return
+    load_site()
+    for module in COMMON:
+        if poll.poll(0):
+            return
+        __import__(module)
+
+
+def load_site() -> None:
+    """What `-I -S` left out when the interpreter started: site-packages and exit()."""
+    if "site" not in sys.modules:
+        import site
+
+        site.main()
+
+
+def set_environment() -> None:
+    """Have matplotlib, should it be imported, draw without a display, and keep its files in /tmp.
+
+    Not in the home folder, which is the workspace.
+    """
+    os.environ.setdefault("MPLBACKEND", "agg")
+    if "TMPDIR" in os.environ:
+        os.environ.setdefault("MPLCONFIGDIR", os.environ["TMPDIR"] + "/.matplotlib")

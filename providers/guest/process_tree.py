@@ -1,0 +1,61 @@
+"""The processes of one program, from the first one's fork to the last one's end."""
+
+import os
+
+from .child import become_child
+from .processes import kill_others
+
+
+class Child:
+    """The process tree that runs user code, and what the supervisor has seen of it."""
+
+    def __init__(self, template: "dict[str, object]") -> None:
+        job_in, self.job = os.pipe()
+        self.report, report_out = os.pipe()
+        self.stdout, stdout_out = os.pipe()
+        self.stderr, stderr_out = os.pipe()
+        if template["uid"] is not None:
+            # The program may open /dev/stdout and the like again, so the pipes must be its own.
+            for fd in (stdout_out, stderr_out):
+                os.fchown(fd, template["uid"], template["uid"])  # type: ignore[arg-type]
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.job)
+            os.close(self.report)
+            become_child(template, job_in, report_out, stdout_out, stderr_out)
+        for fd in (job_in, report_out, stdout_out, stderr_out):
+            os.close(fd)
+        self.exit_code: "int | None" = None
+        self.cpu_seconds = 0.0
+        self.memory_peak = 0
+
+    def close(self) -> None:
+        """Give back the pipes; every process is gone."""
+        for fd in (self.job, self.report, self.stdout, self.stderr):
+            os.close(fd)
+
+    def reap(self, flags: int) -> bool:
+        """Collect what has ended, waiting for the first unless `flags` say otherwise.
+
+        False when there is nothing left to wait for.
+        """
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, flags)
+            except ChildProcessError:
+                return False
+            flags = os.WNOHANG
+            if pid == 0:
+                return True
+            self.cpu_seconds += usage.ru_utime + usage.ru_stime
+            self.memory_peak = max(self.memory_peak, usage.ru_maxrss * 1024)
+            if pid == self.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+    def kill_all(self) -> None:
+        """End every process of the sandbox but this one, and wait until they are gone."""
+        while kill_others():
+            # Blocks until something ended; what a dying process leaves behind becomes our child.
+            if not self.reap(0):
+                break

@@ -1,0 +1,209 @@
+"""Carries out one request: the loop over pipes, deadline and memory, and the answer."""
+
+import os
+import select
+import time
+
+from . import artifacts, wire
+from .process_tree import Child
+from .processes import cpu_seconds, memory_in_use
+
+MEMORY_CHECK_SECONDS = 0.025
+
+# Longest name and most representations of one rich output.
+MIME_LIMIT, BUNDLE_LIMIT = 100, 12
+
+
+class Capture:
+    """The first `limit` bytes of a pipe; the rest is read and dropped, and counted as truncated."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd = fd
+        self.truncated = False
+        self._room = limit
+        self._chunks: "list[bytes]" = []
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Take what is there. False at the end of the pipe."""
+        try:
+            data = os.read(self.fd, 1 << 18)
+        except BlockingIOError:
+            return True
+        if len(data) > self._room:
+            self.truncated = True
+        self._chunks.append(data[: self._room])
+        self._room -= len(self._chunks[-1])
+        return bool(data)
+
+    def drain(self) -> None:
+        """Everything that is left; only when no writer is alive any more."""
+        while self.read():
+            pass
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+class Run:
+    """One request being carried out: the loop over pipes, deadline and memory."""
+
+    def __init__(self, child: Child, request: "dict[str, object]", watch_memory: bool) -> None:
+        limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
+        self.child = child
+        self.limits = limits
+        self.timed_out = False
+        self.out_of_memory = False
+        self.memory_peak = 0
+        self.done: "dict[str, object] | None" = None
+        self.done_parts: "dict[str, bytes]" = {}
+        self.outputs: "list[dict[str, bytes]]" = []
+        self.outputs_skipped = 0
+        self._outputs_room = limits["rich_output_bytes"]
+        self._watch_memory = watch_memory
+        self._cpu_before = cpu_seconds(child.pid)
+        self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
+        self.stdout = Capture(child.stdout, limits["output_bytes"])
+        self.stderr = Capture(child.stderr, limits["output_bytes"])
+        self._reports: "wire.Parser | None" = wire.Parser(
+            max(limits["result_bytes"], limits["rich_output_bytes"]) + 4096
+        )
+
+    def follow(self, job: "list[bytes]", wakeup: int, channel: int) -> None:
+        """Feed the job in and watch until the child reports, ends, or breaks a limit."""
+        poll = select.poll()
+        for fd in (self.child.report, self.stdout.fd, self.stderr.fd, wakeup, channel):
+            poll.register(fd, select.POLLIN)
+        os.set_blocking(self.child.job, False)
+        poll.register(self.child.job, select.POLLOUT)
+        pending = [memoryview(chunk) for chunk in job]
+        job.clear()
+        next_check = 0.0
+        while self.done is None and self.child.exit_code is None:
+            now = time.monotonic()
+            if now >= self._deadline:
+                self.timed_out = True
+                return
+            wait = self._deadline - now
+            if self._watch_memory:
+                if now >= next_check:
+                    next_check = now + MEMORY_CHECK_SECONDS
+                    if self._memory_exceeded():
+                        return
+                wait = min(wait, MEMORY_CHECK_SECONDS)
+            for fd, _ in poll.poll(wait * 1000 + 1):
+                if fd == self.child.job:
+                    self._feed(pending)
+                    if not pending:
+                        poll.unregister(fd)
+                elif fd == channel:
+                    # The host sends nothing during a run: it has gone, or does not keep to the
+                    # protocol. Either way nobody waits for an answer.
+                    self.child.kill_all()
+                    os._exit(0)
+                elif fd == wakeup:
+                    os.read(wakeup, 4096)
+                    self.child.reap(os.WNOHANG)
+                elif not self._take(fd):
+                    poll.unregister(fd)
+
+    def _memory_exceeded(self) -> bool:
+        used = memory_in_use(self.limits["memory_bytes"])
+        self.memory_peak = max(self.memory_peak, used)
+        self.out_of_memory = used > self.limits["memory_bytes"]
+        return self.out_of_memory
+
+    def _feed(self, pending: "list[memoryview]") -> None:
+        """Write what the pipe has room for, and let go of it."""
+        try:
+            pending[0] = pending[0][os.write(self.child.job, pending[0]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            pending.clear()
+        if pending and not pending[0]:
+            del pending[0]
+
+    def _take(self, fd: int) -> bool:
+        """Read one of the child's pipes. False when it has ended."""
+        if fd != self.child.report:
+            return (self.stdout if fd == self.stdout.fd else self.stderr).read()
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return False
+        if self._reports is None:
+            return True
+        try:
+            for header, parts in self._reports.feed(data):
+                if header.get("type") == "output":
+                    self._keep_output(parts)
+                elif header.get("type") == "done" and self.done is None:
+                    self.done, self.done_parts = header, parts
+        except wire.FrameError:
+            # What user code writes here in place of the runner is no report; its exit counts.
+            # The pipe is still read, or its writer would wait for ever.
+            self._reports = None
+        return True
+
+    def _keep_output(self, parts: "dict[str, bytes]") -> None:
+        size = sum(map(len, parts.values()))
+        named = 0 < len(parts) <= BUNDLE_LIMIT and all(
+            len(mime) <= MIME_LIMIT and mime.isascii() for mime in parts
+        )
+        full = len(self.outputs) >= self.limits["rich_output_count"] or size > self._outputs_room
+        if named and not full:
+            self._outputs_room -= size
+            self.outputs.append(parts)
+        else:
+            self.outputs_skipped += 1
+
+    def finish(self) -> None:
+        """End what is left of the program and take in the rest of its output and its report."""
+        self.child.kill_all()
+        self.stdout.drain()
+        self.stderr.drain()
+        while self.done is None and not (self.timed_out or self.out_of_memory):
+            if not self._take(self.child.report):
+                break
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the program alone, without what the child spent on warming up."""
+        return max(0.0, self.child.cpu_seconds - self._cpu_before)
+
+    @property
+    def exit_code(self) -> "int | None":
+        if self.timed_out or self.out_of_memory:
+            return None
+        if self.done is not None:
+            code = self.done.get("exit_code")
+            return code & 0xFF if type(code) is int else 1
+        return self.child.exit_code
+
+
+def answer(run: Run, request_id: object, seconds: float) -> bytes:
+    """The answer frame. All in it but the verdicts and measurements is the program's own claim."""
+    parts = [("stdout", run.stdout.content), ("stderr", run.stderr.content)]
+    has_result = "result" in run.done_parts and run.exit_code == 0
+    if has_result:
+        parts.append(("result", run.done_parts["result"]))
+    for number, bundle in enumerate(run.outputs):
+        parts += [(f"output:{number}:{mime}", content) for mime, content in bundle.items()]
+    files, skipped = artifacts.collect("artifacts", run.limits)
+    parts += [(f"artifact:{name}", content) for name, content in files]
+    header = {
+        "type": "result",
+        "id": request_id,
+        "exit_code": run.exit_code,
+        "timed_out": run.timed_out,
+        "out_of_memory": run.out_of_memory,
+        "stdout_truncated": run.stdout.truncated,
+        "stderr_truncated": run.stderr.truncated,
+        "artifacts_skipped": skipped,
+        "outputs_skipped": run.outputs_skipped,
+        "seconds": seconds,
+        "cpu_seconds": run.cpu_seconds,
+        "memory_peak_bytes": max(run.memory_peak, run.child.memory_peak),
+    }
+    return wire.pack(header, parts)

@@ -1,0 +1,83 @@
+"""The pool service: warm sandboxes over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from providers.errors import SandboxError
+from providers.pool.service.launchers import KINDS, LauncherChoice
+from providers.pool.service.serve import ServiceOptions, serve
+from providers.pool.service.settings import ServiceSettings, parse_size, parse_span
+
+
+class Command(BaseCommand):
+    help = (
+        "Keep warm sandboxes and run code in them over HTTP: the self_managed provider's service, "
+        "and RAGFlow's POST /run. SIGTERM ends it with everything it has started."
+    )
+    # It uses neither the database nor a key.
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--launcher",
+            choices=KINDS,
+            default=settings.POOL_LAUNCHER,
+            help="what isolates; auto takes the first that works here (POOL_LAUNCHER)",
+        )
+        parser.add_argument("--host", default=settings.POOL_HOST, help="(POOL_HOST)")
+        parser.add_argument("--port", type=int, default=settings.POOL_PORT, help="(POOL_PORT)")
+        parser.add_argument(
+            "--token-file", type=Path, help="holds the bearer token (POOL_TOKEN, POOL_TOKEN_FILE)"
+        )
+
+    def handle(
+        self,
+        *args: Any,
+        launcher: str,
+        host: str,
+        port: int,
+        token_file: Path | None,
+        **options: Any,
+    ) -> None:
+        choice = LauncherChoice(
+            launcher, settings.DATA_DIR, f"port-{port}", settings.POOL_GVISOR_PLATFORM
+        )
+        service_options = ServiceOptions(host, port, choice, _first_settings(), _token(token_file))
+        try:
+            serve(service_options, self._announce)
+        except SandboxError as error:
+            raise CommandError(error.message) from None
+
+    def _announce(self, address: str) -> None:
+        self.stdout.write(f"Pool: {address} (Ctrl-C ends it)")
+        self.stdout.flush()
+
+
+def _first_settings() -> ServiceSettings:
+    try:
+        return ServiceSettings(
+            pool_size=settings.POOL_SIZE,
+            max_sandboxes=max(settings.POOL_SIZE, ServiceSettings.max_sandboxes),
+            memory_bytes=parse_size(settings.POOL_MEMORY),
+            timeout=parse_span(settings.POOL_TIMEOUT),
+            images={language: name for language, name in settings.POOL_IMAGES.items() if name},
+        )
+    except ValueError as error:
+        raise CommandError(f"SANDBOX_MAX_MEMORY, SANDBOX_TIMEOUT: {error}.") from None
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return str(settings.POOL_TOKEN)
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--token-file: cannot read {path}: {error}") from None
+    if not token:
+        raise CommandError(f"--token-file: {path} is empty.")
+    return token

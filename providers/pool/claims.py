@@ -1,0 +1,42 @@
+"""Text and JSON as a guest claims them, made safe to keep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def readable(output: bytes) -> str:
+    """Text that every database can hold: invalid UTF-8 and NUL become U+FFFD."""
+    return output.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def parse_json(text: bytes) -> Any:
+    """The value. Raises ValueError or RecursionError for what is not strictly JSON."""
+    value = json.loads(text.decode())
+    # Writing it again refuses what the parser let through: NaN, 1e999 and lone surrogates.
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    return value
+
+
+def exit_code(claimed: object) -> int | None:
+    """As processes have them, None for what is none."""
+    return claimed if type(claimed) is int and 0 <= claimed <= 255 else None
+
+
+def measured(claimed: object) -> int | float | None:
+    """A figure that can be one, None for what cannot."""
+    if type(claimed) in (int, float) and 0 <= claimed < 2**53:  # type: ignore[operator]
+        return claimed  # type: ignore[return-value]
+    return None
+
+
+def skipped_files(claimed: object) -> list[list[str]]:
+    """The [name, reason] pairs of what was not taken, as far as they are that."""
+    return [
+        [entry[0][:200], entry[1][:200]]
+        for entry in (claimed[:50] if isinstance(claimed, list) else [])
+        if isinstance(entry, list)
+        and len(entry) == 2
+        and all(isinstance(text, str) and text.isprintable() for text in entry)
+    ]

@@ -1,0 +1,407 @@
+"""Sandboxes in Docker containers, under runc or gVisor, reached over their attach streams."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from providers.base import Limits
+from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.pool.cgroup import Cgroup, Evidence
+from providers.pool.guest_files import INSIDE, PACKAGE, SOURCE, interpreter_options
+from providers.pool.hardening import GVISOR, RUNC, Hardening
+from providers.pool.launcher import Guest
+from providers.pool.launchers.docker_engine import PARALLEL_CALLS, Engine, Recipe, Started
+from providers.pool.launchers.docker_owner import OWNER_LABEL, Owner
+from providers.pool.launchers.docker_stream import Pump
+from providers.pool.seccomp import build_filter
+from providers.pool.template import LANGUAGES, WORKSPACE, Template
+
+logger = logging.getLogger(__name__)
+
+REAP_SECONDS = 15.0
+
+DEFAULT_IMAGES = {"python": "cofferdam/python", "nodejs": "cofferdam/nodejs"}
+BUILD_COMMAND = "python manage.py build_images"
+
+GVISOR_REMEDY = (
+    "Install gVisor's runsc, register it in the engine's daemon.json as the runtime `runsc` with "
+    "the arguments --network=none and --platform=systrap, and restart the engine."
+)
+
+_RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"
+
+# There is no file of ours in a container, so Node gets its runner as an argument and gives it the
+# name it would have. Without execArgv the program's own forks are not started in this way.
+_NODE_LOADER = (
+    "const Module = require('module'); const source = process.argv.pop(); process.execArgv = []; "
+    f"const runner = new Module('{_RUNNER}', null); runner.filename = '{_RUNNER}'; "
+    f"runner.paths = []; runner._compile(source, '{_RUNNER}')"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DockerSettings:
+    """Which engine, what it starts, and who the containers belong to.
+
+    `images` maps a language or a template's name to an image. `runtime` is the name of one of the
+    engine's runtimes, or "auto": runsc where the engine has it and it works, else runc. Pools
+    with different `pool_id`s never touch each other's containers.
+    """
+
+    base_url: str | None = None
+    images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_IMAGES))
+    runtime: str = "auto"
+    require_gvisor: bool = False
+    pool_id: str = "default"
+
+
+@dataclass(frozen=True)
+class _Image:
+    """What is known of an image. `digest` is the registry's, or the image's own id.
+
+    `user_processes` is the engine's bound on the processes of one user.
+    """
+
+    id: str
+    digest: str
+    interpreters: Mapping[str, str | None]
+    modules: bytes
+    user_processes: int
+
+
+class DockerLauncher:
+    """Starts each sandbox as a container of its own. The guest's code travels over its stdin.
+
+    Every call to the engine happens in a thread when a container is started or destroyed; a run
+    touches nothing but the attach stream.
+    """
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self.runtime = RUNC
+        self._settings = settings
+        self._engine = Engine(settings.base_url)
+        self._engine_runtime = "runc"
+        self._hardening = Hardening.of(RUNC)
+        self._seccomp = b""
+        self._images: dict[str, _Image] = {}
+        self._owner = Owner(settings.pool_id)
+        self._known: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._prefix = f"cofferdam-{secrets.token_hex(4)}"
+        self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._watch_memory = False
+
+    async def prepare(self) -> None:
+        """Find runtime and images, remove what predecessors left, and keep doing so.
+
+        Raises ProviderUnavailable when the engine does not answer, has none of the images, or
+        lacks the runtime that is demanded.
+        """
+        self._loop = asyncio.get_running_loop()
+        await self._in_thread(self._prepare)
+        await self.reap_orphans()
+        self._reap_later()
+
+    def languages(self) -> list[str]:
+        return [name for name in LANGUAGES if self.interpreter(name)]
+
+    def interpreter(self, language: str) -> str | None:
+        image = self._images.get(self._image_key(language, language))
+        return image.interpreters.get(language) if image else None
+
+    def guest_path(self) -> str:
+        return f"{INSIDE}/{PACKAGE}"
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._owner.release()
+        self._threads.shutdown(wait=False)
+        self._engine.close()
+
+    async def start(self, template: Template) -> Guest:
+        key = self._image_key(template.name, template.language)
+        image = self._images.get(key)
+        if image is None:
+            raise CreationFailed(
+                f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
+            )
+        name = self._new_name()
+        try:
+            started = await self._in_thread(self._start, name, image, template)
+        except BaseException:
+            # If the engine makes it after all, it is an orphan.
+            self._known.discard(name)
+            raise
+        guest = DockerGuest(self, name, started, {"image_digest": image.digest})
+        await guest.open()
+        return guest
+
+    async def reap_orphans(self) -> int:
+        """Remove the containers that nobody owns any more. Returns how many."""
+        return await self._in_thread(self._reap)
+
+    async def destroy(self, name: str, identifier: str) -> None:
+        """Remove a container. One that cannot be removed now is left to the reaper."""
+        try:
+            await self._in_thread(self._engine.remove, identifier)
+        except SandboxError as error:
+            logger.warning("container not removed", extra={"reason": error.message})
+        finally:
+            self._known.discard(name)
+
+    async def killed_for_memory(self, identifier: str) -> bool:
+        """The engine's own record. False when it cannot be asked."""
+        try:
+            return await self._in_thread(self._engine.killed_for_memory, identifier)
+        except SandboxError:
+            return False
+
+    def _reap(self) -> int:
+        now = time.time()
+        found = self._engine.containers(OWNER_LABEL)
+        orphans = [one for one in found if self._owner.is_orphan(one, self._known, now)]
+        for one in orphans:
+            logger.warning("removing an orphaned container", extra={"container": one.name})
+            self._engine.remove(one.id)
+        return len(orphans)
+
+    def _reap_later(self) -> None:
+        if self._loop is not None and not self._closed:
+            self._timer = self._loop.call_later(REAP_SECONDS, self._threads.submit, self._reap_now)
+
+    def _reap_now(self) -> None:
+        try:
+            self._reap()
+        except SandboxError as error:
+            logger.warning("cannot look for orphans", extra={"reason": error.message})
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._reap_later)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def _new_name(self) -> str:
+        name = f"{self._prefix}-{next(self._numbers)}"
+        self._known.add(name)
+        return name
+
+    def _image_key(self, name: str, language: str) -> str:
+        """Shells run in the Python image when they have none of their own."""
+        for key in (name, language):
+            if key in self._settings.images:
+                return key
+        return "python"
+
+    def _prepare(self) -> None:
+        info = self._engine.info()
+        self._seccomp = build_filter(info.get("Architecture")) or b""
+        described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
+        missing = [self._settings.images[key] for key, found in described.items() if not found]
+        present = {key: found for key, found in described.items() if found}
+        if not present:
+            raise ProviderUnavailable(
+                f"The engine has no image {', '.join(missing)}. Build it: {BUILD_COMMAND}"
+            )
+        if missing:
+            logger.warning("images are missing", extra={"images": missing})
+        first = next(iter(present.values()))
+        self._choose_runtime(info, first)
+        probed: dict[str, _Image] = {}
+        for key, found in present.items():
+            if found["Id"] not in probed:
+                probed[found["Id"]] = self._inspect(found)
+            self._images[key] = probed[found["Id"]]
+
+    def _choose_runtime(self, info: Mapping[str, Any], image: Mapping[str, Any]) -> None:
+        """Settle on the first wanted runtime in which a container of `image` runs."""
+        wanted = self._settings.runtime
+        present = info.get("Runtimes") or {}
+        candidates = [name for name in ("runsc", "runc") if name in present]
+        if wanted != "auto":
+            candidates = [name for name in (wanted,) if name in present]
+        reason = f"the engine has no runtime {'runsc' if wanted == 'auto' else wanted}"
+        for name in candidates:
+            try:
+                is_gvisor = self._try_runtime(name, image)
+            except CreationFailed as error:
+                reason = f"the runtime {name} does not work: {error.message}"
+                logger.warning("runtime not usable", extra={"reason": reason})
+                continue
+            if is_gvisor or not self._settings.require_gvisor:
+                self._engine_runtime = name
+                self.runtime = GVISOR if is_gvisor else RUNC
+                self._hardening = Hardening.of(self.runtime)
+                return
+        remedy = "" if wanted not in ("auto", "runsc") else f" {GVISOR_REMEDY}"
+        demand = "gVisor is required, but " if self._settings.require_gvisor else ""
+        raise ProviderUnavailable(f"{demand}{reason}.{remedy}")
+
+    def _try_runtime(self, name: str, image: Mapping[str, Any]) -> bool:
+        """Whether a container under this runtime sees gVisor's kernel."""
+        answer = self._probe(name, image, {})
+        return bool(answer["gvisor"])
+
+    def _inspect(self, image: Mapping[str, Any]) -> _Image:
+        name = (image.get("RepoTags") or [image["Id"]])[0]
+        if (image.get("Config") or {}).get("Volumes"):
+            raise ProviderUnavailable(
+                f"The image {name} declares volumes, which could be written to. "
+                "Build it without VOLUME."
+            )
+        answer = self._probe(self._engine_runtime, image, _sources())
+        digests = image.get("RepoDigests") or []
+        return _Image(
+            id=image["Id"],
+            digest=digests[0].rpartition("@")[2] if digests else image["Id"],
+            interpreters=answer["interpreters"],
+            modules=base64.b64decode(answer["modules"]),
+            user_processes=answer["user_processes"],
+        )
+
+    def _probe(
+        self, runtime: str, image: Mapping[str, Any], sources: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        # The stricter of the two declarations will do for what only looks around.
+        recipe = self._recipe(
+            image["Id"], ["python3", "-I", "-c", _text("probe.py")], Limits(), runtime
+        )
+        name = self._new_name()
+        try:
+            output = self._engine.run_once(name, recipe, json.dumps(sources).encode())
+            answer: dict[str, Any] = json.loads(output)
+        except ValueError as error:
+            raise CreationFailed(f"Docker: the probe printed no JSON: {output[:200]!r}") from error
+        finally:
+            self._known.discard(name)
+        return answer
+
+    def _recipe(self, image: str, command: list[str], limits: Limits, runtime: str) -> Recipe:
+        return Recipe(
+            image,
+            command,
+            self._hardening.container(),
+            {**self._hardening.host(limits), "Runtime": runtime},
+            self._owner.labels,
+        )
+
+    def _start(self, name: str, image: _Image, template: Template) -> Started:
+        hardening = self._hardening
+        command = list(template.command)
+        if _RUNNER in command:
+            at = command.index(_RUNNER)
+            command[at : at + 1] = ["-e", _NODE_LOADER, _text("node_runner.js")]
+        argument = replace(
+            template,
+            command=tuple(command),
+            # The kernel counts this limit over all containers of the same user, so that one could
+            # starve another. The engine's own limit is per container.
+            limits=replace(template.limits, processes=image.user_processes),
+        ).guest_argument(
+            workspace=WORKSPACE, watch_memory=self._watch_memory, uid=hardening.program_uid
+        )
+        python = image.interpreters["python"] or "python3"
+        started = self._engine.start(
+            name,
+            self._recipe(
+                image.id,
+                [*interpreter_options(python), _text("boot.py"), argument],
+                template.limits,
+                self._engine_runtime,
+            ),
+        )
+        try:
+            for part in (image.modules, self._seccomp):
+                started.stream.sendall(len(part).to_bytes(4, "big") + part)
+        except OSError as error:
+            started.stream.close()
+            self._engine.remove(started.id)
+            raise CreationFailed(f"Docker: the container ended at once: {error}") from error
+        return started
+
+
+class DockerGuest:
+    """A container with a guest in it. `facts` belong into the metadata of every result."""
+
+    def __init__(
+        self, launcher: DockerLauncher, name: str, started: Started, facts: dict[str, Any]
+    ) -> None:
+        self.facts = facts
+        self._launcher = launcher
+        self._name = name
+        self._started = started
+        self._pump = Pump(self._note_the_end)
+        self.channel = self._pump.channel
+        self._cgroup = find_cgroup(started.pid, started.id)
+        self._killed_for_memory = False
+        self._gone: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        await self._pump.start(self._started.stream)
+
+    def evidence(self) -> Evidence:
+        seen = self._cgroup.evidence() if self._cgroup else Evidence()
+        return replace(seen, out_of_memory=seen.out_of_memory or self._killed_for_memory)
+
+    def complaint(self) -> str:
+        return self._pump.complaint
+
+    async def destroy(self) -> None:
+        if self._gone is None:
+            self._pump.close()
+            self._gone = asyncio.get_running_loop().create_task(
+                self._launcher.destroy(self._name, self._started.id)
+            )
+        await asyncio.shield(self._gone)
+
+    async def _note_the_end(self) -> None:
+        """A container that ends takes its cgroup along, so the engine's record is asked for."""
+        self._killed_for_memory = await self._launcher.killed_for_memory(self._started.id)
+
+
+def find_cgroup(
+    pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> Cgroup | None:
+    """The memory group of a container, where the engine runs on this host and lets us read it."""
+    with contextlib.suppress(OSError):
+        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if container not in path:
+                continue
+            if "memory" in controllers.split(","):
+                return Cgroup(root / "memory" / path.lstrip("/"), 1)
+            if not controllers and (root / "cgroup.controllers").exists():
+                return Cgroup(root / path.lstrip("/"), 2)
+    return None
+
+
+def _text(name: str) -> str:
+    return (SOURCE / name).read_text()
+
+
+def _sources() -> dict[str, tuple[str, str]]:
+    """The guest's modules: what tracebacks call each, and its text."""
+    return {
+        path.stem: (f"{INSIDE}/{PACKAGE}/{path.name}", path.read_text())
+        for path in sorted(SOURCE.glob("*.py"))
+        if path.stem not in ("__init__", "boot", "probe", "zygote")
+    }

@@ -1,0 +1,1 @@
+"""The pool as an HTTP service: `manage.py pool`."""

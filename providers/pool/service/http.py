@@ -1,0 +1,191 @@
+"""The service's HTTP: thin handlers over the keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from providers.errors import (
+    ConnectionFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+)
+from providers.pool.service import messages, ragflow
+from providers.pool.service.keeper import PoolKeeper
+from providers.pool.service.settings import ServiceSettings, settings_digest
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY = 128 * 1024 * 1024
+
+# Beyond this size JSON and base64 are left to a thread: everybody else would wait for them.
+LARGE = 256 * 1024
+
+OPEN_PATHS = ("/", "/healthz")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Service:
+    """The handlers. A handler is cancelled when its client disconnects."""
+
+    def __init__(self, keeper: PoolKeeper, token: str) -> None:
+        self.keeper = keeper
+        self._token = token
+        self._pushed: set[str] = set()
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            client_max_size=LARGEST_BODY,
+            middlewares=[_errors_as_json, self._authenticated, _no_browsers],
+        )
+        app.add_routes(
+            [
+                web.get("/", self.health),
+                web.get("/healthz", self.health),
+                web.post("/run", self.ragflow_run),
+                web.post("/v1/instances", self.create),
+                web.post("/v1/instances/{id}/run", self.run),
+                web.delete("/v1/instances/{id}", self.destroy),
+                web.put("/v1/settings", self.change_settings),
+                web.get("/v1/stats", self.stats),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._token and request.path not in OPEN_PATHS:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                error = ConnectionFailed("The pool service demands its bearer token.")
+                return _json(
+                    messages.error_to_json(error), 401, headers={"WWW-Authenticate": "Bearer"}
+                )
+        return await handler(request)
+
+    async def health(self, request: web.Request) -> web.Response:
+        if problem := self.keeper.problem():
+            return _json({"status": "error", "detail": problem}, 503)
+        return _json({"status": "ok"})
+
+    async def stats(self, request: web.Request) -> web.Response:
+        return _json(self.keeper.stats())
+
+    async def change_settings(self, request: web.Request) -> web.Response:
+        config = await _body(request)
+        if not isinstance(config, dict):
+            raise InvalidConfiguration("body: Must be a JSON object.", field="body")
+        await self.keeper.apply(ServiceSettings.from_config(config))
+        self._pushed.add(settings_digest(config))
+        return _json(self.keeper.stats())
+
+    async def create(self, request: web.Request) -> web.Response:
+        expected = request.headers.get(messages.SETTINGS_HEADER)
+        if expected and expected not in self._pushed:
+            error = ProviderUnavailable("The service was started anew and wants its settings.")
+            return _json(messages.error_to_json(error), messages.SETTINGS_UNKNOWN)
+        body = await _body(request)
+        template, owner = "python", ""
+        if isinstance(body, dict):
+            template, owner = body.get("template", template), body.get("owner", owner)
+        if not isinstance(template, str) or not isinstance(owner, str):
+            raise InvalidConfiguration("template and owner must be strings.", field="template")
+        instance = await self.keeper.create(template, owner)
+        return _json(
+            {
+                "instance_id": instance.instance_id,
+                "runtime": instance.runtime,
+                "template": instance.template,
+            },
+            201,
+        )
+
+    async def run(self, request: web.Request) -> web.Response:
+        text = await request.read()
+        timeout = self.keeper.settings.timeout
+        job = await _large(len(text), lambda: messages.job_from_json(messages.loads(text), timeout))
+        result = await self.keeper.run(request.match_info["id"], job)
+        size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
+        answer = await _large(size, lambda: messages.dumps(messages.result_to_json(result)))
+        return web.Response(body=answer, content_type="application/json")
+
+    async def destroy(self, request: web.Request) -> web.Response:
+        instance_id = request.match_info["id"]
+        if not self.keeper.destroy(instance_id):
+            error = ProviderUnavailable(f"There is no instance {instance_id!r}.")
+            return _json(messages.error_to_json(error), 404)
+        return web.Response(status=204)
+
+    async def ragflow_run(self, request: web.Request) -> web.Response:
+        text = await request.read()
+        timeout = self.keeper.settings.timeout
+        try:
+            job = await _large(len(text), lambda: ragflow.parse(text, timeout))
+        except ragflow.Refused as refused:
+            return _json({"detail": [refused.detail]}, 422)
+        try:
+            instance = await self.keeper.create(job.language)
+            result = await self.keeper.run(instance.instance_id, job)
+        except SandboxError as error:
+            return _json(ragflow.failure(error), headers=_retry_after(error))
+        except Exception:
+            logger.exception("a run failed inside the service")
+            return _json(ragflow.unhandled())
+        size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
+        answer = await _large(size, lambda: messages.dumps(ragflow.answer(result)))
+        return web.Response(body=answer, content_type="application/json")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except InvalidConfiguration as error:
+        body = messages.error_to_json(error)
+        return _json(body | {"errors": error.errors}, error.http_status)
+    except SandboxError as error:
+        return _json(messages.error_to_json(error), error.http_status, headers=_retry_after(error))
+    except web.HTTPException as error:
+        refused = InvalidConfiguration(f"{request.method} {request.path}: {error.reason}.")
+        return _json(messages.error_to_json(refused), error.status)
+    except Exception:
+        logger.exception("%s %s failed inside the service", request.method, request.path)
+        failed = ProviderUnavailable(
+            "The pool service failed, its log has the reason.", started=True
+        )
+        return _json(messages.error_to_json(failed), 500)
+
+
+@web.middleware
+async def _no_browsers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A web page must not run code here through its visitor's browser, which always names it."""
+    if "Origin" in request.headers and request.method != "GET":
+        raise web.HTTPForbidden(reason="This service is not for browsers")
+    return await handler(request)
+
+
+async def _body(request: web.Request) -> Any:
+    return messages.loads(await request.read() or b"{}")
+
+
+async def _large(size: int, work: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(work) if size > LARGE else work()
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=messages.dumps(body), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def _retry_after(error: SandboxError) -> dict[str, str]:
+    if error.retry_after is None:
+        return {}
+    return {"Retry-After": str(max(1, round(error.retry_after)))}

@@ -1,0 +1,85 @@
+"""Which launcher the service uses, and when a change of the settings needs another one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.pool.launcher import Launcher
+from providers.pool.sandbox import Sandbox
+from providers.pool.service.settings import ServiceSettings
+from providers.pool.template import Template
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("auto", "docker", "gvisor", "bubblewrap")
+
+
+@dataclass(frozen=True)
+class LauncherChoice:
+    """`kind` is one of KINDS. `auto` takes the first that works here: Docker, gVisor, bubblewrap.
+
+    `pool_id` tells the containers of this pool from those of others on the same engine.
+    """
+
+    kind: str
+    data_dir: Path
+    pool_id: str
+    gvisor_platform: str = "systrap"
+
+    def key(self, settings: ServiceSettings) -> Hashable:
+        """Settings with the same key can share a launcher."""
+        images = tuple(sorted(settings.images.items()))
+        return settings.runtime, settings.require_gvisor, images
+
+    async def open(self, settings: ServiceSettings) -> tuple[str, Launcher]:
+        """A launcher that is ready, and its kind. Raises ProviderUnavailable with the remedy."""
+        failures = []
+        kinds = KINDS[1:] if self.kind == "auto" else (self.kind,)
+        for kind in kinds:
+            launcher = self._make(kind, settings)
+            try:
+                await launcher.prepare()
+                if settings.require_gvisor and launcher.runtime != "gvisor":
+                    raise ProviderUnavailable(
+                        f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "
+                        "Install gVisor (runsc), or clear require_gvisor."
+                    )
+                if self.kind == "auto" and kind != "docker":
+                    await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
+            except SandboxError as error:
+                launcher.close()
+                failures.append(error.message)
+                continue
+            if failures:
+                logger.info("launcher %s in place of a better one: %s", kind, " ".join(failures))
+            return kind, launcher
+        raise ProviderUnavailable(" ".join(failures))
+
+    def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
+        # Each is imported where it is used: the docker package alone takes 0.1 s.
+        if kind == "docker":
+            from providers.pool.launchers.docker import (
+                DEFAULT_IMAGES,
+                DockerLauncher,
+                DockerSettings,
+            )
+
+            return DockerLauncher(
+                DockerSettings(
+                    images={**DEFAULT_IMAGES, **settings.images},
+                    runtime=settings.runtime,
+                    require_gvisor=settings.require_gvisor,
+                    pool_id=self.pool_id,
+                )
+            )
+        if kind == "gvisor":
+            from providers.pool.launchers.gvisor import GvisorLauncher
+
+            return GvisorLauncher(self.data_dir, self.gvisor_platform)
+        from providers.pool.launchers.bubblewrap import BubblewrapLauncher
+
+        return BubblewrapLauncher(self.data_dir)

@@ -1,0 +1,214 @@
+"""What the service and its client say to each other, as JSON. Both sides use this module."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, NoReturn, cast, get_args
+
+from providers import errors
+from providers.base import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Limits
+from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.pool.requests import RUN_LIMITS, Job, arguments_problem
+
+LONGEST_TIMEOUT = 86_400.0
+MOST_FILES = 1000
+
+# Names the configuration a client expects to be in force; 412 says that it was never pushed.
+SETTINGS_HEADER = "X-Pool-Settings"
+SETTINGS_UNKNOWN = 412
+
+_ERRORS: dict[str, type[SandboxError]] = {
+    kind.entry.code: kind
+    for kind in (
+        errors.NotInitialized,
+        errors.ConnectionFailed,
+        errors.CreationFailed,
+        errors.BlockedByPolicy,
+        errors.RateLimited,
+        errors.ProviderUnavailable,
+    )
+}
+_PLAIN = tuple(
+    each.name for each in fields(ExecutionResult) if each.name not in ("artifacts", "metadata")
+)
+
+
+def loads(text: bytes) -> Any:
+    """Strict JSON. Raises InvalidConfiguration."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfiguration(f"body: Not JSON: {error}", field="body") from None
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON as UTF-8, with escapes: text from a sandbox may hold lone surrogates."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def error_to_json(error: SandboxError) -> dict[str, Any]:
+    return {
+        "error": {
+            "code": error.code,
+            "message": error.message,
+            "field": error.field,
+            "started": error.started,
+            "retry_after": error.retry_after,
+        }
+    }
+
+
+def error_from_json(body: Any) -> SandboxError | None:
+    """The error a service answered with, None when it is none of ours."""
+    told = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+        return None
+    message, name = told["message"], told.get("field")
+    if told.get("code") == errors.INVALID_CONFIGURATION.code:
+        return InvalidConfiguration(message, field=name)
+    kind = _ERRORS.get(str(told.get("code")))
+    if kind is None:
+        return None
+    return kind(
+        message,
+        field=name,
+        started=told.get("started") is not False,
+        retry_after=told.get("retry_after"),
+    )
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    return {
+        "code": job.code,
+        "language": job.language,
+        "timeout": job.timeout,
+        "arguments": None if job.arguments is None else dict(job.arguments),
+        "entrypoint": job.entrypoint,
+        "files": [
+            {"path": file.path, "content_base64": base64.b64encode(file.content).decode()}
+            for file in job.files
+        ],
+        "limits": {name: getattr(job.limits, name) for name in RUN_LIMITS},
+    }
+
+
+def job_from_json(body: Any, default_timeout: float) -> Job:
+    """Raises InvalidConfiguration naming the field at fault."""
+    if not isinstance(body, dict):
+        _refuse("body", "Must be a JSON object.")
+    for name in body:
+        if name not in {each.name for each in fields(Job)}:
+            _refuse(name, "Unknown field.")
+    code, language = body.get("code"), body.get("language")
+    if not isinstance(code, str) or not _is_utf8(code):
+        _refuse("code", "Must be a string without lone surrogates.")
+    if not isinstance(language, str):
+        _refuse("language", "Must be a string.")
+    arguments = body.get("arguments")
+    if arguments is not None and not isinstance(arguments, dict):
+        _refuse("arguments", "Must be an object or null.")
+    if problem := arguments_problem(arguments):
+        _refuse("arguments", problem)
+    entrypoint = body.get("entrypoint") or "auto"
+    if entrypoint not in get_args(Entrypoint):
+        _refuse("entrypoint", f"Must be one of: {', '.join(get_args(Entrypoint))}.")
+    return Job(
+        code=code,
+        language=language,
+        timeout=_timeout(body.get("timeout"), default_timeout),
+        arguments=arguments,
+        entrypoint=cast("Entrypoint", entrypoint),
+        files=[_file(each) for each in _list("files", body.get("files"))],
+        limits=_limits(body.get("limits") or {}),
+    )
+
+
+def result_to_json(result: ExecutionResult) -> dict[str, Any]:
+    return {
+        **{name: getattr(result, name) for name in _PLAIN},
+        "metadata": result.metadata,
+        "artifacts": [
+            {
+                "name": artifact.name,
+                "mime_type": artifact.mime_type,
+                "content_base64": base64.b64encode(artifact.content).decode(),
+            }
+            for artifact in result.artifacts
+        ],
+    }
+
+
+def result_from_json(body: Any) -> ExecutionResult:
+    """Raises ProviderUnavailable, `started`, for what is no result."""
+    try:
+        artifacts = [
+            ArtifactFile(
+                each["name"],
+                each["mime_type"],
+                base64.b64decode(each["content_base64"], validate=True),
+            )
+            for each in body["artifacts"]
+        ]
+        known = {name: body[name] for name in _PLAIN}
+        return ExecutionResult(**known, metadata=dict(body["metadata"]), artifacts=artifacts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProviderUnavailable(
+            f"The pool service answered with something that is no result: {error!r}.",
+            started=True,
+        ) from None
+
+
+def _timeout(value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not 0 < value <= LONGEST_TIMEOUT:
+        _refuse("timeout", f"Must be seconds, more than 0 and at most {LONGEST_TIMEOUT:g}.")
+    return float(value)
+
+
+def _file(value: Any) -> InputFile:
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        _refuse("files", "Each must be an object with path and content_base64.")
+    path = value["path"]
+    parts = path.split("/")
+    if not path.isprintable() or not _is_utf8(path) or {"", ".", ".."} & set(parts):
+        _refuse("files", f"{path!r} is no plain relative path.")
+    try:
+        return InputFile(path, base64.b64decode(value.get("content_base64", ""), validate=True))
+    except (TypeError, ValueError, binascii.Error):
+        _refuse("files", f"The content of {path!r} is not base64.")
+
+
+def _limits(given: Any) -> Limits:
+    if not isinstance(given, Mapping):
+        _refuse("limits", "Must be an object.")
+    for name, value in given.items():
+        if name not in RUN_LIMITS:
+            _refuse("limits", f"{name!r} is unknown. Known: {', '.join(RUN_LIMITS)}.")
+        if type(value) is not int or not 0 <= value <= 1 << 30:
+            _refuse("limits", f"{name} must be a whole number from 0 to {1 << 30}.")
+    return replace(Limits(), **given)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MOST_FILES:
+        _refuse(name, f"Must be a list of at most {MOST_FILES}.")
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise InvalidConfiguration(f"{name}: {problem}", field=name)

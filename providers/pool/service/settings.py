@@ -1,0 +1,288 @@
+"""What may be changed while the pool runs, declared once.
+
+The provider's form and `PUT /v1/settings` both follow from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from providers.base import Limits
+from providers.errors import InvalidConfiguration
+from providers.pool.settings import Isolation, PoolSettings
+from providers.pool.template import LANGUAGES, normalize_language
+from providers.schema import ConfigField, validate
+
+MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
+
+IMAGE_FIELDS = {
+    "python": "base_python_image",
+    "nodejs": "base_nodejs_image",
+    "bash": "base_bash_image",
+}
+
+FIELDS: Mapping[str, ConfigField] = {
+    "pool_size": ConfigField(
+        "integer",
+        "Container pool size",
+        default=10,
+        min=1,
+        max=100,
+        description="Kept warm per language once the language was asked for.",
+    ),
+    "pool_minimum": ConfigField(
+        "integer",
+        "Kept of a language not in use",
+        default=0,
+        min=0,
+        max=100,
+        description="Warm containers of a language nobody asked for lately.",
+    ),
+    "pool_burst": ConfigField(
+        "integer",
+        "More under load",
+        default=0,
+        min=0,
+        max=100,
+        description="Warm containers beyond the pool size while callers have had to wait.",
+    ),
+    "max_sandboxes": ConfigField(
+        "integer",
+        "Most containers at once",
+        default=32,
+        min=1,
+        max=1000,
+        description="Warm and busy together, over all languages. Callers beyond it wait.",
+    ),
+    "max_memory": ConfigField(
+        "string",
+        "Memory per container",
+        default="256m",
+        options=MEMORY_SIZES,
+        description="All processes of a container together, its files included. No swap.",
+    ),
+    "timeout": ConfigField(
+        "integer",
+        "Execution timeout (seconds)",
+        default=30,
+        min=5,
+        max=300,
+        description="Of a run that names none, as those of RAGFlow do.",
+    ),
+    "queue_timeout": ConfigField(
+        "integer",
+        "Longest wait (seconds)",
+        default=10,
+        min=1,
+        max=300,
+        description="A caller who got no container in this time is refused with SB008.",
+    ),
+    "queue_size": ConfigField(
+        "integer",
+        "Most callers waiting",
+        default=200,
+        min=1,
+        max=10_000,
+        description="One more is refused with SB008 at once.",
+    ),
+    "runtime": ConfigField(
+        "string",
+        "Container runtime",
+        default="auto",
+        max=100,
+        description="auto: gVisor (runsc) where the engine has it and it works, else runc. Or the "
+        "name of one of the engine's runtimes, such as one for another gVisor platform.",
+    ),
+    "require_gvisor": ConfigField(
+        "boolean",
+        "Require gVisor",
+        default=False,
+        description="Run nothing at all where gVisor is not in force.",
+    ),
+    "isolation": ConfigField(
+        "string",
+        "Isolation",
+        default="execution",
+        options=("execution", "tenant"),
+        description="execution: a fresh container for every run. tenant: the runs of one tenant "
+        "may share a container, which is scrubbed between them.",
+    ),
+    "preload": ConfigField(
+        "string",
+        "Preloaded Python modules",
+        placeholder="numpy, pandas, matplotlib",
+        max=1000,
+        description="Imported while a container warms up, so that importing them costs no time.",
+    ),
+    "base_python_image": ConfigField(
+        "string", "Python image", max=300, description="Empty: the one that build_images makes."
+    ),
+    "base_nodejs_image": ConfigField(
+        "string", "Node.js image", max=300, description="Empty: the one that build_images makes."
+    ),
+    "base_bash_image": ConfigField(
+        "string", "Shell image", max=300, description="Empty: the one that build_images makes."
+    ),
+    "templates": ConfigField(
+        "string",
+        "Further templates",
+        placeholder="science:python=cofferdam/science",
+        max=2000,
+        description="name:language=image, separated by commas. Callers name one as a language.",
+    ),
+    "max_lifetime": ConfigField(
+        "integer",
+        "Longest life of an unused instance (seconds)",
+        default=300,
+        min=10,
+        max=86_400,
+        description="An instance that was created and not used for so long is destroyed.",
+    ),
+}
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
+_TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
+_SIZE = re.compile(r"([1-9]\d*)([bkmg])")
+_SIZE_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_TIME = re.compile(r"\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h))+", re.ASCII)
+_SPAN = re.compile(r"([\d.]+)(ms|s|m|h|$)", re.ASCII)
+_SPAN_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_SMALLEST_MEMORY = 32 << 20
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The settings in force. Sizes are bytes, times seconds.
+
+    `images` is by language or by template; `templates` are those beyond the plain languages, each
+    with its language.
+    """
+
+    pool_size: int = 10
+    pool_minimum: int = 0
+    pool_burst: int = 0
+    max_sandboxes: int = 32
+    memory_bytes: int = 256 << 20
+    timeout: float = 30
+    queue_timeout: float = 10
+    queue_size: int = 200
+    runtime: str = "auto"
+    require_gvisor: bool = False
+    isolation: Isolation = "execution"
+    preload: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    max_lifetime: float = 300
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ServiceSettings:
+        """Raises InvalidConfiguration naming each refused field."""
+        given = validate(FIELDS, config)
+        check_config(given)
+        templates = _templates(given["templates"])
+        named = {language: given[name] for language, name in IMAGE_FIELDS.items() if given[name]}
+        return cls(
+            pool_size=given["pool_size"],
+            pool_minimum=given["pool_minimum"],
+            pool_burst=given["pool_burst"],
+            max_sandboxes=max(given["max_sandboxes"], given["pool_size"]),
+            memory_bytes=parse_size(given["max_memory"]),
+            timeout=given["timeout"],
+            queue_timeout=given["queue_timeout"],
+            queue_size=given["queue_size"],
+            runtime=given["runtime"],
+            require_gvisor=given["require_gvisor"],
+            isolation=given["isolation"],
+            preload=_names(given["preload"]),
+            images=named | {name: image for name, (_, image) in templates.items()},
+            templates={name: language for name, (language, _) in templates.items()},
+            max_lifetime=given["max_lifetime"],
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(memory_bytes=self.memory_bytes)
+
+    def pool_settings(self) -> PoolSettings:
+        return PoolSettings(
+            size=self.pool_size,
+            capacity=self.max_sandboxes,
+            queue=self.queue_size,
+            patience=self.queue_timeout,
+            minimum=self.pool_minimum,
+            burst=self.pool_burst,
+            isolation=self.isolation,
+            max_lifetime=self.max_lifetime,
+        )
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Rules beyond the fields' own. Raises InvalidConfiguration."""
+    if config["require_gvisor"] and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "require_gvisor: It contradicts the runtime runc.", field="require_gvisor"
+        )
+    if not _MODULE.fullmatch(config["runtime"].replace("-", "_")):
+        raise InvalidConfiguration("runtime: It names no runtime.", field="runtime")
+    for name in _names(config["preload"]):
+        if not _MODULE.fullmatch(name):
+            raise InvalidConfiguration(f"preload: {name!r} names no module.", field="preload")
+    for name in IMAGE_FIELDS.values():
+        if config[name] and not _IMAGE.fullmatch(config[name]):
+            raise InvalidConfiguration(f"{name}: {config[name]!r} names no image.", field=name)
+    _templates(config["templates"])
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """A short name for a configuration as it was pushed: the service knows it, or it does not."""
+    text = json.dumps({key: config.get(key) for key in FIELDS}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^\s,]+", text or ""))
+
+
+def _templates(text: str | None) -> dict[str, tuple[str, str]]:
+    """Language and image by template. Raises InvalidConfiguration."""
+    found: dict[str, tuple[str, str]] = {}
+    for word in _names(text):
+        match = _TEMPLATE.fullmatch(word)
+        problem = ""
+        if not match or not _IMAGE.fullmatch(match[3]):
+            problem = "is not name:language=image"
+        elif match[2] not in LANGUAGES:
+            problem = f"has none of the languages {', '.join(LANGUAGES)}"
+        elif match[1] in found or normalize_language(match[1]) in LANGUAGES:
+            problem = "has a name that is taken"
+        if not match or problem:
+            raise InvalidConfiguration(f"templates: {word!r} {problem}.", field="templates")
+        found[match[1]] = match[2], match[3]
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 256m or 1g. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
+    if size < _SMALLEST_MEMORY:
+        raise ValueError(f"{text!r} is no memory size from 32m on, such as 256m or 1g")
+    return size
+
+
+def parse_span(text: str) -> float:
+    """Seconds of a time such as 60, 60s, 1m30s or 500ms. Raises ValueError."""
+    text = text.strip().lower()
+    if not _TIME.fullmatch(text):
+        seconds = 0.0
+    else:
+        seconds = sum(float(number) * _SPAN_UNITS[unit] for number, unit in _SPAN.findall(text))
+    if not 0 < seconds <= 86_400:
+        raise ValueError(f"{text!r} is no time up to a day, such as 60, 60s, 1m30s or 500ms")
+    return seconds

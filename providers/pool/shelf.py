@@ -1,0 +1,153 @@
+"""The sandboxes of one template that nobody is using, and how their making goes."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from providers.errors import CreationFailed, SandboxError
+from providers.pool.sandbox import Sandbox
+from providers.pool.settings import PoolSettings
+from providers.pool.template import Template
+
+# A template nobody asked for in this time is no longer kept warm (the first one always is).
+WARM_SECONDS = 300.0
+
+# For so long after a caller had to wait, more are kept warm.
+BURST_SECONDS = 30.0
+
+LONGEST_BACKOFF_SECONDS = 5.0
+
+# A warm sandbox that ends before it is this old counts as a start that failed.
+INFANT_SECONDS = 1.0
+
+# From so many failures in a row on, callers are told at once instead of waiting.
+FAILURES_THAT_COUNT = 3
+
+
+class Shelf:
+    """`idle` sandboxes have run nothing; `kept` ones are clean, and their former owner's alone."""
+
+    def __init__(self, name: str, template: Template, *, always_warm: bool) -> None:
+        self.name = name
+        self.template = template
+        self.idle: deque[Sandbox] = deque()
+        self.kept: deque[Sandbox] = deque()
+        self.starting = 0
+        self.started = 0
+        self.failed = 0
+        self.restarts = 0
+        self.not_before = 0.0
+        self.failures = 0
+        self._doubted = 0
+        self._always_warm = always_warm
+        self._last_asked = self._last_waited = float("-inf")
+        self.creation_seconds: deque[float] = deque(maxlen=100)
+        self._error: SandboxError | None = None
+
+    def asked(self) -> None:
+        """Somebody wants a sandbox of this template."""
+        self._last_asked = time.monotonic()
+
+    def waited(self) -> None:
+        """There was none ready."""
+        self._last_waited = time.monotonic()
+
+    def target(self, settings: PoolSettings) -> int:
+        """How many should be idle now."""
+        now = time.monotonic()
+        if not self._always_warm and now - self._last_asked >= WARM_SECONDS:
+            return settings.minimum
+        pressed = now - self._last_waited < BURST_SECONDS
+        return max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
+
+    def take(self, owner: str) -> Sandbox | None:
+        """A living sandbox for this owner: one it has used before, else one nobody has."""
+        # The dead are left for who watches their end.
+        for place in (self.kept, self.idle):
+            for sandbox in place:
+                if sandbox.alive and sandbox.owner in ("", owner):
+                    place.remove(sandbox)
+                    self._doubted = 0
+                    return sandbox
+        return None
+
+    def remove(self, sandbox: Sandbox) -> bool:
+        """Take out this one. False when it is not here."""
+        for place in (self.idle, self.kept):
+            if sandbox in place:
+                place.remove(sandbox)
+                return True
+        return False
+
+    def start_succeeded(self, seconds: float) -> None:
+        self.started += 1
+        # Not forgotten before one has been of use: they may all end as soon as they are there.
+        self._doubted = max(self._doubted, self.failures)
+        self.failures = 0
+        self._error = None
+        self.creation_seconds.append(seconds)
+
+    def start_failed(self, error: SandboxError) -> float:
+        """Seconds until the next attempt, longer each time."""
+        self.failed += 1
+        self.failures += 1
+        self._error = error
+        delay: float = min(LONGEST_BACKOFF_SECONDS, 0.1 * 2 ** min(self.failures, 10))
+        self.not_before = time.monotonic() + delay
+        return delay
+
+    def ended_unused(self, sandbox: Sandbox) -> float:
+        """Seconds until it should be replaced."""
+        self.restarts += 1
+        if time.monotonic() - sandbox.started_at >= INFANT_SECONDS:
+            return 0
+        self.failures = max(self.failures, self._doubted)
+        return self.start_failed(CreationFailed("The sandbox ended right after its start."))
+
+    def failure(self) -> SandboxError | None:
+        """Why sandboxes cannot be started, for one caller; None while they can, or may again."""
+        if self._error is None:
+            return None
+        error = copy.copy(self._error)
+        error.retry_after = max(1.0, self.not_before - time.monotonic())
+        return error
+
+    @property
+    def is_failing(self) -> bool:
+        """So many starts failed that it would be no use to wait for the next one."""
+        return self.failures >= FAILURES_THAT_COUNT and time.monotonic() < self.not_before
+
+    def stats(self, settings: PoolSettings) -> dict[str, Any]:
+        return {
+            "target": self.target(settings),
+            "idle": len(self.idle),
+            "kept": len(self.kept),
+            "creating": self.starting,
+            "started": self.started,
+            "failed": self.failed,
+            "restarts": self.restarts,
+            "failing": self._error.message if self._error else "",
+            "creation_ms": _milliseconds(self.creation_seconds),
+        }
+
+
+def describe(shelves: Collection[Shelf], settings: PoolSettings) -> dict[str, Any]:
+    """The figures of all shelves together, and of each."""
+    each = {shelf.name: shelf.stats(settings) for shelf in shelves}
+    summed = ("idle", "kept", "creating", "started", "failed", "restarts")
+    return {
+        **{name: sum(stats[name] for stats in each.values()) for name in summed},
+        "failing": [name for name, stats in each.items() if stats["failing"]],
+        "creation_ms": _milliseconds([s for shelf in shelves for s in shelf.creation_seconds]),
+        "templates": each,
+    }
+
+
+def _milliseconds(seconds: Collection[float]) -> float | None:
+    """The median, None when there is nothing to take it of."""
+    return round(statistics.median(seconds) * 1000, 1) if seconds else None

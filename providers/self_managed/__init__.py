@@ -1,0 +1,1 @@
+"""The provider that runs code in the sandboxes of a pool service."""

@@ -1,0 +1,1 @@
+"""The sandboxes' images, and how `manage.py build_images` makes them."""

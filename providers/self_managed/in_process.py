@@ -1,0 +1,55 @@
+"""The service's pool without the service: in this process, over Docker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from providers.base import ExecutionResult
+from providers.pool.background import BackgroundLoop
+from providers.pool.requests import Job
+from providers.pool.service.keeper import PoolKeeper
+from providers.pool.service.launchers import LauncherChoice
+from providers.pool.service.settings import ServiceSettings
+from providers.self_managed.client import Handle
+
+
+class InProcessPool:
+    """Has the methods of PoolClient, and the same answers."""
+
+    def __init__(self, config: Mapping[str, Any], data_dir: Path) -> None:
+        self._settings = ServiceSettings.from_config(config)
+        choice = LauncherChoice("docker", data_dir, pool_id="in-process")
+        self._loop = BackgroundLoop("docker-pool")
+        self._keeper = PoolKeeper(choice, self._settings)
+
+    def push(self) -> dict[str, Any]:
+        """Open the pool; its figures. Raises ProviderUnavailable without a Docker engine."""
+        self._loop.call(self._keeper.apply(self._settings))
+        return self.stats()
+
+    def create(self, template: str, owner: str) -> Handle:
+        instance = self._loop.call(self._keeper.create(template, owner))
+        return Handle(instance.instance_id, instance.runtime)
+
+    def run(self, handle: Handle, job: Job) -> ExecutionResult:
+        return self._loop.call(self._keeper.run(handle.instance_id, job))
+
+    def destroy(self, handle: Handle) -> bool:
+        return self._loop.call(_destroy(self._keeper, handle.instance_id))
+
+    def stats(self) -> dict[str, Any]:
+        return self._loop.call(_stats(self._keeper))
+
+    def close(self) -> None:
+        self._loop.call(self._keeper.close())
+        self._loop.stop()
+
+
+async def _destroy(keeper: PoolKeeper, instance_id: str) -> bool:
+    return keeper.destroy(instance_id)
+
+
+async def _stats(keeper: PoolKeeper) -> dict[str, Any]:
+    return keeper.stats()

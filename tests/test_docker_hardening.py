@@ -1,0 +1,382 @@
+"""What a container is like, seen from the program in it, under runc and under gVisor."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from providers.errors import ProviderUnavailable
+from tests.docker_engine import Containers
+
+# Number of the call on x86-64 by name; all of them with arguments that mean nothing.
+_FORBIDDEN_CALLS = {
+    "mount": 165, "pivot_root": 155, "unshare": 272, "setns": 308, "ptrace": 101, "bpf": 321,
+    "keyctl": 250, "add_key": 248, "userfaultfd": 323, "perf_event_open": 298, "init_module": 175,
+    "kexec_load": 246, "io_uring_setup": 425, "open_by_handle_at": 304, "process_vm_readv": 310,
+}  # fmt: skip
+
+
+def test_the_program_is_nobody_without_any_capability(containers: Containers) -> None:
+    seen = containers.look("""
+        import json, os
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        print(json.dumps({
+            "ids": [*os.getresuid(), *os.getresgid()],
+            "groups": sorted(set(os.getgroups()) - {65534}),
+            "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff")],
+        }))
+    """)
+    assert seen == {"ids": [65534] * 6, "groups": [], "capabilities": [0, 0, 0]}
+
+
+def test_no_new_privileges_can_be_had(containers: Containers) -> None:
+    assert containers.look("""
+        import ctypes, json, os
+        PR_GET_NO_NEW_PRIVS = 39
+        can = []
+        for uid in (0, 1, 1000):
+            try:
+                os.setuid(uid)
+                can.append(uid)
+            except PermissionError:
+                pass
+        print(json.dumps([ctypes.CDLL(None).prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), can]))
+    """) == [1, []]
+
+
+def test_system_calls_that_reach_into_the_kernel_are_refused(containers: Containers) -> None:
+    outcome = containers.look(f"""
+        import ctypes, json, platform
+        assert platform.machine() == "x86_64"
+        libc = ctypes.CDLL(None, use_errno=True)
+        outcome = {{}}
+        for name, number in {_FORBIDDEN_CALLS!r}.items():
+            libc.syscall(number, 0, 0, 0, 0, 0)
+            outcome[name] = ctypes.get_errno()
+        print(json.dumps(outcome))
+    """)
+    assert outcome == dict.fromkeys(_FORBIDDEN_CALLS, 1)
+    status = containers.look("""
+        import json
+        print(json.dumps(dict(line.split(":", 1) for line in open("/proc/self/status"))))
+    """)
+    assert status["Seccomp"].strip() == "2"
+
+
+def test_there_is_no_network(containers: Containers) -> None:
+    seen = containers.look("""
+        import json, socket
+        def attempt(family, address):
+            try:
+                with socket.socket(family) as probe:
+                    probe.settimeout(2)
+                    probe.connect(address)
+                return "connected"
+            except OSError as error:
+                return "refused"
+        try:
+            socket.getaddrinfo("debian.org", 443)
+            name = "resolved"
+        except OSError:
+            name = "refused"
+        print(json.dumps({
+            "interfaces": [name for _, name in socket.if_nameindex()],
+            "outside": attempt(socket.AF_INET, ("1.1.1.1", 53)),
+            "gateway": attempt(socket.AF_INET, ("172.17.0.1", 2375)),
+            "name": name,
+        }))
+    """)
+    assert seen.pop("interfaces") in (["lo"], [])
+    assert set(seen.values()) == {"refused"}
+
+
+def test_nothing_but_the_workspace_and_temporary_files_can_be_written(
+    containers: Containers,
+) -> None:
+    written = containers.look("""
+        import json, os
+        written = []
+        for folder in ("/", "/etc", "/usr/bin", "/usr/lib/python3", "/var", "/root", "/home",
+                       "/dev", "/proc", "/proc/sys/kernel", "/sys", "/sys/fs/cgroup", "/run",
+                       "/workspace", "/tmp", "/dev/shm"):
+            try:
+                with open(folder + "/mark", "w") as file:
+                    file.write("x")
+                written.append(folder)
+            except OSError:
+                pass
+        print(json.dumps(written))
+    """)
+    assert written == ["/workspace", "/tmp", "/dev/shm"]
+
+
+@pytest.mark.parametrize("folder", ["/workspace", "/tmp", "/dev/shm"])
+def test_a_folder_that_is_full_refuses_more(containers: Containers, folder: str) -> None:
+    size = 8 * 1024 * 1024
+    written, error = containers.look(
+        f"""
+        import errno, json
+        written = 0
+        try:
+            with open({folder + "/big"!r}, "wb", buffering=0) as file:
+                while True:
+                    written += file.write(bytes(1 << 16))
+        except OSError as error:
+            print(json.dumps([written, errno.errorcode[error.errno]]))
+        """,
+        workspace_bytes=size,
+    )
+    assert error == "ENOSPC"
+    assert size * 0.9 < written <= size
+
+
+def test_a_file_does_not_grow_over_its_limit(containers: Containers) -> None:
+    assert containers.look(
+        """
+        import errno, json
+        written = 0
+        try:
+            with open("big", "wb", buffering=0) as file:
+                while True:
+                    written += file.write(bytes(1 << 16))
+        except OSError as error:
+            print(json.dumps([written, errno.errorcode[error.errno]]))
+        """,
+        file_bytes=1 << 20,
+    ) == [1 << 20, "EFBIG"]
+
+
+def test_only_so_many_files_are_open_at_once(containers: Containers) -> None:
+    count, error = containers.look(
+        """
+        import errno, json, os
+        files = []
+        try:
+            while True:
+                files.append(open("/dev/null"))
+        except OSError as error:
+            count = len(files)
+            files.clear()
+            print(json.dumps([count, errno.errorcode[error.errno]]))
+        """,
+        open_files=64,
+    )
+    assert error == "EMFILE"
+    assert 40 < count < 64
+
+
+def test_a_fork_bomb_ends_at_the_process_limit(under_runc: Containers) -> None:
+    count = under_runc.look(
+        """
+        import json, os, time
+        count = 0
+        try:
+            while True:
+                if os.fork() == 0:
+                    time.sleep(60)
+                count += 1
+        except OSError:
+            print(json.dumps(count))
+        """,
+        processes=32,
+    )
+    assert 16 < count <= 32
+
+
+def test_a_fork_bomb_under_gvisor_stays_in_its_container(under_gvisor: Containers) -> None:
+    """gVisor does not count processes; the engine does, and ends what has too many."""
+    neighbour = under_gvisor.start()
+    bomb = under_gvisor.start()
+    code = "import os\nwhile True: os.fork()"
+    with suppress(ProviderUnavailable):
+        assert under_gvisor.run_in(bomb, code, timeout=3).exit_code != 0
+    assert under_gvisor.run_in(neighbour, "print('undisturbed')").stdout == "undisturbed\n"
+    for sandbox in (bomb, neighbour):
+        under_gvisor.loop.call(sandbox.destroy())
+
+
+def test_only_so_much_memory_can_be_used_and_no_swap(containers: Containers) -> None:
+    memory = 128 * 1024 * 1024
+    result = containers.run(
+        "data = [bytearray(1 << 20) for _ in range(1000)]\nprint(len(data))", memory_bytes=memory
+    )
+    assert (result.out_of_memory, result.exit_code, result.stdout) == (True, None, "")
+    sandbox = containers.start(memory_bytes=memory)
+    host = containers.present()[0].attrs["HostConfig"]
+    containers.loop.call(sandbox.destroy())
+    # gVisor's kernel needs some for itself.
+    extra = (64 << 20) if containers.launcher.runtime == "gvisor" else 0
+    assert host["Memory"] == host["MemorySwap"] == memory + extra
+
+
+def test_files_in_the_workspace_count_as_memory(under_runc: Containers) -> None:
+    result = under_runc.run(
+        """
+        for number in range(8):
+            with open(f"file{number}", "wb") as file:
+                file.write(bytes(10 << 20))
+        print("written")
+        """,
+        memory_bytes=64 << 20,
+    )
+    assert (result.out_of_memory, result.stdout) == (True, "")
+
+
+def test_text_that_looks_like_a_lack_of_memory_is_no_evidence(containers: Containers) -> None:
+    result = containers.run("import sys\nprint('MemoryError', file=sys.stderr)\nsys.exit(137)")
+    assert (result.out_of_memory, result.exit_code) == (False, 137)
+
+
+def test_two_processes_share_one_cpu(containers: Containers) -> None:
+    sandbox = containers.start()
+    pid = containers.present()[0].attrs["State"]["Pid"]
+    code = "import os\nos.fork()\nwhile True: pass"
+    running = threading.Thread(
+        target=containers.run_in, args=(sandbox, code), kwargs={"timeout": 4}
+    )
+    running.start()
+    time.sleep(0.5)
+    began, before = time.monotonic(), cpu_seconds(pid)
+    time.sleep(2)
+    used = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+    running.join()
+    containers.loop.call(sandbox.destroy())
+    assert 0.2 < used < 1.2
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all processes in the control group of a process."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpuacct" in controllers.split(","):
+            usage = Path(f"/sys/fs/cgroup/cpuacct{path}/cpuacct.usage")
+            return int(usage.read_text()) / 1e9
+        if not controllers and (stat := Path(f"/sys/fs/cgroup{path}/cpu.stat")).exists():
+            return (
+                int(dict(row.split() for row in stat.read_text().splitlines())["usage_usec"]) / 1e6
+            )
+    raise AssertionError("the process has no CPU accounting")
+
+
+def test_the_environment_holds_nothing_of_the_host(
+    containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COFFERDAM_TEST_SECRET", "must stay outside")
+    found = containers.look("import json, os; print(json.dumps(dict(os.environ)))")
+    assert "must stay outside" not in str(found)
+    assert set(found) <= {
+        "PATH", "HOME", "LANG", "TMPDIR", "HOSTNAME", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
+        "MATPLOTLIBRC", "NODE_PATH", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
+    }  # fmt: skip
+    assert found["HOSTNAME"] == "sandbox"
+
+
+def test_no_path_and_no_socket_of_the_host_is_inside(containers: Containers) -> None:
+    seen = containers.look("""
+        import json, os, stat
+        sockets = []
+        for folder, _, names in os.walk("/"):
+            if folder.startswith(("/proc", "/sys")):
+                continue
+            for name in names:
+                try:
+                    if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode):
+                        sockets.append(os.path.join(folder, name))
+                except OSError:
+                    pass
+        shared = [
+            line.split()[1] for line in open("/proc/mounts")
+            if line.split()[2] in ("ext4", "xfs", "btrfs", "9p", "overlay", "zfs")
+        ]
+        nameservers = open("/etc/resolv.conf").read()
+        print(json.dumps([sockets, sorted(shared), nameservers.split()]))
+    """)
+    sockets, shared, nameservers = seen
+    assert sockets == []
+    # The three that the engine writes itself for every container, read-only.
+    assert shared == ["/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
+    assert nameservers == ["nameserver", "127.0.0.1"]
+    sandbox = containers.start()
+    attributes = containers.present()[0].attrs
+    containers.loop.call(sandbox.destroy())
+    assert attributes["Mounts"] == []
+    assert attributes["HostConfig"]["Binds"] is None
+    assert attributes["HostConfig"]["Privileged"] is False
+
+
+def test_the_program_cannot_end_its_supervisor(containers: Containers) -> None:
+    result = containers.run("""
+        import os, signal
+        def main():
+            delivered = []
+            for number in sorted(signal.Signals):
+                try:
+                    os.kill(1, number)
+                    delivered.append(number.name)
+                except PermissionError:
+                    pass
+            return [os.stat("/proc/1").st_uid, os.getuid(), delivered]
+    """)
+    assert result.exit_code == 0, result.stderr
+    if containers.launcher.runtime == "gvisor":
+        # There process 1 is open to every signal of its own user, so it is another one. SIGCONT
+        # reaches whatever is of the same session, and does nothing to what has not stopped.
+        assert result.result == [0, 65534, ["SIGCONT"]]
+
+
+def test_the_channel_to_the_host_is_out_of_reach(containers: Containers) -> None:
+    """gVisor shows process 1's descriptors, but opens none that is not the program's own."""
+    opened = containers.look("""
+        import json, os
+        own = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)}
+        opened = []
+        try:
+            numbers = os.listdir("/proc/1/fd")
+        except PermissionError:
+            numbers = []
+        for number in numbers:
+            path = f"/proc/1/fd/{number}"
+            for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+                try:
+                    os.close(os.open(path, flags | os.O_NONBLOCK))
+                except OSError:
+                    continue
+                if os.readlink(path) not in own:
+                    opened.append(os.readlink(path))
+        for name in ("mem", "root", "cwd", "exe"):
+            try:
+                os.open(f"/proc/1/{name}", os.O_RDONLY)
+                opened.append(name)
+            except OSError:
+                pass
+        print(json.dumps(opened))
+    """)
+    assert opened == []
+
+
+def test_a_program_that_stops_itself_is_timed_out(containers: Containers) -> None:
+    result = containers.run("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", timeout=1)
+    assert (result.timed_out, result.exit_code) == (True, None)
+
+
+@pytest.mark.parametrize("language", ["nodejs", "bash"])
+def test_other_languages_are_held_in_the_same_way(containers: Containers, language: str) -> None:
+    code = {
+        "nodejs": """
+            const fs = require('fs')
+            let root = 'refused'
+            try { fs.writeFileSync('/mark', 'x'); root = 'written' } catch {}
+            function main () { return [process.getuid(), root] }
+        """,
+        "bash": '(echo x > /mark) 2>/dev/null && root=written; echo "$(id -u) ${root:-refused}"',
+    }[language]
+    result = containers.run(code, language)
+    if language == "nodejs":
+        assert result.result == [65534, "refused"], result.stderr
+    else:
+        assert result.stdout == "65534 refused\n"
+    assert result.metadata["runtime"] == containers.launcher.runtime

@@ -1,0 +1,421 @@
+"""The self_managed provider: the pool service's client, and what it makes of its failures."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.base import InputFile, Limits, SandboxProvider
+from providers.errors import (
+    ConnectionFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
+from providers.self_managed.provider import SelfManagedProvider
+from tests.pool_service import PoolService, running
+from tests.processes import free_port
+
+pytest_plugins = ["tests.pool_fixtures"]
+
+SLEEP = "import time\ntime.sleep(60)"
+
+
+@contextmanager
+def provider_of(endpoint: str, **config: Any) -> Iterator[SelfManagedProvider]:
+    provider = SelfManagedProvider()
+    chosen = SelfManagedProvider.check_config({"endpoint": endpoint, "pool_size": 2, **config})
+    provider.initialize(chosen)
+    try:
+        yield provider
+    finally:
+        provider.close()
+
+
+@pytest.fixture
+def provider(pool: PoolService) -> Iterator[SelfManagedProvider]:
+    with provider_of(pool.url) as opened:
+        yield opened
+
+
+def run(provider: SandboxProvider, code: str, owner: str = "alice", **options: Any) -> Any:
+    instance = provider.create_instance("python", owner=owner)
+    try:
+        return provider.execute_code(instance.instance_id, code, "python", **options)
+    finally:
+        provider.destroy_instance(instance.instance_id)
+
+
+def test_a_run_with_all_that_goes_in_and_comes_out(provider: SelfManagedProvider) -> None:
+    code = (
+        "def main(n):\n"
+        "    print('x' * 2000)\n"
+        "    open('artifacts/copy.bin', 'wb').write(open('in.bin', 'rb').read())\n"
+        "    return {'n': n}"
+    )
+    result = run(
+        provider,
+        code,
+        arguments={"n": [1, None, "ü\u2028"]},
+        files=[InputFile("in.bin", b"\0\xff")],
+        limits=Limits(output_bytes=1000),
+    )
+    assert (result.has_result, result.result) == (True, {"n": [1, None, "ü\u2028"]})
+    assert (result.stdout, result.stdout_truncated, result.exit_code) == ("x" * 1000, True, 0)
+    [artifact] = result.artifacts
+    assert (artifact.name, artifact.content) == ("copy.bin", b"\0\xff")
+    assert result.metadata["runtime"] == "bubblewrap"
+
+
+def test_verdicts_come_through(provider: SelfManagedProvider) -> None:
+    late = run(provider, "print('p', flush=True)\n" + SLEEP, timeout=1)
+    assert (late.timed_out, late.exit_code, late.stdout) == (True, None, "p\n")
+    big = run(provider, "x = [bytearray(1 << 24) for _ in range(99)]", timeout=10)
+    assert (big.out_of_memory, big.exit_code) == (True, None)
+    assert run(provider, "import sys\nsys.exit(3)").exit_code == 3
+
+
+def test_three_owners_at_once_each_have_their_own(provider: SelfManagedProvider) -> None:
+    look = "import os\nprint(os.listdir('/tmp'))\nopen('/tmp/' + '{owner}', 'w').close()"
+
+    def one(number: int) -> str:
+        owner = ("alice", "bob", "charlie")[number % 3]
+        return str(run(provider, look.replace("{owner}", owner), owner).stdout)
+
+    with ThreadPoolExecutor(6) as executor:
+        assert set(executor.map(one, range(12))) == {"[]\n"}
+
+
+def test_an_instance_is_unknown_before_its_creation_and_after_its_end(
+    pool: PoolService, provider: SelfManagedProvider
+) -> None:
+    instance = provider.create_instance("python", owner="alice")
+    assert provider.destroy_instance(instance.instance_id) is True
+    assert provider.destroy_instance(instance.instance_id) is False
+    with pytest.raises(ProviderUnavailable) as raised:
+        provider.execute_code(instance.instance_id, "print(1)", "python")
+    assert raised.value.started is False
+    pool.wait_for(lambda stats: stats["instances"] == 0)
+
+
+def test_what_is_refused_names_the_field(provider: SelfManagedProvider) -> None:
+    with pytest.raises(InvalidConfiguration) as raised:
+        provider.create_instance("cobol", owner="alice")
+    assert (raised.value.code, raised.value.field) == ("SB002", "language")
+    with pytest.raises(InvalidConfiguration) as raised:
+        run(provider, "print(1)", files=[InputFile("main.py", b"")])
+    assert raised.value.field == "files"
+
+
+def test_settings_are_pushed_and_pushed_anew_to_a_service_that_was_started_again(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    with running(tmp_path / "first", port=port) as first:
+        context = provider_of(first.url, pool_size=3, max_memory="128m")
+        provider = context.__enter__()
+        assert first.stats()["size"] == 3
+        first.wait_for(lambda stats: stats["idle"] == 3)
+    try:
+        with running(tmp_path / "second", port=port) as second:
+            assert second.stats()["size"] == 10
+            result = run(provider, "print('again')")
+            assert result.stdout == "again\n"
+            assert result.metadata["limits"]["memory_bytes"] == 128 << 20
+            assert second.stats()["size"] == 3
+    finally:
+        context.__exit__(None, None, None)
+
+
+def test_the_health_is_the_service_s(pool: PoolService, provider: SelfManagedProvider) -> None:
+    pool.wait_for(lambda stats: stats["idle"] == 2)
+    health = provider.health_check()
+    assert health.healthy
+    expected = {"size": 2, "busy": 0, "runtime": "bubblewrap", "launcher": "bubblewrap"}
+    assert expected.items() <= health.details.items()
+    shown = {"idle", "creating", "failing", "creation_ms", "restarts", "waiting"}
+    assert shown <= set(health.details)
+    assert "python" in provider.get_supported_languages()
+
+
+def test_a_full_pool_is_sb008_with_when_to_come_again(tmp_path: Path) -> None:
+    with running(tmp_path / "log") as pool:
+        config = {"pool_size": 1, "max_sandboxes": 1, "queue_timeout": 1}
+        with provider_of(pool.url, **config) as provider:
+            pool.wait_for(lambda stats: stats["idle"] == 1 and stats["creating"] == 0)
+            provider.create_instance("python", owner="alice")
+            began = time.monotonic()
+            with pytest.raises(RateLimited) as raised:
+                provider.create_instance("python", owner="bob")
+            assert time.monotonic() - began < 3
+            assert raised.value.code == "SB008"
+            assert raised.value.retry_after is not None
+            assert raised.value.started is False
+
+
+def test_the_service_killed_during_a_run(tmp_path: Path) -> None:
+    with running(tmp_path / "log") as pool, provider_of(pool.url) as provider:
+        with ThreadPoolExecutor(1) as executor:
+            running_code = executor.submit(run, provider, SLEEP, timeout=60)
+            pool.wait_for(lambda stats: stats["busy"] == 1)
+            pool.service.look()
+            pool.service.process.kill()
+            with pytest.raises(ProviderUnavailable) as raised:
+                running_code.result(10)
+        assert (raised.value.code, raised.value.started) == ("SB009", True)
+        assert not raised.value.may_retry
+        health = provider.health_check()
+        assert not health.healthy
+        assert "does not answer" in health.message
+
+
+def test_a_container_lost_before_its_run_is_replaced(
+    pool: PoolService, provider: SelfManagedProvider
+) -> None:
+    instance = provider.create_instance("python", owner="alice")
+    assert pool.ask("DELETE", f"/v1/instances/{instance.instance_id}").status == 204
+    result = provider.execute_code(instance.instance_id, "print('once')", "python")
+    assert result.stdout == "once\n"
+
+
+def test_the_token_is_sent_and_a_wrong_one_is_told(tmp_path: Path) -> None:
+    with running(tmp_path / "log", POOL_TOKEN="the right one") as pool:
+        with provider_of(pool.url, token="the right one") as provider:
+            assert run(provider, "print(1)").stdout == "1\n"
+        with pytest.raises(ConnectionFailed) as raised, provider_of(pool.url, token="a wrong one"):
+            pass
+        assert raised.value.code == "SB003"
+        assert "token" in raised.value.message
+        assert "a wrong one" not in f"{raised.value!r} {raised.value}"
+
+
+@dataclass
+class Scripted:
+    """A server that does to its nth connection what the script says, and counts them."""
+
+    script: Callable[[int, bytes], bytes | None]
+    requests: list[bytes] = field(default_factory=list)
+
+    def __enter__(self) -> str:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                request = connection.recv(1 << 16)
+                self.requests.append(request)
+                if answer := self.script(len(self.requests), request):
+                    connection.sendall(answer)
+
+    def count(self, what: bytes) -> int:
+        return sum(what in request.split(b"\r\n")[0] for request in self.requests)
+
+
+def http(status: str, body: str) -> bytes:
+    content = body.encode()
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+
+
+PUSHED = http("200 OK", '{"languages": ["python"], "healthy": true}')
+CREATED = http("201 Created", '{"instance_id": "i", "runtime": "runc", "template": "python"}')
+
+
+def test_a_refused_connection_is_tried_as_often_as_configured() -> None:
+    attempts: list[float] = []
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_call" and getattr(argument, "__name__", "") == "connect":
+            attempts.append(time.monotonic())
+
+    sys.setprofile(count)
+    try:
+        with (
+            pytest.raises(ConnectionFailed) as raised,
+            provider_of(f"http://127.0.0.1:{free_port()}", max_retries=2),
+        ):
+            pass
+    finally:
+        sys.setprofile(None)
+    assert len(attempts) == 3
+    assert raised.value.code == "SB003"
+    assert "manage.py pool" in raised.value.message
+    assert (raised.value.started, raised.value.may_fall_back) == (False, True)
+
+
+def test_a_creation_whose_connection_breaks_is_tried_again() -> None:
+    def script(number: int, request: bytes) -> bytes | None:
+        if request.startswith(b"PUT"):
+            return PUSHED
+        return None if number < 4 else CREATED
+
+    with Scripted(script) as url, provider_of(url, max_retries=3) as provider:
+        assert provider.create_instance("python").instance_id == "i"
+
+
+def test_creations_end_with_the_last_retry() -> None:
+    server = Scripted(lambda _, request: PUSHED if request.startswith(b"PUT") else None)
+    with server as url, provider_of(url, max_retries=2) as provider:
+        with pytest.raises(ProviderUnavailable) as raised:
+            provider.create_instance("python")
+        assert raised.value.started is False
+    assert server.count(b"POST /v1/instances ") == 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        http("500 Internal Server Error", "oops"),
+        http("200 OK", '{"stdout": "half a result"}'),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+        b"no HTTP at all\r\n\r\n",
+    ],
+)
+def test_a_run_that_may_have_started_is_never_tried_again(answer: bytes | None) -> None:
+    def script(number: int, request: bytes) -> bytes | None:
+        if request.startswith(b"PUT"):
+            return PUSHED
+        return answer if b"/run" in request.split(b"\r\n")[0] else CREATED
+
+    server = Scripted(script)
+    with server as url, provider_of(url, max_retries=3) as provider:
+        instance = provider.create_instance("python")
+        with pytest.raises(ProviderUnavailable) as raised:
+            provider.execute_code(instance.instance_id, "print(1)", "python")
+    assert (raised.value.code, raised.value.started) == ("SB009", True)
+    assert server.count(b"/run") == 1
+
+
+def test_a_run_that_provably_did_not_start_is_tried_again() -> None:
+    refusal = http(
+        "503 Service Unavailable",
+        '{"error": {"code": "SB009", "message": "It is gone.", "started": false}}',
+    )
+    result = (
+        '{"stdout": "ran", "stderr": "", "exit_code": 0, "execution_time": 0.1, "metadata": {}, '
+        '"stdout_truncated": false, "stderr_truncated": false, "timed_out": false, '
+        '"out_of_memory": false, "has_result": false, "result": null, "outputs": [], '
+        '"artifacts": []}'
+    )
+    runs: list[bytes] = []
+
+    def script(number: int, request: bytes) -> bytes | None:
+        if request.startswith(b"PUT"):
+            return PUSHED
+        if b"/run" not in request.split(b"\r\n")[0]:
+            return CREATED
+        runs.append(request)
+        return refusal if len(runs) < 3 else http("200 OK", result)
+
+    server = Scripted(script)
+    with server as url, provider_of(url, max_retries=3) as provider:
+        instance = provider.create_instance("python")
+        answer = provider.execute_code(instance.instance_id, "print(1)", "python")
+    assert answer.stdout == "ran"
+    assert server.count(b"/run") == 3
+    assert server.count(b"POST /v1/instances ") == 3
+
+
+@pytest.mark.parametrize("code", ["SB004", "SB008", "SB009"])
+def test_the_service_s_errors_keep_their_codes(code: str) -> None:
+    error = f'{{"error": {{"code": "{code}", "message": "m", "started": false, "retry_after": 7}}}}'
+
+    def script(_: int, request: bytes) -> bytes:
+        return PUSHED if request.startswith(b"PUT") else http("503 Service Unavailable", error)
+
+    server = Scripted(script)
+    with (
+        server as url,
+        provider_of(url, max_retries=1) as provider,
+        pytest.raises(SandboxError) as raised,
+    ):
+        provider.create_instance("python")
+    assert (raised.value.code, raised.value.message) == (code, "m")
+    assert raised.value.retry_after == 7
+    # Of a full pool more attempts make it only fuller.
+    assert server.count(b"POST /v1/instances ") == (1 if code == "SB008" else 2)
+
+
+def test_gvisor_that_is_required_is_checked_in_every_instance() -> None:
+    server = Scripted(lambda _, request: PUSHED if request.startswith(b"PUT") else CREATED)
+    with (
+        server as url,
+        provider_of(url, require_gvisor=True) as provider,
+        pytest.raises(ProviderUnavailable) as raised,
+    ):
+        provider.create_instance("python")
+    assert "require_gvisor" in raised.value.message
+    assert server.count(b"DELETE /v1/instances/i") == 1
+
+
+def test_requests_share_kept_connections(provider: SelfManagedProvider, pool: PoolService) -> None:
+    port = int(pool.url.rpartition(":")[2])
+
+    def connections() -> set[str]:
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        remote = f"0100007F:{port:04X}"
+        return {line.split()[1] for line in lines if line.split()[2:4] == [remote, "01"]}
+
+    run(provider, "print(1)")
+    before = connections()
+    for _ in range(5):
+        run(provider, "print(1)")
+    assert connections() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "field_name"),
+    [
+        ({"endpoint": "localhost:9385"}, "endpoint"),
+        ({"endpoint": "ftp://localhost"}, "endpoint"),
+        ({"endpoint": "http://user:secret@localhost"}, "endpoint"),
+        ({"endpoint": "http://localhost:999999"}, "endpoint"),
+        ({"pool_size": 0}, "pool_size"),
+        ({"pool_size": 101}, "pool_size"),
+        ({"timeout": 4}, "timeout"),
+        ({"timeout": 301}, "timeout"),
+        ({"max_memory": "3g"}, "max_memory"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"preload": "numpy, 1x"}, "preload"),
+    ],
+)
+def test_a_wrong_configuration_names_its_field(config: dict[str, Any], field_name: str) -> None:
+    with pytest.raises(InvalidConfiguration) as raised:
+        SelfManagedProvider.check_config(config)
+    assert field_name in raised.value.message
+
+
+def test_the_schema_has_the_documented_fields() -> None:
+    schema = SelfManagedProvider.get_config_schema()
+    assert schema["endpoint"]["required"] is True
+    assert {"default": 10, "min": 1, "max": 100}.items() <= schema["pool_size"].items()
+    assert schema["max_memory"]["default"] == "256m"
+    assert {"128m", "256m", "512m", "1g"} <= set(schema["max_memory"]["options"])
+    assert {"default": 30, "min": 5, "max": 300}.items() <= schema["timeout"].items()
+    assert schema["max_retries"]["default"] == 3
+    assert schema["token"]["secret"] is True
+    assert SelfManagedProvider.check_config({})["endpoint"] == "http://127.0.0.1:9385"

@@ -1,0 +1,339 @@
+"""Runs of one owner may share a sandbox and notice nothing of each other; two owners never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+
+from providers.base import InputFile
+from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.pool.launchers.unisolated import UnisolatedLauncher
+from providers.pool.pool import PoolSettings
+from tests.conftest import require
+from tests.warm_pools import WarmPool, languages
+
+SHARED = PoolSettings(size=1, capacity=4, isolation="tenant", patience=60)
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "gvisor"])
+def shared(request: pytest.FixtureRequest) -> Iterator[WarmPool]:
+    """A pool at the level `tenant`, in bubblewrap and under gVisor."""
+    require({"bubblewrap": "bwrap", "gvisor": "runsc"}[request.param])
+    gvisor = GvisorLauncher(settings.DATA_DIR, "ptrace") if request.param == "gvisor" else None
+    with WarmPool(SHARED, launcher=gvisor) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool() -> Iterator[WarmPool]:
+    """A pool at the level `tenant` over bubblewrap, for one test alone."""
+    require("bwrap")
+    with WarmPool(SHARED) as pool:
+        yield pool
+
+
+class Pair:
+    """Runs of one owner in one and the same sandbox."""
+
+    def __init__(self, pool: WarmPool, owner: str) -> None:
+        self._pool = pool
+        self._owner = owner
+        self.sandboxes: list[int] = []
+
+    def run(self, code: str, **how: object) -> str:
+        sandbox = self._pool.acquire(self._owner)
+        self.sandboxes.append(sandbox.number)
+        try:
+            result = self._pool.run_in(sandbox, code, **how)  # type: ignore[arg-type]
+        finally:
+            self._pool.release(sandbox)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    @property
+    def shared_one(self) -> bool:
+        return len(set(self.sandboxes)) == 1
+
+
+def test_one_owners_runs_share_a_sandbox(shared: WarmPool) -> None:
+    pair = Pair(shared, "sharing")
+    assert [pair.run(f"print({number})") for number in range(5)] == [f"{n}\n" for n in range(5)]
+    assert pair.shared_one
+
+
+def test_no_file_is_left(shared: WarmPool) -> None:
+    pair = Pair(shared, "files")
+    pair.run(
+        """
+        import os
+        for folder in ("/workspace", "/tmp", "/dev/shm"):
+            os.makedirs(f"{folder}/deep/er/.hidden")
+            for path in ("plain", ".hidden", "deep/er/file", "\\u00e9\\udcff"):
+                open(f"{folder}/{path}", "w").write("secret")
+            os.symlink("/etc", f"{folder}/link")
+            os.symlink(f"{folder}/deep", f"{folder}/deep/loop")
+            os.mkfifo(f"{folder}/fifo")
+            os.chmod(f"{folder}/deep/er", 0)
+            os.chmod(f"{folder}/deep", 0o500)
+        open("artifacts/kept.txt", "w").write("mine")
+        """,
+        files=(InputFile("input/data.csv", b"a,b"),),
+    )
+    seen = pair.run(
+        """
+        import os
+        print(sorted(os.listdir("/workspace")), os.listdir("/workspace/artifacts"))
+        print([n for n in os.listdir("/tmp") if n != ".matplotlib"], os.listdir("/dev/shm"))
+        """
+    )
+    assert seen == "['artifacts', 'main.py'] []\n[] []\n"
+    assert pair.shared_one
+
+
+def test_what_only_its_maker_may_remove_is_removed(shared: WarmPool) -> None:
+    pair = Pair(shared, "sticky")
+    pair.run(
+        """
+        import os
+        os.makedirs("/tmp/sticky/deeper")
+        open("/tmp/sticky/deeper/file", "w").write("secret")
+        for path in ("/tmp/sticky/deeper", "/tmp/sticky"):
+            os.chmod(path, 0o1777)
+        """
+    )
+    assert pair.run("import os; print(os.path.exists('/tmp/sticky'))") == "False\n"
+    assert pair.shared_one
+
+
+def test_no_process_is_left(shared: WarmPool) -> None:
+    pair = Pair(shared, "processes")
+    pair.run(
+        """
+        import os, signal, time
+        for number in range(10):
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                while True:
+                    time.sleep(1)
+        """
+    )
+    seen = pair.run("import os; print(sum(n.isdigit() for n in os.listdir('/proc')))")
+    assert seen == "2\n"
+    assert pair.shared_one
+
+
+def test_no_environment_is_left(shared: WarmPool) -> None:
+    pair = Pair(shared, "environment")
+    look = "import os; print(sorted(os.environ.items()), os.getcwd(), oct(os.umask(0)))"
+    before = pair.run(look)
+    pair.run(
+        """
+        import builtins, json, os, sys
+        os.environ["SECRET"] = "1"
+        os.environ.pop("HOME")
+        os.umask(0o777)
+        os.chdir("/tmp")
+        builtins.leak = json.leak = sys.leak = "secret"
+        json.dumps = None
+        """
+    )
+    assert pair.run(look) == before
+    seen = pair.run(
+        """
+        import builtins, json, sys
+        print([hasattr(module, "leak") for module in (builtins, json, sys)], json.dumps(1))
+        """
+    )
+    assert seen == "[False, False, False] 1\n"
+    assert pair.shared_one
+
+
+def test_a_run_that_timed_out_leaves_nothing(shared: WarmPool) -> None:
+    pair = Pair(shared, "slow")
+    sandbox = shared.acquire("slow")
+    pair.sandboxes.append(sandbox.number)
+    code = "open('/tmp/left', 'w').write('x')\nwhile True: pass"
+    assert shared.run_in(sandbox, code, timeout=0.5).timed_out
+    shared.release(sandbox)
+    assert pair.run("import os; print(os.path.exists('/tmp/left'))") == "False\n"
+    assert pair.shared_one
+
+
+def test_every_owner_has_sandboxes_of_its_own(shared: WarmPool) -> None:
+    used: dict[str, set[int]] = {"alice": set(), "charlie": set()}
+    for owner in ("alice", "charlie") * 3:
+        pair = Pair(shared, owner)
+        pair.run("print(1)")
+        used[owner] |= set(pair.sandboxes)
+    assert not used["alice"] & used["charlie"]
+
+
+def test_a_sandbox_refuses_a_second_owner(pool: WarmPool) -> None:
+    sandbox = pool.acquire("alice")
+    with pytest.raises(ValueError, match="two owners"):
+        sandbox.give_to("charlie", reusable=True)
+    pool.release(sandbox)
+
+
+def test_runs_without_an_owner_never_share(pool: WarmPool) -> None:
+    pool.run("print(1)")
+    pool.settle(busy=0, kept=0, idle=1, ending=0)
+    assert pool.stats()["started"] == 2
+
+
+def test_by_default_nothing_is_shared() -> None:
+    require("bwrap")
+    with WarmPool(PoolSettings(size=1, capacity=4)) as pool:
+        pair = Pair(pool, "alice")
+        for _ in range(3):
+            pair.run("print(1)")
+        assert len(set(pair.sandboxes)) == 3
+
+
+LEFT_BEHIND = {
+    "shared memory": """
+        import ctypes
+        assert ctypes.CDLL(None).shmget(4711, 4096, 0o1666) >= 0
+    """,
+    "a semaphore": """
+        import ctypes
+        assert ctypes.CDLL(None).semget(4711, 1, 0o1666) >= 0
+    """,
+    "a message queue": """
+        import ctypes
+        assert ctypes.CDLL(None).msgget(4711, 0o1666) >= 0
+    """,
+}
+
+
+@pytest.mark.parametrize("code", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+def test_what_cannot_be_undone_costs_the_sandbox(shared: WarmPool, code: str) -> None:
+    pair = Pair(shared, "hostile")
+    pair.run(code)
+    pair.run("print(1)")
+    assert not pair.shared_one
+
+
+SUPERVISOR_CHANGED = {
+    "its limits": "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (20, 20))",
+    "its priority": "import os; os.setpriority(os.PRIO_PROCESS, 1, 19)",
+    "its cores": "import os; os.sched_setaffinity(1, {max(os.sched_getaffinity(0))})",
+}
+
+
+@pytest.mark.parametrize("code", SUPERVISOR_CHANGED.values(), ids=SUPERVISOR_CHANGED)
+def test_a_supervisor_that_was_changed_serves_no_other_run(pool: WarmPool, code: str) -> None:
+    pair = Pair(pool, "hostile")
+    pair.run(code)
+    pair.run("print(1)")
+    assert not pair.shared_one
+
+
+def test_queues_that_nobody_could_list_cannot_be_made(shared: WarmPool) -> None:
+    code = """
+        import ctypes, os
+        print(ctypes.CDLL(None).mq_open(b"/left", os.O_CREAT | os.O_RDWR, 0o666, None))
+    """
+    assert Pair(shared, "queues").run(code) == "-1\n"
+
+
+def test_nothing_else_in_a_sandbox_can_be_written_to(shared: WarmPool) -> None:
+    code = """
+        import os
+        writable = set()
+        for top, folders, files in os.walk("/", followlinks=False):
+            if top.startswith(("/proc", "/sys")):
+                folders.clear()
+                continue
+            if top.startswith("/usr/") and top.count("/") > 2:
+                folders.clear()
+            for path in (top, *(os.path.join(top, name) for name in files)):
+                if os.path.isdir(path) or os.path.isfile(path):
+                    if os.access(path, os.W_OK, follow_symlinks=False):
+                        writable.add(path)
+            folders[:] = [each for each in folders if os.path.join(top, each) not in writable]
+        print(sorted(writable))
+    """
+    seen = Pair(shared, "looking").run(code, timeout=60)
+    places = {"/workspace", "/tmp", "/dev/shm", "/workspace/main.py", "/workspace/artifacts"}
+    assert set(eval(seen)) <= places
+
+
+def test_too_much_memory_costs_the_sandbox(pool: WarmPool) -> None:
+    sandbox = pool.acquire("hungry")
+    result = pool.run_in(sandbox, "kept = []\nwhile True: kept.append(b'x' * 5_000_000)")
+    assert result.out_of_memory
+    pool.release(sandbox)
+    following = pool.acquire("hungry")
+    assert following.number != sandbox.number
+    assert not pool.run_in(following, "print(1)").out_of_memory
+    pool.release(following)
+
+
+def test_memory_and_time_are_those_of_the_run(pool: WarmPool) -> None:
+    pool.run("x = bytearray(100_000_000); sum(range(3_000_000))", "alice")
+    metadata = pool.run("print(1)", "alice").metadata
+    assert metadata["memory_peak_bytes"] < 60_000_000
+    assert metadata["cpu_seconds"] < 0.05
+
+
+def test_a_kept_sandbox_makes_way_for_another_owner(pool: WarmPool) -> None:
+    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=20))
+    for owner in ("alice", "charlie", "alice"):
+        assert pool.run(f"print('{owner}')", owner).stdout == f"{owner}\n"
+    pool.settle(busy=0, ending=0)
+
+
+def test_an_owner_with_many_callers_does_not_keep_the_others_waiting(pool: WarmPool) -> None:
+    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=20))
+    first = pool.acquire("greedy")
+    served: list[str] = []
+
+    def call(owner: str) -> None:
+        pool.run("print(1)", owner)
+        served.append(owner)
+
+    calls = []
+    for position, owner in enumerate(["greedy", "greedy", "greedy", "modest"]):
+        calls.append(pool.in_background(call, owner))
+        pool.settle(waiting=position + 1)
+    pool.run_in(first, "print(1)")
+    pool.release(first)
+    for each in calls:
+        each.result(20)
+    assert served.index("modest") <= 1
+
+
+def test_a_kept_sandbox_does_not_outlive_its_time(pool: WarmPool) -> None:
+    pool.resize(PoolSettings(size=1, capacity=4, isolation="tenant", max_lifetime=0.8))
+    pool.run("print(1)", "alice")
+    pool.settle(kept=0)
+
+
+def test_changing_the_level_ends_what_is_kept(pool: WarmPool) -> None:
+    pool.run("print(1)", "alice")
+    pool.settle(kept=1)
+    pool.resize(PoolSettings(size=1, capacity=4))
+    pool.settle(kept=0, idle=1, ending=0)
+
+
+def test_other_languages_share_as_well(pool: WarmPool) -> None:
+    templates = languages(pool.launcher)
+    code = {"bash": "echo $X; X=1; touch left; ls", "nodejs": "console.log(globalThis.x); x = 1"}
+    with WarmPool(SHARED, templates) as both:
+        for language in templates.keys() - {"python"}:
+            first = both.run(code[language], "alice", language)
+            assert first.exit_code == 0, first.stderr
+            assert both.run(code[language], "alice", language).stdout == first.stdout
+            assert both.stats()["templates"][language]["kept"] == 1
+
+
+def test_without_isolation_nothing_is_shared() -> None:
+    with WarmPool(SHARED, launcher=UnisolatedLauncher(settings.DATA_DIR)) as pool:
+        pair = Pair(pool, "alice")
+        pair.run("print(1)")
+        pair.run("print(1)")
+        assert not pair.shared_one
