@@ -190,7 +190,7 @@ def framed(header: dict[str, Any], parts: tuple[tuple[str, bytes], ...] = ()) ->
     return len(text).to_bytes(4, "big") + text + b"".join(content for _, content in parts)
 
 
-FORGED["too large a part"] = framed({"type": "done", "exit_code": 0}, (("result", b"1" * 2_000_000),))  # fmt: skip
+FORGED["too large a part"] = framed({"type": "done", "exit_code": 0}, (("result", b"1" * 9_000_000),))  # fmt: skip
 FORGED["another type"] = framed({"type": "result", "timed_out": True, "id": 1})
 
 

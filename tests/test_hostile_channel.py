@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +20,13 @@ from providers.pool.template import Template
 
 READY = wire.pack({"type": "ready"}, [])
 REQUEST = RunRequest("1", "auto", 0.5, None, (), Limits(output_bytes=1000))
+
+
+@pytest.fixture(autouse=True)
+def numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are numbered from 1, so that a guest's answers can be written beforehand."""
+    numbers = itertools.count(1)
+    monkeypatch.setattr(secrets, "randbits", lambda _: next(numbers))
 
 
 def answer(number: int = 1, parts: list[tuple[str, bytes]] | None = None, **header: Any) -> bytes:

@@ -246,7 +246,8 @@ def test_callers_beyond_the_capacity_are_refused_in_time(own: Local) -> None:
     with pytest.raises(RateLimited) as caught:
         own.provider.create_instance("python")
     assert 0.9 < time.monotonic() - began < 2
-    assert (caught.value.code, caught.value.retry_after) == ("SB008", 1)
+    assert caught.value.code == "SB008"
+    assert 1 <= caught.value.retry_after <= 60
     own.provider.destroy_instance(instance.instance_id)
     assert own.run("print(1)").stdout == "1\n"
 

@@ -118,7 +118,7 @@ def test_at_capacity_callers_wait_and_are_refused_after_their_patience() -> None
             with pytest.raises(RateLimited) as caught:
                 await pool.acquire("python")
             assert 0.95 < time.monotonic() - began < 3
-            assert caught.value.retry_after == 1
+            assert caught.value.retry_after >= 1
             assert caught.value.may_retry
             assert len(guests()) == 2
             for sandbox in held:
@@ -159,7 +159,7 @@ def test_a_full_queue_refuses_at_once() -> None:
             with pytest.raises(RateLimited) as caught:
                 await pool.acquire("bash")
             assert time.monotonic() - began < 0.1
-            assert caught.value.retry_after == 1
+            assert caught.value.retry_after >= 1
             await pool.release(held)
             await asyncio.gather(*waiting)
 

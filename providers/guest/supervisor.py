@@ -61,7 +61,9 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     untouched = Untouched(os.getcwd(), uid) if os.getpid() == 1 else None
     child = _warm_up(template, channel_out)
     # gVisor lets user code open the files, though not the sockets, that process 1 has open.
-    os.dup2(os.open("/dev/null", os.O_RDWR), 2)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
     while True:
         frame = wire.read_frame(channel_in, wire.Parser(wire.REQUEST_LIMIT))
         if frame is None:

@@ -197,6 +197,7 @@ class Pool:
 
     def _hand_out(self, sandbox: Sandbox, shelf: Shelf, owner: str) -> None:
         sandbox.give_to(owner, reusable=self._settings.isolation == "tenant")
+        shelf.handed_out()
         self._busy[sandbox] = shelf
         self._handed_out += 1
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ class RunRequest:
         }
         with _refusing("code"):
             parts = [("code", self.code.encode())]
-        if self.arguments is not None:
+        if self.arguments:
             with _refusing("arguments"):
                 parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
         parts += [(f"file:{file.path}", file.content) for file in self.files]
@@ -144,6 +145,11 @@ class Sandbox:
 
     @property
     def alive(self) -> bool:
+        return not self._channel.closed.done()
+
+    @property
+    def silent(self) -> bool:
+        """Alive, and it has not said what nobody asked for."""
         return self._channel.silent
 
     @property
@@ -169,7 +175,7 @@ class Sandbox:
         self.running = True
         try:
             if self._runs and not (self.reusable and await self.renewed()):
-                raise ProviderUnavailable("The sandbox has served its request.")
+                raise ProviderUnavailable("The sandbox has had its one run.")
             return await self._run(request)
         finally:
             self.running = False
@@ -187,7 +193,9 @@ class Sandbox:
         await self._guest.destroy()
 
     async def _run(self, request: RunRequest) -> ExecutionResult:
-        frame = request.frame(self._runs + 1, again=self.reusable)
+        # Not to be guessed: what a guest says before it has the request cannot be its answer.
+        request_id = secrets.randbits(53)
+        frame = request.frame(request_id, again=self.reusable)
         self._runs += 1
         self._renewal = None
         try:
@@ -210,7 +218,7 @@ class Sandbox:
             raise ProviderUnavailable(
                 f"The sandbox broke the protocol and was ended: {error}", started=True
             ) from error
-        if answer[0].get("type") != "result" or answer[0].get("id") != self._runs:
+        if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
             raise ProviderUnavailable("The sandbox answered another request.", started=True)
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:

@@ -53,6 +53,10 @@ class Shelf:
         """Somebody wants a sandbox of this template."""
         self._last_asked = time.monotonic()
 
+    def handed_out(self) -> None:
+        """One is of use to somebody, so they do not all end at once."""
+        self._doubted = 0
+
     def waited(self) -> None:
         """There was none ready."""
         self._last_waited = time.monotonic()
@@ -70,9 +74,8 @@ class Shelf:
         # The dead are left for who watches their end.
         for place in (self.kept, self.idle):
             for sandbox in place:
-                if sandbox.alive and sandbox.owner in ("", owner):
+                if sandbox.silent and sandbox.owner in ("", owner):
                     place.remove(sandbox)
-                    self._doubted = 0
                     return sandbox
         return None
 
@@ -97,17 +100,23 @@ class Shelf:
         self.failed += 1
         self.failures += 1
         self._error = error
-        delay: float = min(LONGEST_BACKOFF_SECONDS, 0.1 * 2 ** min(self.failures, 10))
+        delay = self._backoff()
         self.not_before = time.monotonic() + delay
         return delay
 
+    def _backoff(self) -> float:
+        return min(LONGEST_BACKOFF_SECONDS, 0.1 * 2.0 ** min(self.failures, 10))
+
     def ended_unused(self, sandbox: Sandbox) -> float:
-        """Seconds until it should be replaced."""
+        """Seconds until it should be replaced. Several that end at a time count once."""
         self.restarts += 1
-        if time.monotonic() - sandbox.started_at >= INFANT_SECONDS:
-            return 0
-        self.failures = max(self.failures, self._doubted)
-        return self.start_failed(CreationFailed("The sandbox ended right after its start."))
+        now = time.monotonic()
+        if now - sandbox.started_at < INFANT_SECONDS and now >= self.not_before:
+            self.failures = max(self.failures, self._doubted) + 1
+            self.not_before = now + self._backoff()
+            if self.failures >= FAILURES_THAT_COUNT:
+                self._error = CreationFailed("Sandboxes end right after their start.")
+        return max(0.0, self.not_before - now)
 
     def failure(self) -> SandboxError | None:
         """Why sandboxes cannot be started, for one caller; None while they can, or may again."""

@@ -145,8 +145,17 @@ class DockerLauncher:
                 f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
             )
         name = self._new_name()
+        making = asyncio.ensure_future(self._in_thread(self._start, name, image, template))
         try:
-            started = await self._in_thread(self._start, name, image, template)
+            started = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The engine makes it all the same.
+            with contextlib.suppress(SandboxError):
+                made = await making
+                made.stream.close()
+                await self.destroy(name, made.id)
+            self._known.discard(name)
+            raise
         except BaseException:
             # If the engine makes it after all, it is an orphan.
             self._known.discard(name)
