@@ -66,7 +66,8 @@ class Local:
             stats = self.stats()
             if stats["busy"] or stats["creating"]:
                 return False
-            return self._processes() == stats["idle"] * self._processes_per_sandbox
+            unused = stats["idle"] + stats["kept"]
+            return self._processes() == unused * self._processes_per_sandbox
 
         wait_until(only_warm, seconds=10)
 
@@ -195,6 +196,15 @@ def command(pid: int) -> list[str]:
     except OSError:
         text = ""
     return text.rstrip("\0").split("\0")
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[Local]:
+    """A provider that the test may damage."""
+    require("bwrap")
+    local = Local("bubblewrap", **{"pool_size": 1, **getattr(request, "param", {})})
+    yield local
+    local.close()
 
 
 @pytest.fixture(scope="session")

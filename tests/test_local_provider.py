@@ -39,15 +39,6 @@ def end_bubblewrap(local: Local) -> None:
     wait_until(lambda: gone(inside), seconds=2)
 
 
-@pytest.fixture
-def own(request: pytest.FixtureRequest) -> Iterator[Local]:
-    """A provider that the test may damage."""
-    require("bwrap")
-    local = Local("bubblewrap", **{"pool_size": 1, **getattr(request, "param", {})})
-    yield local
-    local.close()
-
-
 def test_an_instance_runs_code_once_and_is_gone(bubblewrap: Local) -> None:
     provider = bubblewrap.provider
     instance = provider.create_instance("python", owner="wonderland")

@@ -52,7 +52,7 @@ def execution_detail(
         "stdout_truncated": execution.stdout_truncated,
         "stderr_truncated": execution.stderr_truncated,
         "exit_code": execution.exit_code,
-        "outputs": [],
+        "outputs": from_json(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "error": _error(execution),
         "timings": _timings(execution),

@@ -77,6 +77,9 @@ class Execution(models.Model):
     )
     has_result = models.BooleanField(default=False)
     result = models.TextField(blank=True, help_text="JSON; empty when there is none.")
+    outputs = models.TextField(
+        blank=True, help_text="JSON list of MIME bundles; empty when there are none."
+    )
     stdout = models.TextField(blank=True)
     stderr = models.TextField(blank=True)
     stdout_truncated = models.BooleanField(default=False)

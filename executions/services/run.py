@@ -149,6 +149,7 @@ class _Attempt:
     def end_with_result(self, result: ExecutionResult) -> Outcome:
         """Complete the row with what came back, which is cleaned in place: answer as record."""
         result_json = _clean(result)
+        outputs_json = _clean_outputs(result)
         status, verdict = _verdict(result, self.request)
         error: SandboxError | None = None
         artifacts: list[Artifact] = []
@@ -168,6 +169,7 @@ class _Attempt:
             "meta": storable_value(result.metadata),
             "has_result": result.has_result,
             "result": result_json,
+            "outputs": outputs_json,
             "stdout": result.stdout,
             "stderr": result.stderr,
             "stdout_truncated": result.stdout_truncated,
@@ -236,6 +238,20 @@ def _clean(result: ExecutionResult) -> str:
     if cleaned != text:
         result.result = from_json(cleaned)
     return cleaned
+
+
+def _clean_outputs(result: ExecutionResult) -> str:
+    """Drop, in place, the rich outputs that cannot be kept; the others as JSON text."""
+    texts, kept = [], []
+    for bundle in result.outputs:
+        try:
+            texts.append(without_surrogates(to_json(bundle)))
+        except ValueError:
+            result.metadata["outputs_skipped"] = result.metadata.get("outputs_skipped", 0) + 1
+        else:
+            kept.append(bundle)
+    result.outputs = kept
+    return f"[{','.join(texts)}]" if texts else ""
 
 
 def _runtime(metadata: Mapping[str, Any]) -> str:

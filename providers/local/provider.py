@@ -32,6 +32,7 @@ from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.pool import Pool, PoolSettings
 from providers.pool.requests import Job, make_template, run_request
 from providers.pool.sandbox import Sandbox
+from providers.pool.settings import FIELDS, module_names
 from providers.pool.template import Template, normalize_language
 from providers.schema import ConfigField
 
@@ -94,6 +95,7 @@ class LocalProvider(SandboxProvider):
             options=tuple(MEMORY_SIZES),
             description="All processes of a sandbox together, its files included.",
         ),
+        **FIELDS,
     }
 
     def __init__(self) -> None:
@@ -104,18 +106,25 @@ class LocalProvider(SandboxProvider):
         self._lock = threading.Lock()
         self._reason = "not initialized"
 
+    def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
+        module_names(config["preload"])
+        return True, None
+
     def initialize(self, config: Mapping[str, Any]) -> bool:
         limits = replace(Limits(), memory_bytes=MEMORY_SIZES[config["max_memory"]] * 1024 * 1024)
         pool_settings = PoolSettings(
             size=config["pool_size"],
             capacity=max(config["max_sandboxes"], config["pool_size"]),
             patience=config["queue_timeout"],
+            isolation=config["isolation"],
         )
+        modules = module_names(config["preload"])
         loop = BackgroundLoop("local-pool")
         try:
             launcher = loop.call(_choose_launcher(config["launcher"], config["gvisor_platform"]))
             templates = {
-                name: make_template(name, name, launcher, limits) for name in launcher.languages()
+                name: make_template(name, name, launcher, limits, modules)
+                for name in launcher.languages()
             }
             pool = loop.call(_open_pool(launcher, templates, pool_settings))
         except BaseException:

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from providers.errors import InvalidConfiguration
+from providers.schema import ConfigField
+
 Isolation = Literal["execution", "tenant"]
+
+# What every provider over a pool lets its administrator choose.
+FIELDS: Mapping[str, ConfigField] = {
+    "isolation": ConfigField(
+        "string",
+        "Isolation level",
+        default="execution",
+        options=("execution", "tenant"),
+        description="execution: a fresh sandbox for every run. tenant: the runs of one tenant "
+        "may share a sandbox, which is scrubbed between them.",
+    ),
+    "preload": ConfigField(
+        "string",
+        "Preloaded Python modules",
+        placeholder="numpy, pandas, matplotlib",
+        max=1000,
+        description="Imported while a sandbox warms up, so that importing them costs no time.",
+    ),
+}
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -27,3 +53,12 @@ class PoolSettings:
     burst: int = 0
     isolation: Isolation = "execution"
     max_lifetime: float = 300.0
+
+
+def module_names(text: str | None) -> tuple[str, ...]:
+    """The modules that a `preload` field names. Raises InvalidConfiguration."""
+    names = tuple(re.findall(r"[^\s,]+", text or ""))
+    for name in names:
+        if not _MODULE.fullmatch(name):
+            raise InvalidConfiguration(f"preload: {name!r} names no module.", field="preload")
+    return names

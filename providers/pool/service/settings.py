@@ -14,7 +14,8 @@ from typing import Any
 
 from providers.base import Limits
 from providers.errors import InvalidConfiguration
-from providers.pool.settings import Isolation, PoolSettings
+from providers.pool.settings import FIELDS as POOL_FIELDS
+from providers.pool.settings import Isolation, PoolSettings, module_names
 from providers.pool.template import LANGUAGES, normalize_language
 from providers.schema import ConfigField, validate
 
@@ -104,21 +105,7 @@ FIELDS: Mapping[str, ConfigField] = {
         default=False,
         description="Run nothing at all where gVisor is not in force.",
     ),
-    "isolation": ConfigField(
-        "string",
-        "Isolation",
-        default="execution",
-        options=("execution", "tenant"),
-        description="execution: a fresh container for every run. tenant: the runs of one tenant "
-        "may share a container, which is scrubbed between them.",
-    ),
-    "preload": ConfigField(
-        "string",
-        "Preloaded Python modules",
-        placeholder="numpy, pandas, matplotlib",
-        max=1000,
-        description="Imported while a container warms up, so that importing them costs no time.",
-    ),
+    **POOL_FIELDS,
     "base_python_image": ConfigField(
         "string", "Python image", max=300, description="Empty: the one that build_images makes."
     ),
@@ -145,7 +132,7 @@ FIELDS: Mapping[str, ConfigField] = {
     ),
 }
 
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
 _TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
 _SIZE = re.compile(r"([1-9]\d*)([bkmg])")
@@ -199,7 +186,7 @@ class ServiceSettings:
             runtime=given["runtime"],
             require_gvisor=given["require_gvisor"],
             isolation=given["isolation"],
-            preload=_names(given["preload"]),
+            preload=module_names(given["preload"]),
             images=named | {name: image for name, (_, image) in templates.items()},
             templates={name: language for name, (language, _) in templates.items()},
             max_lifetime=given["max_lifetime"],
@@ -228,11 +215,9 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise InvalidConfiguration(
             "require_gvisor: It contradicts the runtime runc.", field="require_gvisor"
         )
-    if not _MODULE.fullmatch(config["runtime"].replace("-", "_")):
+    if not _RUNTIME.fullmatch(config["runtime"]):
         raise InvalidConfiguration("runtime: It names no runtime.", field="runtime")
-    for name in _names(config["preload"]):
-        if not _MODULE.fullmatch(name):
-            raise InvalidConfiguration(f"preload: {name!r} names no module.", field="preload")
+    module_names(config["preload"])
     for name in IMAGE_FIELDS.values():
         if config[name] and not _IMAGE.fullmatch(config[name]):
             raise InvalidConfiguration(f"{name}: {config[name]!r} names no image.", field=name)
