@@ -73,14 +73,15 @@ def test_every_json_value_passes_through_javascript(bubblewrap: Local, value: An
 
 @pytest.mark.parametrize("sent", [None, {}])
 @pytest.mark.parametrize("language", ["python", "nodejs"])
-def test_without_arguments_main_gets_none(
+def test_main_gets_what_was_sent_and_nothing_without(
     bubblewrap: Local, language: str, sent: dict[str, Any] | None
 ) -> None:
-    code = "def main(*given): return len(given)"
+    code, expected = "def main(*given): return len(given)", 0
     if language == "nodejs":
         require("node")
-        code = "function main (...given) { return given.length }"
-    assert bubblewrap.run(code, language, arguments=sent).result == 0
+        # An empty object is one, so that a parameter's properties can be looked at.
+        code, expected = "function main (...given) { return given.length }", int(sent == {})
+    assert bubblewrap.run(code, language, arguments=sent).result == expected
 
 
 def test_returning_nothing_is_the_result_null(bubblewrap: Local) -> None:

@@ -75,7 +75,7 @@ class RunRequest:
         }
         with _refusing("code"):
             parts = [("code", self.code.encode())]
-        if self.arguments:
+        if self.arguments is not None:
             with _refusing("arguments"):
                 parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
         parts += [(f"file:{file.path}", file.content) for file in self.files]
