@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 TEST_SETTINGS := DJANGO_SETTINGS_MODULE=tests.settings
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench lock clean venv venv-dev bubblewrap
+.PHONY: help run test lint bench bench-containers lock clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -33,6 +33,9 @@ lint: venv-dev ## Check style, types and migrations
 
 bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start
 	@$(PY) -m benchmarks.executions $(ARGS)
+
+bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
+	@$(PY) -m benchmarks.containers $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv

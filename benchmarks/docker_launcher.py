@@ -1,14 +1,11 @@
 """Containers per second, and calls of warm ones, beside the engine's own limit.
 
-    python -m benchmarks.docker_launcher [--runtimes runc runsc] [--containers 24] [--parallel 4]
-
 The engine's limit is create + start + remove of a container that does nothing, with as many
 callers. A call is what a provider waits for: request frame out, answer frame in.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -75,15 +72,6 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the Docker launcher.")
-    parser.add_argument("--runtimes", nargs="+", default=["runc", "runsc"])
-    parser.add_argument("--containers", type=int, default=24)
-    parser.add_argument("--parallel", type=int, default=4)
-    options = parser.parse_args()
-    for runtime in options.runtimes:
-        asyncio.run(measure(runtime, options.containers, options.parallel))
-
-
-if __name__ == "__main__":
-    main()
+def run(runtime: str, containers: int = 24, parallel: int = 4) -> None:
+    """Print the figures of one runtime."""
+    asyncio.run(measure(runtime, containers, parallel))

@@ -26,11 +26,13 @@ class Figures:
     per_second: float
 
 
-def measure(name: str, make_caller: Callable[[], Call], *, callers: int, calls: int) -> Figures:
+def measure(
+    name: str, make_caller: Callable[[], Call], *, callers: int, calls: int, pause: float = 0
+) -> Figures:
     """Time `calls` calls, spread over `callers` threads that each call back to back.
 
     `make_caller` is called in each thread: it opens what one caller keeps open. Two calls per
-    caller go before, uncounted.
+    caller go before, uncounted. Before each call a caller waits for `pause` seconds.
     """
     durations: list[float] = []
     failures: list[BaseException] = []
@@ -44,6 +46,7 @@ def measure(name: str, make_caller: Callable[[], Call], *, callers: int, calls: 
             ready.wait()
             mine = []
             for _ in range(calls // callers):
+                time.sleep(pause)
                 began = time.perf_counter()
                 call()
                 mine.append((time.perf_counter() - began) * 1000)
@@ -65,7 +68,15 @@ def measure(name: str, make_caller: Callable[[], Call], *, callers: int, calls: 
     seconds = time.perf_counter() - began
     if failures:
         raise failures[0]
-    durations.sort()
+    return percentiles(name, callers, durations, seconds)
+
+
+def percentiles(
+    name: str, callers: int, durations: list[float], seconds: float | None = None
+) -> Figures:
+    """The row of so many calls in milliseconds. Without `seconds` they came one by one."""
+    durations = sorted(durations)
+    seconds = seconds or sum(durations) / 1000
 
     def percentile(share: float) -> float:
         return durations[min(len(durations) - 1, int(len(durations) * share))]

@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _CONFIGURE = """
 from providers.services import activate, save_config
 import json, os
-save_config("local", json.loads(os.environ["BENCH_CONFIG"]))
-activate("local")
+provider = os.environ["BENCH_PROVIDER"]
+save_config(provider, json.loads(os.environ["BENCH_CONFIG"]))
+activate(provider)
 """
 
 
@@ -29,8 +30,13 @@ class Service:
     """Where it listens, the key to call it with, and the process that supervises the others."""
 
     port: int
+    pool_port: int
     api_key: str
     process: subprocess.Popen[bytes]
+
+    @property
+    def pool_endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.pool_port}"
 
     def memory_bytes(self) -> int:
         """Resident memory of the processes that serve: supervisor, web and worker."""
@@ -47,14 +53,18 @@ class Service:
 
 
 @contextmanager
-def running_service(data_dir: Path, config: dict[str, object]) -> Iterator[Service]:
-    """Start everything on a free port with an empty data directory; end it afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def running_service(
+    data_dir: Path, config: dict[str, object], provider: str = "local"
+) -> Iterator[Service]:
+    """Start everything on free ports with an empty data directory; end it afterwards."""
+    port, pool_port = _free_port(), _free_port()
+    if provider == "self_managed":
+        config = {**config, "endpoint": f"http://127.0.0.1:{pool_port}"}
     environment = os.environ | {
         "DATA_DIR": str(data_dir),
         "PORT": str(port),
+        "POOL_PORT": str(pool_port),
+        "BENCH_PROVIDER": provider,
         "BENCH_CONFIG": json.dumps(config),
         "LOG_LEVEL": "ERROR",
     }
@@ -73,7 +83,7 @@ def running_service(data_dir: Path, config: dict[str, object]) -> Iterator[Servi
     process = subprocess.Popen([*manage, "up"], env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_until_up(port, process)
-        yield Service(port, api_key, process)
+        yield Service(port, pool_port, api_key, process)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(10)
@@ -84,12 +94,21 @@ def api_caller(service: Service, body: dict[str, object], expect: bytes) -> Call
 
     Raises RuntimeError for an answer that is not 200 or lacks `expect`.
     """
-    content = json.dumps(body).encode()
-    request = (
-        b"POST /api/v1/executions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"X-API-Key: %s\r\nContent-Length: %d\r\n\r\n" % (service.api_key.encode(), len(content))
-    ) + content
-    connection = socket.create_connection(("127.0.0.1", service.port))
+    headers = {"X-API-Key": service.api_key}
+    return http_caller(
+        service.port, "/api/v1/executions", json.dumps(body).encode(), headers, expect
+    )
+
+
+def http_caller(
+    port: int, path: str, content: bytes, headers: dict[str, str], expect: bytes
+) -> Callable[[], None]:
+    """Posts `content` as JSON on a kept connection, as `api_caller` does."""
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(content)}", "", ""]
+    request = "\r\n".join(lines).encode() + content
+    connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def call() -> None:
@@ -105,6 +124,13 @@ def api_caller(service: Service, body: dict[str, object], expect: bytes) -> Call
             raise RuntimeError(f"unexpected answer: {answer[:500]!r}")
 
     return call
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -31,7 +31,7 @@ SUITE = "bookworm"
 PYTHON = "3.11"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
-_PACKAGES = ("python3", "nodejs", "fonts-wqy-zenhei", "ca-certificates")
+_PACKAGES = ("python3", "python-is-python3", "nodejs", "fonts-wqy-zenhei", "ca-certificates")
 _REQUIREMENTS = FOLDER / "python" / "requirements.txt"
 _MATPLOTLIBRC = FOLDER / "python" / "matplotlibrc"
 _NODE_PACKAGES = FOLDER / "nodejs" / "package.json"

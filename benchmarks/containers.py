@@ -1,0 +1,256 @@
+"""The Docker pool beside what else runs a line of Python in a container, under runc and gVisor.
+
+Peers: the image's own interpreter started inside a container, `docker run --rm`, `docker exec`,
+and llm-sandbox. Ours: the provider's create, run, destroy; the pool's POST /run; and the audited
+POST /api/v1/executions. What is fresh for every run is called with pauses in which the pool
+refills, as no engine makes containers as fast as they are used; how fast it makes them is the
+last part. Needs the engine (DOCKER_HOST) and the images of `manage.py build_images`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django
+import docker
+
+from benchmarks import docker_launcher
+from benchmarks.executions import PROGRAM, process_caller, soak
+from benchmarks.measure import Call, Figures, measure, percentiles, table, write_json
+from benchmarks.service import Service, api_caller, http_caller, running_service
+
+IMAGE = "cofferdam/python"
+
+# Between two runs in fresh containers, and between two measurements: the pool refills.
+PAUSE_SECONDS = 0.5
+SETTLE_SECONDS = 8.0
+
+IMPORT = """
+import time
+began = time.perf_counter()
+import pandas
+print((time.perf_counter() - began) * 1000)
+"""
+
+# Runs in a container and prints the milliseconds that each start of an interpreter took.
+STARTS = """
+import json, subprocess, sys, time
+taken = []
+for _ in range(int(sys.argv[1])):
+    began = time.perf_counter()
+    subprocess.run(["/usr/bin/python3", "-c", "print(1)"], check=True, capture_output=True)
+    taken.append((time.perf_counter() - began) * 1000)
+print(json.dumps(taken))
+"""
+
+
+def interpreter_starts(runtime: str, calls: int) -> Figures:
+    """`python3 -c 'print(1)'` of the image, started inside one container."""
+    options = {"runtime": runtime, "network_mode": "none", "remove": True}
+    command = ["python3", "-I", "-S", "-c", STARTS, str(calls)]
+    output = docker.from_env().containers.run(IMAGE, command, **options)
+    return percentiles("python3 -c 'print(1)', inside", 1, json.loads(output))
+
+
+def run_caller(runtime: str) -> Callable[[], Call]:
+    command = ["docker", "run", "--rm", "--network=none", f"--runtime={runtime}", IMAGE]
+    return process_caller([*command, "python3", "-c", PROGRAM])
+
+
+@contextmanager
+def idle_container(runtime: str) -> Iterator[str]:
+    options = {"runtime": runtime, "network_mode": "none", "detach": True}
+    container = docker.from_env().containers.run(IMAGE, ["sleep", "3600"], **options)
+    try:
+        yield container.id
+    finally:
+        container.remove(force=True)
+
+
+def llm_sandbox_caller() -> Call:
+    """A session of llm-sandbox, kept open. It fails under gVisor, where it cannot copy files."""
+    from llm_sandbox import SandboxSession
+
+    session = SandboxSession(
+        client=docker.from_env(),
+        image=IMAGE,
+        lang="python",
+        skip_environment_setup=True,
+        runtime_configs={"command": ["sleep", "3600"], "network_mode": "none"},
+    )
+    session.open()
+
+    def call() -> None:
+        if session.run(PROGRAM).stdout.strip() != "1":
+            raise RuntimeError("llm-sandbox printed something else")
+
+    return call
+
+
+def provider_caller(endpoint: str, config: dict[str, Any]) -> Callable[[], Call]:
+    from providers.self_managed.provider import SelfManagedProvider
+
+    provider = SelfManagedProvider()
+    provider.initialize(provider.check_config({"endpoint": endpoint, **config}))
+
+    def call() -> None:
+        instance = provider.create_instance("python", owner="bench")
+        result = provider.execute_code(instance.instance_id, PROGRAM, "python", 10)
+        provider.destroy_instance(instance.instance_id)
+        if result.stdout != "1\n":
+            raise RuntimeError(f"unexpected result: {result}")
+
+    return lambda: call
+
+
+def measure_peers(runtime: str, calls: int) -> list[Figures]:
+    rows = [interpreter_starts(runtime, calls)]
+    few = max(8, calls // 5)
+    for callers in (1, 8):
+        rows.append(measure("docker run --rm", run_caller(runtime), callers=callers, calls=few))
+    with idle_container(runtime) as identifier:
+        command = ["docker", "exec", identifier, "python3", "-c", PROGRAM]
+        for callers in (1, 8):
+            rows.append(measure("docker exec", process_caller(command), callers=callers, calls=few))
+    if runtime == "runc":
+        rows.append(measure("llm-sandbox", llm_sandbox_caller, callers=1, calls=few))
+    return rows
+
+
+def measure_ours(
+    service: Service, config: dict[str, Any], isolation: str, calls: int
+) -> list[Figures]:
+    """Rows at 1, 8 and 32 callers; where every run is fresh the first has pauses."""
+    fresh = isolation == "execution"
+    port = service.pool_port
+    code = base64.b64encode(b"def main():\n    print(1)").decode()
+    run = json.dumps({"code_b64": code, "language": "python"}).encode()
+    ways: list[tuple[str, Callable[[], Call]]] = [
+        ("provider: create, run, destroy", provider_caller(service.pool_endpoint, config)),
+        (
+            "POST /api/v1/executions, audited",
+            lambda: api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"'),
+        ),
+    ]
+    if fresh:
+        # RAGFlow names no tenant, so its runs are always fresh.
+        ways.insert(
+            1, ("pool: POST /run", lambda: http_caller(port, "/run", run, {}, b'"stdout":"1\\n"'))
+        )
+    rows = []
+    for name, caller in ways:
+        for callers in (1, 8, 32):
+            pause = PAUSE_SECONDS if fresh and callers == 1 else 0
+            count = calls if pause else (64 if fresh else max(640, calls))
+            label = f"{name}, {isolation}"
+            print(f"  {label}, {callers} caller(s) ...", file=sys.stderr)
+            rows.append(measure(label, caller, callers=callers, calls=count, pause=pause))
+            if fresh:
+                time.sleep(SETTLE_SECONDS)
+    return rows
+
+
+@contextmanager
+def pool_service(runtime: str, **changes: Any) -> Iterator[tuple[Service, dict[str, Any]]]:
+    config: dict[str, Any] = {"runtime": runtime, "max_sandboxes": 16, "queue_timeout": 60}
+    config |= changes
+    with (
+        tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
+        running_service(Path(folder), config, "self_managed") as service,
+    ):
+        time.sleep(SETTLE_SECONDS)
+        yield service, config
+
+
+def idle_megabytes(service: Service) -> float:
+    """Memory of one warm container that waits, as its cgroup counts it without the page cache."""
+    used = []
+    label = f"cofferdam.pool=port-{service.pool_port}"
+    for container in docker.from_env().containers.list(filters={"label": label}):
+        memory = container.stats(stream=False)["memory_stats"]
+        counted = memory["stats"]
+        cache = counted.get("total_inactive_file", counted.get("inactive_file", 0))
+        used.append((memory["usage"] - cache) / 2**20)
+    return round(statistics.mean(used), 1)
+
+
+def preloaded_import(service: Service, config: dict[str, Any]) -> Figures:
+    """What `import pandas` takes in a program, by its own clock."""
+    from providers.self_managed.provider import SelfManagedProvider
+
+    provider = SelfManagedProvider()
+    provider.initialize(provider.check_config({"endpoint": service.pool_endpoint, **config}))
+    taken = []
+    for _ in range(20):
+        instance = provider.create_instance("python", owner="bench")
+        result = provider.execute_code(instance.instance_id, IMPORT, "python", 30)
+        provider.destroy_instance(instance.instance_id)
+        taken.append(float(result.stdout))
+        time.sleep(PAUSE_SECONDS)
+    return percentiles("import pandas, preloaded", 1, taken)
+
+
+def measure_runtime(runtime: str, calls: int, runs: int) -> tuple[list[Figures], dict[str, object]]:
+    print(f"{runtime}: peers ...", file=sys.stderr)
+    rows = measure_peers(runtime, calls)
+    facts: dict[str, object] = {}
+    with pool_service(runtime, isolation="execution", pool_size=8) as (service, config):
+        facts["idle_megabytes"] = idle_megabytes(service)
+        rows += measure_ours(service, config, "execution", calls)
+    with pool_service(runtime, isolation="tenant", pool_size=2) as (service, config):
+        rows += measure_ours(service, config, "tenant", calls)
+        if runs:
+            facts["soak"] = soak(service, runs)
+    with pool_service(runtime, pool_size=4, preload="numpy, pandas", max_memory="512m") as (
+        service,
+        config,
+    ):
+        rows.append(preloaded_import(service, config))
+    return rows, facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-containers ARGS=...", description=__doc__)
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=100,
+        help="counted calls per row (100), some rows have fewer or more",
+    )
+    parser.add_argument("--soak", type=int, default=10_000, help="runs for memory (10000; 0: none)")
+    parser.add_argument("--runtimes", nargs="+", default=["runc", "runsc"])
+    parser.add_argument("--json", type=Path, default=Path("var/bench/containers.json"))
+    options = parser.parse_args()
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
+    with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder:
+        os.environ["DATA_DIR"] = folder
+        subprocess.run([sys.executable, "manage.py", "bootstrap"], check=True, capture_output=True)
+        django.setup()
+        rows: list[Figures] = []
+        facts: dict[str, object] = {}
+        for runtime in options.runtimes:
+            found, facts[runtime] = measure_runtime(runtime, options.calls, options.soak)
+            print(f"\n{runtime}\n{table(found, found[0])}\n{facts[runtime]}\n")
+            rows += found
+        for runtime in options.runtimes:
+            docker_launcher.run(runtime)
+    write_json(
+        options.json, rows, {"machine": platform.platform(), "cpus": os.cpu_count(), **facts}
+    )
+
+
+if __name__ == "__main__":
+    main()
