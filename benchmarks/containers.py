@@ -181,6 +181,8 @@ def idle_megabytes(service: Service) -> float:
     label = f"cofferdam.pool=port-{service.pool_port}"
     for container in docker.from_env().containers.list(filters={"label": label}):
         memory = container.stats(stream=False)["memory_stats"]
+        if "stats" not in memory:
+            continue  # it has ended meanwhile
         counted = memory["stats"]
         cache = counted.get("total_inactive_file", counted.get("inactive_file", 0))
         used.append((memory["usage"] - cache) / 2**20)
