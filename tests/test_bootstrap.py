@@ -111,7 +111,7 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
     for place in (here, there, here):
         place.mkdir(exist_ok=True)
         keys.create(place)
-    assert set(keys.read(here)) == {"SECRET_KEY", "FERNET_KEYS"}
+    assert set(keys.read(here)) == {"SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS"}
     assert not set(keys.read(here).values()) & set(keys.read(there).values())
     assert [path.name for path in here.iterdir()] == [keys.FILE_NAME]
 

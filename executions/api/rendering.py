@@ -10,6 +10,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from executions.models import Artifact, Execution
+from executions.services.ledger import receipt_of
 from executions.text import from_json
 
 
@@ -57,7 +58,7 @@ def execution_detail(
         "error": _error(execution),
         "timings": _timings(execution),
         "created_at": execution.created_at.isoformat(),
-        "receipt": None,
+        "receipt": receipt_of(execution),
     }
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -8,6 +10,9 @@ from executions.ids import uuid7
 from executions.models.api_key import ApiKey
 from executions.models.tenant import Tenant
 from providers.fields import EncryptedJSONField
+
+if TYPE_CHECKING:
+    from executions.models.ledger_entry import LedgerEntry
 
 
 class Execution(models.Model):
@@ -32,6 +37,9 @@ class Execution(models.Model):
     class Mode(models.TextChoices):
         SYNC = "sync", "Synchronous"
         ASYNC = "async", "Asynchronous"
+
+    # Where it was ended just now; elsewhere it is looked up by `executions.services.ledger`.
+    ledger_entry: LedgerEntry | None = None
 
     OPEN = (Status.QUEUED, Status.RUNNING)
     WITH_ERROR = (Status.TIMED_OUT, Status.OUT_OF_MEMORY, Status.BLOCKED, Status.ERROR)

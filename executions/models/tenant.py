@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from django.db import models
+from typing import Any
+
+from django.db import models, transaction
 from django.utils import timezone
 
 
@@ -19,3 +21,8 @@ class Tenant(models.Model):
 
     def __str__(self) -> str:
         return self.slug
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)
