@@ -162,6 +162,11 @@ SPECTACULAR_SETTINGS = {
 
 SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
 LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default=str(DATA_DIR / "ledger"))
+# Days; 0 keeps for ever. A tenant may have its own.
+SANDBOX_KEEP_DAYS = {
+    data: env.bounded(f"SANDBOX_KEEP_{data.upper()}_DAYS", default=0, low=0, high=32_767)
+    for data in ("code", "output", "artifacts")
+}
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",

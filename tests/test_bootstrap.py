@@ -117,9 +117,11 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
 
 
 @pytest.mark.django_db
-def test_stale_executions_are_swept_from_the_first_start_on() -> None:
+def test_what_is_due_is_done_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
     call_command("bootstrap", stdout=StringIO())
-    assert [task.func for task in Schedule.objects.all()] == [
-        "executions.tasks.end_stale_executions"
+    assert sorted(task.func for task in Schedule.objects.all()) == [
+        "executions.tasks.apply_retention",
+        "executions.tasks.end_stale_executions",
+        "executions.tasks.write_ledger_checkpoint",
     ]

@@ -46,7 +46,7 @@ def execution_detail(
         "language": execution.language,
         "provider": execution.provider,
         "runtime": execution.runtime,
-        "result": from_json(execution.result) if execution.has_result else None,
+        "result": from_json(execution.result) if execution.result else None,
         "has_result": execution.has_result,
         "stdout": execution.stdout,
         "stderr": execution.stderr,

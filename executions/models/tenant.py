@@ -5,6 +5,8 @@ from typing import Any
 from django.db import models, transaction
 from django.utils import timezone
 
+_DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
+
 
 class Tenant(models.Model):
     """Whoever owns API keys and executions. The slug is what records and commands call it by."""
@@ -14,6 +16,16 @@ class Tenant(models.Model):
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     is_active = models.BooleanField(
         default=True, help_text="The keys of an inactive tenant are refused."
+    )
+
+    keep_code_days = models.PositiveSmallIntegerField(
+        "keep code", null=True, blank=True, help_text=f"{_DAYS} Code and arguments."
+    )
+    keep_output_days = models.PositiveSmallIntegerField(
+        "keep output", null=True, blank=True, help_text=f"{_DAYS} Output and results."
+    )
+    keep_artifacts_days = models.PositiveSmallIntegerField(
+        "keep artifacts", null=True, blank=True, help_text=f"{_DAYS} Files left behind."
     )
 
     class Meta:
