@@ -72,7 +72,13 @@ class Execution(models.Model):
     code = models.TextField(blank=True)
     code_hash = models.CharField(max_length=71)
     arguments = models.TextField(blank=True, help_text="JSON; empty when none were given.")
+    input_files = models.JSONField(
+        default=list, help_text="Path, size and hash of the files that came with the code."
+    )
     timeout = models.FloatField(help_text="Seconds.")
+    replay_of = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, related_name="replays", db_index=False
+    )
     pending = EncryptedJSONField(
         null=True, editable=False, help_text="What a queued execution needs to run."
     )
@@ -116,6 +122,10 @@ class Execution(models.Model):
 
     class Meta:
         ordering = ("-id",)
+        permissions = (
+            ("export_execution", "Can export executions"),
+            ("replay_execution", "Can replay executions"),
+        )
         indexes = [
             models.Index(fields=("tenant", "-id"), name="execution_tenant_id"),
             models.Index(fields=("tenant_slug", "-id"), name="execution_tenant_slug"),
@@ -124,6 +134,11 @@ class Execution(models.Model):
             models.Index(fields=("language", "-id"), name="execution_language"),
             models.Index(fields=("error_code", "-id"), name="execution_error_code"),
             models.Index(fields=("code_hash",), name="execution_code_hash"),
+            models.Index(
+                fields=("replay_of",),
+                name="execution_replay_of",
+                condition=Q(replay_of__isnull=False),
+            ),
             models.Index(fields=("created_at",), name="execution_created_at"),
             models.Index(
                 fields=("deadline",), name="execution_open", condition=Q(finished_at=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
-from providers.base import ExecutionResult
+from providers.base import ExecutionResult, InputFile
 from providers.errors import InvalidConfiguration, SandboxError
 
 audit_log = logging.getLogger("executions.audit")
@@ -43,6 +44,7 @@ class Caller:
     api_key: ApiKey | None = None
     request_id: str = ""
     client_address: str = ""
+    replay_of: Execution | None = None
 
     @classmethod
     def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
@@ -88,6 +90,8 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         code=request.code if keep_code else "",
         code_hash=request.code_hash,
         arguments=request.arguments_json,
+        input_files=[file_facts(file) for file in request.files],
+        replay_of=caller.replay_of,
         timeout=request.seconds,
         pending=request.to_stored() if queued else None,
         status=Execution.Status.QUEUED if queued else Execution.Status.RUNNING,
@@ -107,6 +111,11 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         if recorded is None:
             raise
         return recorded, False
+
+
+def file_facts(file: InputFile) -> dict[str, Any]:
+    digest = hashlib.sha256(file.content).hexdigest()
+    return {"path": file.path, "size_bytes": len(file.content), "hash": f"sha256:{digest}"}
 
 
 def deadline_after(seconds: float) -> datetime:

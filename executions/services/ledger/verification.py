@@ -62,6 +62,19 @@ def verify(
     return reading.finish()
 
 
+def verify_entry(entry: LedgerEntry) -> str:
+    """What is wrong with this entry by itself, "" when nothing is. Its place is not looked at."""
+    stated = _parsed(entry.statement)
+    if stated is None:
+        return "the entry's statement is not canonical JSON"
+    key = keyring().get(stated.get("key_id", ""))
+    if key is None:
+        return f"LEDGER_KEYS does not hold the key {stated.get('key_id')!r} it names"
+    if not is_signed_by(key.public_key, entry.statement, entry.signature):
+        return "the entry's signature does not fit"
+    return ""
+
+
 def _chunks() -> Iterator[list[LedgerEntry]]:
     after: int | None = None
     while True:
