@@ -42,7 +42,7 @@ class Shown:
 
 def visible(text: str) -> str:
     """`text` with every character that cannot be seen, or that moves others, spelled out."""
-    return _HIDDEN.sub(lambda found: _spelled(found[0]), text)
+    return _HIDDEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
 
 
 def shown(text: str) -> Shown:
@@ -56,10 +56,3 @@ def shown(text: str) -> Shown:
             line = f"{line[:MAX_LINE]}… [{len(line) - MAX_LINE} more characters]"
         lines.append(visible(line))
     return Shown("\n".join(lines), max(0, len(text) - MAX_CHARACTERS), cut_lines)
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"[U+{code:04X}]"
