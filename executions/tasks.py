@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.services import retention, stale, worker
+from executions.services import code_search, retention, stale, worker
 from executions.services.ledger import checkpoints
 
 
@@ -21,3 +21,7 @@ def write_ledger_checkpoint() -> int | None:
 
 def apply_retention() -> int:
     return sum(erasure.executions for erasure in retention.apply_retention())
+
+
+def index_new_code() -> int:
+    return code_search.index_new_code()

@@ -30,6 +30,7 @@ from executions.admin.filters import (
     TenantFilter,
 )
 from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.code_search import search_code
 from executions.services.export import FORMATS
 from executions.services.presentation import visible
 from executions.text import to_json
@@ -96,7 +97,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
     ordering = ("-id",)
     sortable_by = ()
     search_fields = ("id",)
-    search_help_text = "The whole id, or the whole SHA-256 of the code."
+    search_help_text = (
+        "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "
+        "at least; found a minute after it ended)."
+    )
     list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -186,15 +190,15 @@ class ExecutionAdmin(ExecutionModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Execution], search_term: str
     ) -> tuple[QuerySet[Execution], bool]:
-        term = search_term.strip().lower()
+        term = search_term.strip()
         if not term:
             return queryset, False
-        if found := _HASH.fullmatch(term):
+        if found := _HASH.fullmatch(term.lower()):
             return queryset.filter(code_hash=f"sha256:{found[1]}"), False
         try:
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
-            return queryset.none(), False
+            return search_code(queryset, term), False
 
     def get_urls(self) -> list[URLPattern]:
         return [*Details(self).urls, *super().get_urls()]

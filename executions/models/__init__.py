@@ -1,7 +1,16 @@
 from executions.models.api_key import ApiKey
 from executions.models.artifact import Artifact
+from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
 from executions.models.ledger_entry import LedgerEntry
 from executions.models.tenant import Tenant
 
-__all__ = ("ApiKey", "Artifact", "Execution", "LedgerEntry", "Tenant")
+__all__ = (
+    "ApiKey",
+    "Artifact",
+    "CodeSearchProgress",
+    "CodeText",
+    "Execution",
+    "LedgerEntry",
+    "Tenant",
+)

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from executions.ids import first_uuid7
 from executions.models import Artifact, Execution, Tenant
+from executions.services.code_search import forget_code
 from executions.services.ledger import append
 from executions.services.ledger.canonical import moment
 from executions.services.ledger.records import ERASURE
@@ -103,7 +104,7 @@ def _due(erasure: Erasure) -> QuerySet[Execution]:
         pk__lt=first_uuid7(erasure.created_before),
         created_at__lt=erasure.created_before,
         finished_at__isnull=False,
-    ).only("pk", *(texts or ()))
+    ).only("pk", "code_hash", *(texts or ()))
 
 
 def _erase_batch(erasure: Erasure, batch: list[Execution]) -> None:
@@ -115,6 +116,8 @@ def _erase_batch(erasure: Erasure, batch: list[Execution]) -> None:
         rows = Execution.objects.filter(pk__in=ids)
         if texts := _TEXTS.get(erasure.data):
             rows.update(**dict.fromkeys(texts, ""))
+            if erasure.data == "code":
+                forget_code({execution.code_hash for execution in batch})
         else:
             artifacts = Artifact.objects.filter(execution__in=ids).exclude(file="")
             files = [(artifact.file.storage, str(artifact.file.name)) for artifact in artifacts]

@@ -6,6 +6,7 @@ from django_q.models import Schedule
 
 _EVERY = {
     "executions.tasks.end_stale_executions": Schedule.MINUTES,
+    "executions.tasks.index_new_code": Schedule.MINUTES,
     "executions.tasks.write_ledger_checkpoint": Schedule.HOURLY,
     "executions.tasks.apply_retention": Schedule.DAILY,
 }
