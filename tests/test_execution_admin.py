@@ -169,7 +169,7 @@ def test_the_list_costs_the_same_over_many_rows(auditor: Client) -> None:
     make_rows(300, tenant_slug="other", status="failed", language="bash", provider="e2b")
     many = statements()
 
-    assert len(few) == len(many) <= 10
+    assert len(few) == len(many) <= 11
     counts = [sql for sql in many if "COUNT(" in sql.upper()]
     assert len(counts) == 1
     assert f"LIMIT {BoundedPaginator.MOST}" in counts[0]

@@ -12,7 +12,7 @@ from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 
 from executions.admin.display import image_type
 from executions.admin.exporting import export_view
@@ -20,7 +20,8 @@ from executions.api.files import download_response
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.presentation import visible
 from executions.services.replay import compare, configured_providers, recorded_request, replay
-from providers.errors import SandboxError
+from executions.services.saved_filters import remove_filter, save_filter
+from providers.errors import InvalidConfiguration, SandboxError
 
 if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
@@ -41,6 +42,12 @@ class Details:
         one = "<uuid:execution_id>"
         return [
             path("export/", wrap(self.export), name="executions_export"),
+            path("filters/", wrap(self.save_filter), name="executions_save_filter"),
+            path(
+                "filters/<int:filter_id>/remove",
+                wrap(self.remove_filter),
+                name="executions_remove_filter",
+            ),
             path(f"{one}/text/<str:name>", wrap(self.text), name="executions_text"),
             path(f"{one}/receipt", wrap(self.receipt), name="executions_receipt"),
             path(f"{one}/replay", wrap(self.replay), name="executions_replay"),
@@ -58,6 +65,36 @@ class Details:
 
     def export(self, request: HttpRequest) -> HttpResponseBase:
         return export_view(self.model_admin, request)
+
+    def save_filter(self, request: HttpRequest) -> HttpResponse:
+        """Keep the list's query under a name, and return to that list."""
+        self._only_viewers_post(request)
+        query = request.POST.get("query", "")
+        try:
+            saved = save_filter(
+                request.user,
+                request.POST.get("name", ""),
+                query,
+                shared=request.POST.get("shared") == "1",
+            )
+        except InvalidConfiguration as error:
+            messages.error(request, error.message)
+        else:
+            messages.success(request, f"The filter {saved.name!r} was saved.")
+            query = saved.query
+        return redirect(f"{reverse('admin:executions_execution_changelist')}?{query.lstrip('?')}")
+
+    def remove_filter(self, request: HttpRequest, filter_id: int) -> HttpResponse:
+        self._only_viewers_post(request)
+        if not remove_filter(request.user, filter_id):
+            raise Http404
+        return redirect("admin:executions_execution_changelist")
+
+    def _only_viewers_post(self, request: HttpRequest) -> None:
+        if not self.model_admin.has_view_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            raise Http404
 
     def text(self, request: HttpRequest, execution_id: UUID, name: str) -> HttpResponse:
         """A text of the record as it is stored, for saving."""

@@ -33,6 +33,7 @@ from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.code_search import search_code
 from executions.services.export import FORMATS
 from executions.services.presentation import visible
+from executions.services.saved_filters import filters_for
 from executions.text import to_json
 
 _LARGE = ("code", "arguments", "result", "stdout", "stderr", "meta", "error_message")
@@ -215,9 +216,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         formats = list(FORMATS) if request.user.has_perm(EXPORT) else []
-        return super().changelist_view(
-            request, {**(extra_context or {}), "export_formats": formats}
-        )
+        context = {"export_formats": formats, "saved_filters": filters_for(request.user)}
+        return super().changelist_view(request, {**(extra_context or {}), **context})
 
     def change_view(
         self,

@@ -3,6 +3,7 @@ from executions.models.artifact import Artifact
 from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
 from executions.models.ledger_entry import LedgerEntry
+from executions.models.saved_filter import SavedFilter
 from executions.models.tenant import Tenant
 
 __all__ = (
@@ -12,5 +13,6 @@ __all__ = (
     "CodeText",
     "Execution",
     "LedgerEntry",
+    "SavedFilter",
     "Tenant",
 )
