@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.ledger import ledger_rows, share
 from benchmarks.measure import Figures, measure, table, write_json
 from benchmarks.service import Service, api_caller, running_service
 
@@ -90,7 +91,13 @@ def main() -> None:
         rows = measure_all(service, options.calls)
         if options.soak:
             extra["soak"] = soak(service, options.soak)
+    print("measuring the ledger ...", file=sys.stderr)
+    entered = ledger_rows(options.calls)
+    posted = next(row for row in rows if row.name.startswith("POST"))
+    extra["ledger_share_percent"] = round(share(entered, posted), 1)
+    rows += entered
     print(table(rows, rows[0]))
+    print(f"\nthe ledger's share of an execution: {extra['ledger_share_percent']} % of its median")
     if options.soak:
         memory = extra["soak"]
         assert isinstance(memory, dict)

@@ -101,7 +101,7 @@ def table(rows: list[Figures], baseline: Figures) -> str:
     lines = [header, "-" * len(header)]
     for row in rows:
         lines.append(
-            f"{row.name:44} {row.callers:7} {row.p50_ms:8.1f} {row.p95_ms:8.1f} {row.p99_ms:8.1f} "
+            f"{row.name:44} {row.callers:7} {row.p50_ms:8.2f} {row.p95_ms:8.2f} {row.p99_ms:8.2f} "
             f"{row.max_ms:8.1f} {row.per_second:7.1f}  {row.p50_ms / baseline.p50_ms:.2f}"
         )
     return "\n".join(lines)

@@ -5,3 +5,8 @@ class ExecutionsConfig(AppConfig):
     name = "executions"
     default_auto_field = "django.db.models.BigAutoField"
     verbose_name = "Executions"
+
+    def ready(self) -> None:
+        from executions import receivers
+
+        receivers.connect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime
 from uuid import UUID
 
 
@@ -17,3 +18,8 @@ def uuid7() -> UUID:
     fraction = (nanoseconds << 12) // 1_000_000
     random = int.from_bytes(os.urandom(8), "big") & ((1 << 62) - 1)
     return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random)
+
+
+def first_uuid7(at: datetime) -> UUID:
+    """No identifier made at `at` or later is less than this one, to the millisecond."""
+    return UUID(int=int(at.timestamp() * 1000) << 80 | 7 << 76 | 2 << 62)

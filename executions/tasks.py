@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from executions.services import stale, worker
+from executions.services import code_search, retention, stale, worker
+from executions.services.ledger import checkpoints
 
 
 def run_queued_execution(execution_id: str) -> None:
@@ -11,3 +12,16 @@ def run_queued_execution(execution_id: str) -> None:
 
 def end_stale_executions() -> int:
     return stale.end_stale_executions()
+
+
+def write_ledger_checkpoint() -> int | None:
+    point = checkpoints.write_checkpoint()
+    return point.sequence if point else None
+
+
+def apply_retention() -> int:
+    return sum(erasure.executions for erasure in retention.apply_retention())
+
+
+def index_new_code() -> int:
+    return code_search.index_new_code()

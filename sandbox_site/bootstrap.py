@@ -25,7 +25,7 @@ CREDENTIALS = "credentials.txt"
 def ensure_keys(data_dir: Path) -> None:
     """Generate the keys that the environment did not bring. Raises keys.KeysLost."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if secret_key() and settings.FERNET_KEYS:
+    if secret_key() and settings.FERNET_KEYS and settings.LEDGER_KEYS:
         return
     keys.create(data_dir)
     generated = keys.read(data_dir)
@@ -34,6 +34,8 @@ def ensure_keys(data_dir: Path) -> None:
         settings.SECRET_KEY = generated["SECRET_KEY"]
     if not settings.FERNET_KEYS:
         settings.FERNET_KEYS = keys.split(generated["FERNET_KEYS"])
+    if not settings.LEDGER_KEYS:
+        settings.LEDGER_KEYS = keys.split(generated["LEDGER_KEYS"])
 
 
 def ensure_accounts(data_dir: Path) -> dict[str, str]:

@@ -1,16 +1,18 @@
 """The keys of an installation that was given none: made once, kept in its data directory.
 
-They serve the start without any setting. Production brings its own (`SECRET_KEY`, `FERNET_KEYS`),
-so that a lost disk or a stray copy of one decides neither what can be read nor by whom.
+They serve the start without any setting. Production brings its own (`NAMES`), so that a lost
+disk or a stray copy of one decides neither what can be read nor by whom.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from pathlib import Path
 
 FILE_NAME = "secrets.env"
+NAMES = ("SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS")
 
 
 class KeysLost(Exception):
@@ -35,17 +37,19 @@ def split(fernet_keys: str) -> list[str]:
 def create(data_dir: Path) -> None:
     """Generate the keys unless they exist. Of two processes that start at once, one wins.
 
-    Raises KeysLost rather than give an existing database keys that cannot read it.
+    An installation from before there was a ledger gets the key it lacks. Raises KeysLost rather
+    than give an existing database keys that cannot read it.
     """
     target = data_dir / FILE_NAME
     if target.exists():
+        _complete(target)
         return
     if (data_dir / "cofferdam.sqlite3").exists():
         raise KeysLost(
             f"{target} is missing but its database is there. Restore the file, "
             "or set SECRET_KEY and FERNET_KEYS to what they were."
         )
-    lines = f"SECRET_KEY={secrets.token_urlsafe(50)}\nFERNET_KEYS={secrets.token_urlsafe(32)}\n"
+    lines = "".join(map(_line, NAMES))
     draft = data_dir / f".{FILE_NAME}.{os.getpid()}"
     write_private(draft, lines)
     try:
@@ -54,6 +58,18 @@ def create(data_dir: Path) -> None:
         return
     finally:
         draft.unlink()
+
+
+def _line(name: str) -> str:
+    return f"{name}={secrets.token_urlsafe(50 if name == 'SECRET_KEY' else 32)}\n"
+
+
+def _complete(target: Path) -> None:
+    with target.open("r+", encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        if "LEDGER_KEYS" not in read(target.parent):
+            stream.seek(0, os.SEEK_END)
+            stream.write(_line("LEDGER_KEYS"))
 
 
 def write_private(path: Path, text: str) -> None:

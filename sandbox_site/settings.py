@@ -33,17 +33,19 @@ _debug = env.tristate("DEBUG")
 DEBUG = _debug is True
 PRODUCTION = _debug is False
 
-_keys = {name: env.secret(name) for name in ("SECRET_KEY", "FERNET_KEYS")}
+_keys = {name: env.secret(name) for name in keys.NAMES}
 if PRODUCTION and not all(_keys.values()):
     raise ImproperlyConfigured(
         "DEBUG=false needs keys of its own. Set SECRET_KEY or SECRET_KEY_FILE, "
-        "and FERNET_KEYS or FERNET_KEYS_FILE (comma separated, the first one encrypts). "
+        "FERNET_KEYS or FERNET_KEYS_FILE (comma separated, the first one encrypts), "
+        "and LEDGER_KEYS or LEDGER_KEYS_FILE (the first one signs). "
         "Keys generated into the data directory serve only while DEBUG is unset or true."
     )
 if not PRODUCTION:
     _keys = keys.read(DATA_DIR) | {name: key for name, key in _keys.items() if key}
 SECRET_KEY = _keys.get("SECRET_KEY", "")
 FERNET_KEYS = keys.split(_keys.get("FERNET_KEYS", ""))
+LEDGER_KEYS = keys.split(_keys.get("LEDGER_KEYS", ""))
 
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[::1]", HOST])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
@@ -85,6 +87,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "executions.middleware.ActorMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
@@ -158,6 +161,12 @@ SPECTACULAR_SETTINGS = {
 }
 
 SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
+LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default=str(DATA_DIR / "ledger"))
+# Days; 0 keeps for ever. A tenant may have its own.
+SANDBOX_KEEP_DAYS = {
+    data: env.bounded(f"SANDBOX_KEEP_{data.upper()}_DAYS", default=0, low=0, high=32_767)
+    for data in ("code", "output", "artifacts")
+}
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",

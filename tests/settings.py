@@ -11,6 +11,7 @@ atexit.register(shutil.rmtree, _data_dir, ignore_errors=True)
 os.environ["DATA_DIR"] = _data_dir
 os.environ["SECRET_KEY"] = "a key for tests that is as long as Django wants its keys to be"
 os.environ["FERNET_KEYS"] = "another key for tests"
+os.environ["LEDGER_KEYS"] = "YSBrZXkgdGhhdCBzaWducyB0aGUgdGVzdHMnIGxlZGc"
 os.environ.pop("DEBUG", None)
 
 from sandbox_site.settings import *  # noqa: E402, F403
@@ -20,3 +21,5 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # A file, so that threads and child processes of a test see the same rows.
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
+# The rows of a test are rolled back, what it notes in a file is not.
+LEDGER_CHECKPOINTS = ""

@@ -57,7 +57,8 @@ def test_an_execution_has_exactly_the_documented_shape(local_active: None, alice
         "python",
     )
     assert (body["result"], body["has_result"], body["error"]) == (None, False, None)
-    assert (body["outputs"], body["artifacts"], body["receipt"]) == ([], [], None)
+    assert (body["outputs"], body["artifacts"]) == ([], [])
+    assert body["receipt"]["subject"] == body["id"]
     assert set(body["timings"]) == {"queue_ms", "start_ms", "run_ms", "total_ms"}
     assert all(isinstance(value, float) for value in body["timings"].values())
     assert body["timings"]["run_ms"] <= body["timings"]["total_ms"]
@@ -286,7 +287,7 @@ def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Cal
     assert len(hostile["X-Request-ID"]) == 32
 
 
-def test_an_execution_costs_three_statements(scripted: object, alice: Caller) -> None:
+def test_an_execution_costs_five_statements(scripted: object, alice: Caller) -> None:
     run(alice, "pass")
 
     with CaptureQueriesContext(
@@ -295,7 +296,8 @@ def test_an_execution_costs_three_statements(scripted: object, alice: Caller) ->
         assert run(alice, "pass").status_code == 200
 
     statements = [query["sql"].split()[0] for query in queries]
-    assert statements == ["SELECT", "INSERT", "UPDATE"]
+    ended = ["UPDATE", "SELECT", "INSERT"]
+    assert statements == ["SELECT", "INSERT", "SAVEPOINT", *ended, "RELEASE"]
 
 
 def test_the_sandbox_is_destroyed_after_every_outcome(scripted: object, alice: Caller) -> None:

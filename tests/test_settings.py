@@ -17,7 +17,7 @@ from django.test import Client
 from sandbox_site import keys, logs
 from tests.processes import ROOT, clean_environment
 
-OWN_KEYS = {"SECRET_KEY": "s" * 50, "FERNET_KEYS": "first,second"}
+OWN_KEYS = {"SECRET_KEY": "s" * 50, "FERNET_KEYS": "first,second", "LEDGER_KEYS": "seed"}
 
 
 def python(data_dir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +90,10 @@ def test_reading_the_settings_creates_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("given", [{}, {"SECRET_KEY": "s" * 50}, {"FERNET_KEYS": "f" * 50}])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"SECRET_KEY": "s" * 50}, {"FERNET_KEYS": "f" * 50}, {**OWN_KEYS, "LEDGER_KEYS": ""}],
+)
 def test_production_refuses_to_start_without_keys_of_its_own(
     tmp_path: Path, given: dict[str, str]
 ) -> None:
@@ -108,12 +111,15 @@ def test_production_uses_its_own_keys_and_not_the_generated_ones(tmp_path: Path)
 def test_secrets_may_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("$from-a-file\n")
     (tmp_path / "fernet").write_text("new,\nold\n")
+    (tmp_path / "ledger").write_text("signing, before\n")
     files = {
         "SECRET_KEY_FILE": str(tmp_path / "secret"),
         "FERNET_KEYS_FILE": str(tmp_path / "fernet"),
+        "LEDGER_KEYS_FILE": str(tmp_path / "ledger"),
     }
     assert load(tmp_path, "SECRET_KEY", DEBUG="false", **files) == "$from-a-file"
     assert load(tmp_path, "FERNET_KEYS", DEBUG="false", **files) == ["new", "old"]
+    assert load(tmp_path, "LEDGER_KEYS", DEBUG="false", **files) == ["signing", "before"]
 
 
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:

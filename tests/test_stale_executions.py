@@ -15,7 +15,8 @@ from executions.services.queue import claim
 from executions.services.record import Caller as By
 from executions.services.record import open_record
 from executions.services.requests import ExecutionRequest
-from executions.services.stale import end_stale_executions, ensure_schedule
+from executions.services.schedules import ensure_schedules
+from executions.services.stale import end_stale_executions
 from executions.tasks import end_stale_executions as scheduled
 from tests.conftest import Caller
 from tests.running import run
@@ -103,10 +104,10 @@ def test_the_sweep_costs_one_statement_when_nothing_is_stale(
 
 
 def test_the_schedule_is_made_once_and_names_a_task_that_exists(db: None) -> None:
-    ensure_schedule()
-    ensure_schedule()
+    ensure_schedules()
+    ensure_schedules()
 
-    schedule = Schedule.objects.get()
+    schedule = Schedule.objects.get(name__endswith="end_stale_executions")
     assert schedule.func == f"{scheduled.__module__}.{scheduled.__name__}"
     assert (schedule.schedule_type, schedule.minutes, schedule.repeats) == ("I", 1, -1)
 

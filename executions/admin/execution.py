@@ -6,15 +6,22 @@ from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest
-from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from executions.admin.bases import ArtifactTabularInline, ExecutionModelAdmin
+from executions.admin.details import REPLAY, Details
+from executions.admin.display import (
+    artifact_preview,
+    code_block,
+    receipt,
+    text_block,
+    timeline,
+)
+from executions.admin.exporting import PERMISSION as EXPORT
 from executions.admin.filters import (
     BoundedPaginator,
     ErrorCodeFilter,
@@ -22,8 +29,12 @@ from executions.admin.filters import (
     ProviderFilter,
     TenantFilter,
 )
-from executions.api.files import download_response
-from executions.models import Artifact, Execution
+from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.code_search import search_code
+from executions.services.export import FORMATS
+from executions.services.presentation import visible
+from executions.services.saved_filters import filters_for
+from executions.text import to_json
 
 _LARGE = ("code", "arguments", "result", "stdout", "stderr", "meta", "error_message")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -40,7 +51,7 @@ class ArtifactInline(ArtifactTabularInline):
     model = Artifact
     extra = 0
     can_delete = False
-    fields = readonly_fields = ("download", "mime_type", "size_bytes", "sha256")
+    fields = readonly_fields = ("download", "preview", "mime_type", "size_bytes", "sha256")
 
     def has_add_permission(self, request: HttpRequest, obj: Execution | None = None) -> bool:
         return False
@@ -54,7 +65,11 @@ class ArtifactInline(ArtifactTabularInline):
     @admin.display(description="file")
     def download(self, artifact: Artifact) -> SafeString:
         url = reverse("admin:executions_artifact", args=[artifact.execution_id, artifact.pk])
-        return format_html('<a href="{}">{}</a>', url, artifact.name)
+        return format_html('<a href="{}">{}</a>', url, visible(artifact.name))
+
+    @admin.display(description="preview")
+    def preview(self, artifact: Artifact) -> SafeString | str:
+        return artifact_preview(artifact)
 
 
 @admin.register(Execution)
@@ -83,7 +98,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
     ordering = ("-id",)
     sortable_by = ()
     search_fields = ("id",)
-    search_help_text = "The whole id, or the whole SHA-256 of the code."
+    search_help_text = (
+        "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "
+        "at least; found a minute after it ended)."
+    )
     list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -96,9 +114,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
                 "fields": (
                     "id",
                     "status",
-                    "error_code",
-                    "error_message",
+                    "shown_error",
                     "exit_code",
+                    "receipt",
+                    "timeline",
                     "shown_code",
                     "shown_arguments",
                     "shown_result",
@@ -114,7 +133,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "tenant_slug",
                     "api_key_name",
                     "api_key_prefix",
-                    "subject",
+                    "shown_subject",
                     "client_address",
                     "request_id",
                     "idempotency_key",
@@ -133,7 +152,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "mode",
                     "timeout",
                     "code_hash",
-                    "meta",
+                    "shown_files",
+                    "shown_meta",
                 )
             },
         ),
@@ -144,10 +164,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "created_at",
                     "started_at",
                     "finished_at",
-                    "queue_ms",
-                    "start_ms",
-                    "run_ms",
-                    "total_ms",
+                    "replay_of",
                 )
             },
         ),
@@ -174,33 +191,44 @@ class ExecutionAdmin(ExecutionModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Execution], search_term: str
     ) -> tuple[QuerySet[Execution], bool]:
-        term = search_term.strip().lower()
+        term = search_term.strip()
         if not term:
             return queryset, False
-        if found := _HASH.fullmatch(term):
+        if found := _HASH.fullmatch(term.lower()):
             return queryset.filter(code_hash=f"sha256:{found[1]}"), False
         try:
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
-            return queryset.none(), False
+            return search_code(queryset, term), False
 
     def get_urls(self) -> list[URLPattern]:
-        download = path(
-            "<uuid:execution_id>/artifacts/<int:artifact_id>",
-            self.admin_site.admin_view(self.artifact_view),
-            name="executions_artifact",
-        )
-        return [download, *super().get_urls()]
+        return [*Details(self).urls, *super().get_urls()]
 
-    def artifact_view(
-        self, request: HttpRequest, execution_id: UUID, artifact_id: int
-    ) -> HttpResponseBase:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        artifact = Artifact.objects.filter(pk=artifact_id, execution=execution_id).first()
-        if artifact is None:
-            raise Http404
-        return download_response(artifact)
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Execution | None:
+        execution = super().get_object(request, object_id, from_field)
+        if execution is not None:
+            execution.ledger_entry = LedgerEntry.objects.filter(execution_id=execution.pk).first()
+        return execution
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        formats = list(FORMATS) if request.user.has_perm(EXPORT) else []
+        context = {"export_formats": formats, "saved_filters": filters_for(request.user)}
+        return super().changelist_view(request, {**(extra_context or {}), **context})
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        may_replay = request.user.has_perm(REPLAY)
+        context = {**(extra_context or {}), "may_replay": may_replay}
+        return super().change_view(request, object_id, form_url, context)
 
     @admin.display(description="id")
     def short_id(self, execution: Execution) -> str:
@@ -208,28 +236,45 @@ class ExecutionAdmin(ExecutionModelAdmin):
 
     @admin.display(description="code")
     def shown_code(self, execution: Execution) -> SafeString | str:
-        return _block(execution.code) if execution.code else "Not kept, see the code hash."
+        return code_block(execution)
 
     @admin.display(description="arguments")
-    def shown_arguments(self, execution: Execution) -> SafeString:
-        return _block(execution.arguments)
+    def shown_arguments(self, execution: Execution) -> SafeString | str:
+        return text_block(execution, "arguments")
 
     @admin.display(description="result")
-    def shown_result(self, execution: Execution) -> SafeString:
-        return _block(execution.result)
+    def shown_result(self, execution: Execution) -> SafeString | str:
+        return text_block(execution, "result")
 
     @admin.display(description="stdout")
-    def shown_stdout(self, execution: Execution) -> SafeString:
-        return _block(execution.stdout, truncated=execution.stdout_truncated)
+    def shown_stdout(self, execution: Execution) -> SafeString | str:
+        return text_block(execution, "stdout", truncated=execution.stdout_truncated)
 
     @admin.display(description="stderr")
-    def shown_stderr(self, execution: Execution) -> SafeString:
-        return _block(execution.stderr, truncated=execution.stderr_truncated)
+    def shown_stderr(self, execution: Execution) -> SafeString | str:
+        return text_block(execution, "stderr", truncated=execution.stderr_truncated)
 
+    @admin.display(description="error")
+    def shown_error(self, execution: Execution) -> str:
+        message = visible(execution.error_message)
+        return f"{execution.error_code}: {message}" if execution.error_code else "-"
 
-def _block(text: str, *, truncated: bool = False) -> SafeString:
-    """Text as it was, set apart; a dash where there is none."""
-    if not text:
-        return format_html("{}", "-")
-    note = "What followed was dropped: it was more than is kept." if truncated else ""
-    return format_html('<pre class="record">{}</pre><p class="record-note">{}</p>', text, note)
+    @admin.display(description="subject")
+    def shown_subject(self, execution: Execution) -> str:
+        return visible(execution.subject) or "-"
+
+    @admin.display(description="meta")
+    def shown_meta(self, execution: Execution) -> str:
+        return visible(to_json(execution.meta))
+
+    @admin.display(description="input files")
+    def shown_files(self, execution: Execution) -> str:
+        return visible(to_json(execution.input_files)) if execution.input_files else "-"
+
+    @admin.display(description="timeline")
+    def timeline(self, execution: Execution) -> SafeString | str:
+        return timeline(execution)
+
+    @admin.display(description="receipt")
+    def receipt(self, execution: Execution) -> SafeString | str:
+        return receipt(execution)

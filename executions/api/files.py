@@ -12,7 +12,12 @@ from executions.services.artifacts import BadLink, artifact_for_token
 
 
 def download_response(artifact: Artifact) -> FileResponse:
-    """The bytes, for saving: neither run, rendered nor guessed at by a browser."""
+    """The bytes, for saving: neither run, rendered nor guessed at by a browser.
+
+    Raises Http404 when they are not kept any more.
+    """
+    if not artifact.file:
+        raise Http404
     try:
         opened = artifact.file.open("rb")
     except FileNotFoundError:

@@ -10,6 +10,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from executions.models import Artifact, Execution
+from executions.services.ledger import receipt_of
 from executions.text import from_json
 
 
@@ -45,7 +46,7 @@ def execution_detail(
         "language": execution.language,
         "provider": execution.provider,
         "runtime": execution.runtime,
-        "result": from_json(execution.result) if execution.has_result else None,
+        "result": from_json(execution.result) if execution.result else None,
         "has_result": execution.has_result,
         "stdout": execution.stdout,
         "stderr": execution.stderr,
@@ -57,7 +58,7 @@ def execution_detail(
         "error": _error(execution),
         "timings": _timings(execution),
         "created_at": execution.created_at.isoformat(),
-        "receipt": None,
+        "receipt": receipt_of(execution),
     }
 
 

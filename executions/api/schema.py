@@ -108,7 +108,10 @@ class ExecutionSerializer(serializers.Serializer[Any]):
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
-    receipt = JsonObject(allow_null=True)
+    receipt = JsonObject(
+        allow_null=True,
+        help_text="The signed entry of the ledger, once ended. See examples/receipts.",
+    )
 
 
 class ExecutionSummarySerializer(serializers.Serializer[Any]):
@@ -131,6 +134,17 @@ class ExecutionPageSerializer(serializers.Serializer[Any]):
 
 class LanguagesSerializer(serializers.Serializer[Any]):
     languages = serializers.ListField(child=serializers.CharField())
+
+
+class LedgerKeySerializer(serializers.Serializer[Any]):
+    key_id = serializers.CharField()
+    algorithm = serializers.CharField()
+    public_key = serializers.CharField(help_text="32 bytes in base64.")
+
+
+class LedgerKeysSerializer(serializers.Serializer[Any]):
+    domain = serializers.CharField(help_text="What is signed starts with it and a line feed.")
+    keys = LedgerKeySerializer(many=True)
 
 
 class ErrorBodySerializer(serializers.Serializer[Any]):

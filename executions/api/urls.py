@@ -2,6 +2,7 @@ from django.urls import path, re_path
 
 from executions.api.agent_sandbox import AgentSandboxExecuteView
 from executions.api.files import signed_download
+from executions.api.ledger import LedgerKeysView
 from executions.api.views import (
     ArtifactView,
     ExecutionsView,
@@ -19,6 +20,7 @@ urlpatterns = [
         name="execution-artifact",
     ),
     path("api/v1/languages", LanguagesView.as_view(), name="languages"),
+    path("api/v1/ledger/keys", LedgerKeysView.as_view(), name="ledger-keys"),
     re_path(r"^api/v1(/.*)?$", NothingHereView.as_view()),
     path("v1/execute", AgentSandboxExecuteView.as_view(), name="agent-sandbox-execute"),
     path("artifacts/<str:token>", signed_download, name="signed-artifact"),

@@ -1,6 +1,18 @@
 from executions.models.api_key import ApiKey
 from executions.models.artifact import Artifact
+from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.saved_filter import SavedFilter
 from executions.models.tenant import Tenant
 
-__all__ = ("ApiKey", "Artifact", "Execution", "Tenant")
+__all__ = (
+    "ApiKey",
+    "Artifact",
+    "CodeSearchProgress",
+    "CodeText",
+    "Execution",
+    "LedgerEntry",
+    "SavedFilter",
+    "Tenant",
+)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from django.db import models
+from django.db import models, transaction
 from django.utils import timezone
 
 from executions.models.tenant import Tenant
@@ -32,6 +33,11 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)
 
     def is_valid(self, now: datetime) -> bool:
         """Neither revoked nor expired at `now`. Says nothing about the tenant."""

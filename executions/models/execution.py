@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -8,6 +10,9 @@ from executions.ids import uuid7
 from executions.models.api_key import ApiKey
 from executions.models.tenant import Tenant
 from providers.fields import EncryptedJSONField
+
+if TYPE_CHECKING:
+    from executions.models.ledger_entry import LedgerEntry
 
 
 class Execution(models.Model):
@@ -32,6 +37,9 @@ class Execution(models.Model):
     class Mode(models.TextChoices):
         SYNC = "sync", "Synchronous"
         ASYNC = "async", "Asynchronous"
+
+    # Where it was ended just now; elsewhere it is looked up by `executions.services.ledger`.
+    ledger_entry: LedgerEntry | None = None
 
     OPEN = (Status.QUEUED, Status.RUNNING)
     WITH_ERROR = (Status.TIMED_OUT, Status.OUT_OF_MEMORY, Status.BLOCKED, Status.ERROR)
@@ -64,7 +72,13 @@ class Execution(models.Model):
     code = models.TextField(blank=True)
     code_hash = models.CharField(max_length=71)
     arguments = models.TextField(blank=True, help_text="JSON; empty when none were given.")
+    input_files = models.JSONField(
+        default=list, help_text="Path, size and hash of the files that came with the code."
+    )
     timeout = models.FloatField(help_text="Seconds.")
+    replay_of = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, related_name="replays", db_index=False
+    )
     pending = EncryptedJSONField(
         null=True, editable=False, help_text="What a queued execution needs to run."
     )
@@ -111,6 +125,10 @@ class Execution(models.Model):
 
     class Meta:
         ordering = ("-id",)
+        permissions = (
+            ("export_execution", "Can export executions"),
+            ("replay_execution", "Can replay executions"),
+        )
         indexes = [
             models.Index(fields=("tenant", "-id"), name="execution_tenant_id"),
             models.Index(fields=("tenant_slug", "-id"), name="execution_tenant_slug"),
@@ -119,6 +137,11 @@ class Execution(models.Model):
             models.Index(fields=("language", "-id"), name="execution_language"),
             models.Index(fields=("error_code", "-id"), name="execution_error_code"),
             models.Index(fields=("code_hash",), name="execution_code_hash"),
+            models.Index(
+                fields=("replay_of",),
+                name="execution_replay_of",
+                condition=Q(replay_of__isnull=False),
+            ),
             models.Index(fields=("created_at",), name="execution_created_at"),
             models.Index(
                 fields=("deadline",), name="execution_open", condition=Q(finished_at=None)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
-from django.db import models
+from typing import Any
+
+from django.db import models, transaction
 from django.utils import timezone
+
+_DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
 
 
 class Tenant(models.Model):
@@ -14,8 +18,23 @@ class Tenant(models.Model):
         default=True, help_text="The keys of an inactive tenant are refused."
     )
 
+    keep_code_days = models.PositiveSmallIntegerField(
+        "keep code", null=True, blank=True, help_text=f"{_DAYS} Code and arguments."
+    )
+    keep_output_days = models.PositiveSmallIntegerField(
+        "keep output", null=True, blank=True, help_text=f"{_DAYS} Output and results."
+    )
+    keep_artifacts_days = models.PositiveSmallIntegerField(
+        "keep artifacts", null=True, blank=True, help_text=f"{_DAYS} Files left behind."
+    )
+
     class Meta:
         ordering = ("slug",)
 
     def __str__(self) -> str:
         return self.slug
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)

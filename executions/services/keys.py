@@ -6,10 +6,12 @@ import hashlib
 import secrets
 from datetime import datetime, timedelta
 
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from executions.models import ApiKey, Tenant
+from executions.services.ledger import append
 from providers.errors import InvalidConfiguration
 
 _PREFIX_LENGTH = 10
@@ -54,9 +56,13 @@ def authenticate(key_text: str) -> ApiKey:
 
 def revoke(api_key: ApiKey) -> bool:
     """True when the key was valid until now, False when it had been revoked before."""
-    return bool(
-        ApiKey.objects.filter(pk=api_key.pk, revoked_at=None).update(revoked_at=timezone.now())
-    )
+    now = timezone.now()
+    with transaction.atomic():
+        if not ApiKey.objects.filter(pk=api_key.pk, revoked_at=None).update(revoked_at=now):
+            return False
+        content = {"action": "revoked", "name": api_key.name, "tenant": api_key.tenant.slug}
+        append("api_key", api_key.prefix, content)
+    return True
 
 
 def _record_use(api_key: ApiKey, now: datetime) -> None:

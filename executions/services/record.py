@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +15,11 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.services.ledger import append_execution
+from executions.services.ledger.sealing import execution_content
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
-from providers.base import ExecutionResult
+from providers.base import ExecutionResult, InputFile
 from providers.errors import InvalidConfiguration, SandboxError
 
 audit_log = logging.getLogger("executions.audit")
@@ -40,6 +44,7 @@ class Caller:
     api_key: ApiKey | None = None
     request_id: str = ""
     client_address: str = ""
+    replay_of: Execution | None = None
 
     @classmethod
     def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
@@ -85,6 +90,8 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         code=request.code if keep_code else "",
         code_hash=request.code_hash,
         arguments=request.arguments_json,
+        input_files=[file_facts(file) for file in request.files],
+        replay_of=caller.replay_of,
         timeout=request.seconds,
         pending=request.to_stored() if queued else None,
         status=Execution.Status.QUEUED if queued else Execution.Status.RUNNING,
@@ -106,6 +113,11 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         return recorded, False
 
 
+def file_facts(file: InputFile) -> dict[str, Any]:
+    digest = hashlib.sha256(file.content).hexdigest()
+    return {"path": file.path, "size_bytes": len(file.content), "hash": f"sha256:{digest}"}
+
+
 def deadline_after(seconds: float) -> datetime:
     """When an execution that starts now must have ended, whatever became of its process."""
     return timezone.now() + timedelta(seconds=seconds) + START_ALLOWANCE
@@ -121,7 +133,8 @@ def close_record(
 ) -> bool:
     """End an open row; False when something else had ended it, whose verdict then stands.
 
-    `only_if` is the status it must still have. `execution` afterwards shows what is recorded.
+    `only_if` is the status it must still have. `execution` afterwards shows what is recorded, and
+    its `ledger_entry` is the entry made in the same transaction: without one, nothing ends.
     """
     values = {
         **changes,
@@ -135,19 +148,23 @@ def close_record(
     still_open = Execution.objects.filter(pk=execution.pk, finished_at=None)
     if only_if:
         still_open = still_open.filter(status=only_if)
-    if not artifacts:
+    ended = copy.copy(execution)
+    for name, value in values.items():
+        setattr(ended, name, value)
+    content = execution_content(ended, artifacts)
+    entry = None
+    with transaction.atomic():
         won = still_open.update(**values) == 1
-    else:
-        with transaction.atomic():
-            won = still_open.update(**values) == 1
-            if won:
-                for artifact in artifacts:
-                    artifact.save(force_insert=True)
+        if won:
+            for artifact in artifacts:
+                artifact.save(force_insert=True)
+            entry = append_execution(content, ended)
     if not won:
         execution.refresh_from_db()
         return False
     for name, value in values.items():
         setattr(execution, name, value)
+    execution.ledger_entry = entry
     return True
 
 
@@ -170,6 +187,7 @@ def error_changes(code: str, message: str, field: str | None = None) -> dict[str
 def log_execution(execution: Execution, instance_id: str = "") -> None:
     """One log record per execution, with figures and names but neither code nor output."""
     peak = execution.meta.get("memory_peak_bytes")
+    entry = execution.ledger_entry
     facts = {
         "timestamp": (execution.finished_at or timezone.now()).isoformat(),
         "operation": "execute_code",
@@ -191,6 +209,8 @@ def log_execution(execution: Execution, instance_id: str = "") -> None:
         "queue_ms": execution.queue_ms,
         "start_ms": execution.start_ms,
         "run_ms": execution.run_ms,
+        "ledger_sequence": entry.sequence if entry else None,
+        "ledger_digest": entry.digest if entry else None,
         "memory_used_mb": round(peak / 2**20, 1) if isinstance(peak, (int, float)) else None,
     }
     audit_log.info("execution %s", execution.status, extra=facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.utils import timezone
-from django_q.models import Schedule
 
 from executions.models import Execution
 from executions.services.record import close_record, error_changes, log_execution
@@ -14,7 +13,6 @@ from providers.errors import UNAVAILABLE
 GRACE = timedelta(seconds=30)
 
 _AT_ONCE = 1000
-_TASK = "executions.tasks.end_stale_executions"
 _NEVER_RUN = "No worker took the execution in time; it was not run."
 _LOST = "The process that ran it ended; the code may have run in part."
 
@@ -35,11 +33,3 @@ def end_stale_executions() -> int:
             log_execution(execution)
             ended += 1
     return ended
-
-
-def ensure_schedule() -> None:
-    """Have the workers look for stale executions every minute. Safe to call at every start."""
-    Schedule.objects.update_or_create(
-        name=_TASK,
-        defaults={"func": _TASK, "schedule_type": Schedule.MINUTES, "minutes": 1, "repeats": -1},
-    )

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from executions.services.stale import ensure_schedule
+from executions.services.schedules import ensure_schedules
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
 
@@ -30,7 +30,7 @@ class Command(BaseCommand):
         call_command("migrate", interactive=False, verbosity=0)
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         advice = bootstrap.ensure_provider()
-        ensure_schedule()
+        ensure_schedules()
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():

@@ -1,0 +1,210 @@
+"""Views beneath an execution's page: its texts, receipt, artifacts and replay."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+
+from executions.admin.display import image_type
+from executions.admin.exporting import export_view
+from executions.api.files import download_response
+from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.presentation import visible
+from executions.services.replay import compare, configured_providers, recorded_request, replay
+from executions.services.saved_filters import remove_filter, save_filter
+from providers.errors import InvalidConfiguration, SandboxError
+
+if TYPE_CHECKING:
+    from executions.admin.execution import ExecutionAdmin
+
+TEXTS = ("code", "arguments", "result", "stdout", "stderr")
+REPLAY = "executions.replay_execution"
+
+
+class Details:
+    """The views of one ExecutionAdmin. Each asks for the right to view, replaying for its own."""
+
+    def __init__(self, model_admin: ExecutionAdmin) -> None:
+        self.model_admin = model_admin
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        wrap = self.model_admin.admin_site.admin_view
+        one = "<uuid:execution_id>"
+        return [
+            path("export/", wrap(self.export), name="executions_export"),
+            path("filters/", wrap(self.save_filter), name="executions_save_filter"),
+            path(
+                "filters/<int:filter_id>/remove",
+                wrap(self.remove_filter),
+                name="executions_remove_filter",
+            ),
+            path(f"{one}/text/<str:name>", wrap(self.text), name="executions_text"),
+            path(f"{one}/receipt", wrap(self.receipt), name="executions_receipt"),
+            path(f"{one}/replay", wrap(self.replay), name="executions_replay"),
+            path(
+                f"{one}/artifacts/<int:artifact_id>",
+                wrap(self.artifact),
+                name="executions_artifact",
+            ),
+            path(
+                f"{one}/artifacts/<int:artifact_id>/image",
+                wrap(self.image),
+                name="executions_artifact_image",
+            ),
+        ]
+
+    def export(self, request: HttpRequest) -> HttpResponseBase:
+        return export_view(self.model_admin, request)
+
+    def save_filter(self, request: HttpRequest) -> HttpResponse:
+        """Keep the list's query under a name, and return to that list."""
+        self._only_viewers_post(request)
+        query = request.POST.get("query", "")
+        try:
+            saved = save_filter(
+                request.user,
+                request.POST.get("name", ""),
+                query,
+                shared=request.POST.get("shared") == "1",
+            )
+        except InvalidConfiguration as error:
+            messages.error(request, error.message)
+        else:
+            messages.success(request, f"The filter {saved.name!r} was saved.")
+            query = saved.query
+        return redirect(f"{reverse('admin:executions_execution_changelist')}?{query.lstrip('?')}")
+
+    def remove_filter(self, request: HttpRequest, filter_id: int) -> HttpResponse:
+        self._only_viewers_post(request)
+        if not remove_filter(request.user, filter_id):
+            raise Http404
+        return redirect("admin:executions_execution_changelist")
+
+    def _only_viewers_post(self, request: HttpRequest) -> None:
+        if not self.model_admin.has_view_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            raise Http404
+
+    def text(self, request: HttpRequest, execution_id: UUID, name: str) -> HttpResponse:
+        """A text of the record as it is stored, for saving."""
+        if name not in TEXTS:
+            raise Http404
+        execution = self._execution(request, execution_id)
+        response = HttpResponse(getattr(execution, name), content_type="text/plain; charset=utf-8")
+        return _for_saving(response, f"{execution_id}-{name}.txt")
+
+    def receipt(self, request: HttpRequest, execution_id: UUID) -> HttpResponse:
+        self._execution(request, execution_id)
+        entry = LedgerEntry.objects.filter(execution_id=execution_id).first()
+        if entry is None:
+            raise Http404
+        text = json.dumps(entry.receipt, indent=2)
+        response = HttpResponse(text, content_type="application/json")
+        return _for_saving(response, f"{execution_id}-receipt.json")
+
+    def artifact(
+        self, request: HttpRequest, execution_id: UUID, artifact_id: int
+    ) -> HttpResponseBase:
+        return download_response(self._artifact(request, execution_id, artifact_id))
+
+    def image(self, request: HttpRequest, execution_id: UUID, artifact_id: int) -> HttpResponseBase:
+        """A raster image for the page; its content decides whether it is one, not its name."""
+        artifact = self._artifact(request, execution_id, artifact_id)
+        mime_type = image_type(artifact) if artifact.file else ""
+        if not mime_type:
+            raise Http404
+        response = FileResponse(artifact.file.open("rb"), content_type=mime_type)
+        response["X-Content-Type-Options"] = "nosniff"
+        response["Content-Security-Policy"] = "sandbox; default-src 'none'"
+        response["Cache-Control"] = "private, no-store"
+        return response
+
+    def replay(self, request: HttpRequest, execution_id: UUID) -> HttpResponseBase:
+        """Asks on which provider, runs it there, and shows both outcomes side by side."""
+        if not request.user.has_perm(REPLAY):
+            raise PermissionDenied
+        execution = self._execution(request, execution_id)
+        if request.method == "POST":
+            try:
+                outcome = replay(execution, request.POST.get("provider", ""))
+            except SandboxError as error:
+                messages.error(request, f"{error.code}: {error.message}")
+                return redirect("admin:executions_replay", execution_id)
+            return redirect(f"{request.path}?with={outcome.execution.pk}")
+        return self._comparison(request, execution)
+
+    def _comparison(self, request: HttpRequest, execution: Execution) -> HttpResponseBase:
+        replays = list(execution.replays.defer("pending", "code", "arguments").order_by("-id")[:20])
+        chosen = request.GET.get("with", "")
+        other = next((one for one in replays if str(one.pk) == chosen), None)
+        try:
+            recorded_request(execution)
+            refused = ""
+        except SandboxError as error:
+            refused = error.message
+        context: dict[str, Any] = {
+            **self.model_admin.admin_site.each_context(request),
+            "title": "Replay",
+            "opts": self.model_admin.opts,
+            "execution": execution,
+            "providers": configured_providers(),
+            "refused": refused,
+            "replays": replays,
+            "other": other,
+            "differences": _shown(execution, other) if other else [],
+        }
+        return TemplateResponse(request, "admin/executions/execution/replay.html", context)
+
+    def _execution(self, request: HttpRequest, execution_id: UUID) -> Execution:
+        if not self.model_admin.has_view_permission(request):
+            raise PermissionDenied
+        execution = self.model_admin.get_queryset(request).filter(pk=execution_id).first()
+        if execution is None:
+            raise Http404
+        return execution
+
+    def _artifact(self, request: HttpRequest, execution_id: UUID, artifact_id: int) -> Artifact:
+        if not self.model_admin.has_view_permission(request):
+            raise PermissionDenied
+        artifact = Artifact.objects.filter(pk=artifact_id, execution=execution_id).first()
+        if artifact is None:
+            raise Http404
+        return artifact
+
+
+def _shown(before: Execution, after: Execution) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "is_same": each.is_same,
+            "matters": each.matters,
+            "lines": [
+                {
+                    "kind": line.kind,
+                    "before": None if line.before is None else visible(line.before[:500]),
+                    "after": None if line.after is None else visible(line.after[:500]),
+                }
+                for line in each.lines
+            ],
+        }
+        for each in compare(before, after)
+    ]
+
+
+def _for_saving(response: HttpResponse, name: str) -> HttpResponse:
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
+    response["Cache-Control"] = "private, no-store"
+    return response

@@ -1,0 +1,180 @@
+"""Parts of a record as HTML. What they show is hostile; no style or script is inline."""
+
+from __future__ import annotations
+
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexer import Lexer
+from pygments.lexers import BashLexer, JavascriptLexer, PythonLexer
+from pygments.lexers.special import TextLexer
+
+from executions.models import Artifact, Execution
+from executions.services.ledger.records import Erasures, compare
+from executions.services.ledger.verification import verify_entry
+from executions.services.presentation import Shown, shown, visible
+
+_LEXERS: dict[str, type[Lexer]] = {
+    "python": PythonLexer,
+    "javascript": JavascriptLexer,
+    "nodejs": JavascriptLexer,
+    "bash": BashLexer,
+    "shell": BashLexer,
+}
+# Beyond it, colours cost more than they tell.
+_MAX_HIGHLIGHTED = 50_000
+_FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
+_PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
+
+
+def code_block(execution: Execution) -> SafeString | str:
+    if not execution.code:
+        return "Not kept, see the code hash."
+    text = shown(execution.code)
+    if len(text.text) <= _MAX_HIGHLIGHTED:
+        lexer = _LEXERS.get(execution.language, TextLexer)(stripnl=False, ensurenl=False)
+        # Pygments escapes: https://pygments.org/docs/formatters/#HtmlFormatter
+        coloured = mark_safe(highlight(text.text, lexer, _FORMATTER))  # noqa: S308
+    else:
+        coloured = format_html("{}", text.text)
+    return format_html(
+        '<pre class="record hl">{}</pre>{}', coloured, _notes(execution, "code", text)
+    )
+
+
+def text_block(execution: Execution, name: str, *, truncated: bool = False) -> SafeString | str:
+    """Text as it was, set apart; a dash where there is none."""
+    whole: str = getattr(execution, name)
+    if not whole:
+        return "-"
+    text = shown(whole)
+    return format_html(
+        '<pre class="record">{}</pre>{}', text.text, _notes(execution, name, text, truncated)
+    )
+
+
+def timeline(execution: Execution) -> SafeString | str:
+    """How long each phase took, drawn to scale and in figures."""
+    total = execution.total_ms
+    if not total:
+        return "-"
+    bars, offset = [], 0.0
+    for name, column in _PHASES:
+        took: float | None = getattr(execution, column)
+        if took is None:
+            continue
+        width = min(took, max(0.0, total - offset)) / total * 100
+        bars.append((name, f"{offset / total * 100:.3f}", f"{width:.3f}", name, f"{took:.1f}"))
+        offset += took
+    drawn = format_html_join(
+        "",
+        '<rect class="phase-{}" x="{}" y="0" width="{}" height="4"><title>{} {} ms</title></rect>',
+        bars,
+    )
+    figures = [*((name, f"{took} ms") for *_, name, took in bars), ("total", f"{total:.1f} ms")]
+    return format_html(
+        '<svg class="timeline" viewBox="0 0 100 4" preserveAspectRatio="none" role="img"'
+        ' aria-label="phases, to scale">{}</svg><dl class="phases">{}</dl>',
+        drawn,
+        format_html_join(
+            "", '<dt class="phase-{}">{}</dt><dd>{}</dd>', ((n, n, f) for n, f in figures)
+        ),
+    )
+
+
+def receipt(execution: Execution) -> SafeString | str:
+    """Whether the ledger's entry of this execution holds, and what of the record does not fit."""
+    entry = execution.ledger_entry
+    if entry is None:
+        return "None yet." if execution.is_open else "None: it is not in the ledger."
+    problem = verify_entry(entry) or compare(execution, entry.stated, Erasures.entered())
+    link = format_html(
+        '<a href="{}">download</a>', reverse("admin:executions_receipt", args=[execution.pk])
+    )
+    if problem:
+        return format_html(
+            '<strong class="receipt-bad">NOT VALID</strong>: {}. Entry {}, {}.',
+            problem,
+            entry.sequence,
+            link,
+        )
+    return format_html(
+        '<strong class="receipt-good">valid</strong>, entry {} of the ledger, signed with key {},'
+        " {}.",
+        entry.sequence,
+        entry.key_id,
+        link,
+    )
+
+
+def artifact_preview(artifact: Artifact) -> SafeString | str:
+    """A small picture, or the start of a text; a dash for anything else."""
+    if not artifact.file:
+        return "erased"
+    if image_type(artifact):
+        url = reverse("admin:executions_artifact_image", args=[artifact.execution_id, artifact.pk])
+        return format_html(
+            '<img class="artifact-image" src="{}" alt="{}" loading="lazy">', url, artifact.name
+        )
+    text = text_start(artifact)
+    return format_html('<pre class="record">{}</pre>', text) if text else "-"
+
+
+IMAGE_SIGNATURES = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+}
+_MAX_IMAGE_BYTES = 10_000_000
+_MAX_TEXT_BYTES = 4_000
+
+
+def image_type(artifact: Artifact) -> str:
+    """The MIME type under which a browser may draw it: by its content, "" when it is none.
+
+    No SVG: it is a document with scripts, not a picture.
+    """
+    if not 0 < artifact.size_bytes <= _MAX_IMAGE_BYTES:
+        return ""
+    start = _start(artifact, 16)
+    for mime_type, signatures in IMAGE_SIGNATURES.items():
+        if start.startswith(signatures) and (start[:4] != b"RIFF" or start[8:12] == b"WEBP"):
+            return mime_type
+    return ""
+
+
+def text_start(artifact: Artifact) -> str:
+    """The first lines of a text, harmless; "" for what is none."""
+    start = _start(artifact, _MAX_TEXT_BYTES)
+    try:
+        text = start.decode()
+    except UnicodeDecodeError as error:
+        # The last character may be cut in two.
+        if error.start < len(start) - 4:
+            return ""
+        text = start[: error.start].decode()
+    if "\0" in text:
+        return ""
+    return visible(text) + ("…" if artifact.size_bytes > len(start) else "")
+
+
+def _start(artifact: Artifact, size: int) -> bytes:
+    try:
+        with artifact.file.open("rb") as file:
+            read: bytes = file.read(size)
+            return read
+    except OSError:
+        return b""
+
+
+def _notes(execution: Execution, name: str, text: Shown, truncated: bool = False) -> SafeString:
+    notes = [text.note] if text.note else []
+    if truncated:
+        notes.append("What followed was dropped: it was more than is kept.")
+    url = reverse("admin:executions_text", args=[execution.pk, name])
+    return format_html(
+        '<p class="record-note">{} <a href="{}">Download as it was</a></p>', " ".join(notes), url
+    )

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.verification import Verification, verify
+
+NOT_INTACT = 1
+NOT_VERIFIED = 2
+
+
+class Command(BaseCommand):
+    help = (
+        "Read the whole ledger and compare it with its signatures, its checkpoints and the "
+        f"records. Ends with 0 when it is intact, {NOT_INTACT} when it is not, naming the first "
+        f"entry concerned, {NOT_VERIFIED} when it could not be verified."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument(
+            "--ledger-only",
+            action="store_true",
+            help="leave out comparing the records of executions",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            found = verify(records=not options["ledger_only"], report=self._progress)
+        except LedgerUnavailable as error:
+            raise CommandError(error.message, returncode=NOT_VERIFIED) from error
+        if options["json"]:
+            outcome = {"intact": found.is_intact, **asdict(found)}
+            self.stdout.write(json.dumps(outcome))
+        else:
+            self._print(found)
+        if not found.is_intact:
+            sys.exit(NOT_INTACT)
+
+    def _progress(self, found: Verification) -> None:
+        self.stderr.write(f"{found.entries} entries read")
+
+    def _print(self, found: Verification) -> None:
+        if found.is_intact:
+            self.stdout.write(
+                f"Intact: {found.entries} entries, {found.executions} executions, "
+                f"{found.checkpoints} checkpoints."
+            )
+            return
+        self.stdout.write(f"NOT INTACT, first at {found.findings[0]}")
+        for finding in found.findings[1:100]:
+            self.stdout.write(f"  then {finding}")
+        self.stdout.write(f"{len(found.findings)} findings in {found.entries} entries.")

@@ -1,0 +1,166 @@
+"""Running a recorded execution again, and what came of it beside what came of it then."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from django.db import transaction
+
+from executions.models import Execution
+from executions.services.actor import current_actor
+from executions.services.ledger import append
+from executions.services.record import Caller, Outcome
+from executions.services.requests import ExecutionRequest, refuse
+from executions.services.run import Route, run_execution
+from executions.services.tenants import internal_tenant
+from executions.text import from_json
+from providers.manager import Lease, _start, manager
+from providers.models import ProviderConfig
+
+MAX_LINES = 1_000
+
+
+def replay(execution: Execution, provider_id: str = "") -> Outcome:
+    """Run the same code again, on the provider it ran on or on `provider_id`.
+
+    The replay is an execution of its own, recorded under the internal tenant, so that it neither
+    counts for the tenant nor shows up in what the tenant lists. Raises InvalidConfiguration when
+    the record does not hold all that was run, or there is no such configured provider.
+    """
+    wanted = provider_id or execution.provider
+    request = recorded_request(execution)
+    route = route_to(wanted)
+    with transaction.atomic():
+        content = {"provider": wanted}
+        append("replay", str(execution.pk), content)
+    caller = Caller(internal_tenant(), replay_of=execution, request_id=execution.request_id)
+    return run_execution(request, caller, route=route)
+
+
+def recorded_request(execution: Execution) -> ExecutionRequest:
+    """The request as it was. Raises InvalidConfiguration naming what is not kept of it."""
+    if execution.is_open:
+        refuse("execution", "Has not ended yet.")
+    if not execution.code:
+        refuse("code", "Is not kept, only its hash.")
+    if execution.input_files:
+        refuse("files", "Came with it and are not kept, only their hashes.")
+    request = ExecutionRequest(
+        execution.code,
+        language=execution.language,
+        arguments=from_json(execution.arguments) if execution.arguments else None,
+        entrypoint=cast("Any", execution.entrypoint),
+        timeout=execution.timeout,
+        subject=f"replay by {current_actor()}"[:255],
+    )
+    if request.code_hash != execution.code_hash:
+        refuse("code", "Is not what was run: it does not have the recorded hash.")
+    return request
+
+
+def configured_providers() -> list[str]:
+    """The providers a replay can be run on."""
+    return list(
+        ProviderConfig.objects.order_by("provider_id").values_list("provider_id", flat=True)
+    )
+
+
+def route_to(provider_id: str) -> Route:
+    """Lends this provider, whether it is active or not. Raises InvalidConfiguration."""
+    row = ProviderConfig.objects.filter(provider_id=provider_id).first()
+    if row is None:
+        refuse("provider", f"There is no configuration of {provider_id!r}.")
+    if row.is_active:
+        return manager.lease
+
+    @contextmanager
+    def lease() -> Iterator[Lease]:
+        """One that is started for this run and closed after it."""
+        provider = _start(row)
+        try:
+            yield Lease(provider, row.provider_id, row.version)
+        finally:
+            provider.close()
+
+    return lease
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of either side; None where only the other side has one."""
+
+    before: str | None
+    after: str | None
+
+    @property
+    def kind(self) -> str:
+        if self.before == self.after:
+            return "same"
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One aspect of two outcomes. `matters` is False for what differs between any two runs."""
+
+    name: str
+    before: str
+    after: str
+    matters: bool = True
+
+    @property
+    def is_same(self) -> bool:
+        return self.before == self.after
+
+    @property
+    def lines(self) -> list[Line]:
+        """Both texts side by side, at most MAX_LINES lines of each."""
+        return list(
+            _aligned(self.before.split("\n")[:MAX_LINES], self.after.split("\n")[:MAX_LINES])
+        )
+
+
+def compare(before: Execution, after: Execution) -> list[Difference]:
+    """What came of two executions, aspect by aspect."""
+    circumstances = ("provider", "config_version", "runtime", "start_ms", "run_ms", "total_ms")
+    outcome = ("status", "exit_code", "error_code", "result", "stdout", "stderr")
+    return [
+        *(Difference(name, _text(before, name), _text(after, name)) for name in outcome),
+        Difference("artifacts", _artifacts(before), _artifacts(after)),
+        *(
+            Difference(name, _text(before, name), _text(after, name), matters=False)
+            for name in circumstances
+        ),
+    ]
+
+
+def _text(execution: Execution, name: str) -> str:
+    value = getattr(execution, name)
+    return "" if value is None else str(value)
+
+
+def _artifacts(execution: Execution) -> str:
+    artifacts = execution.artifacts.order_by("name")
+    return "\n".join(
+        f"{artifact.name} {artifact.size_bytes} {artifact.sha256[:16]}" for artifact in artifacts
+    )
+
+
+def _aligned(before: list[str], after: list[str]) -> Iterator[Line]:
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 200)
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+        left, right = before[start:end], after[other_start:other_end]
+        if kind == "equal":
+            yield from map(Line, left, right)
+            continue
+        for index in range(max(len(left), len(right))):
+            yield Line(
+                left[index] if index < len(left) else None,
+                right[index] if index < len(right) else None,
+            )

@@ -1,0 +1,121 @@
+"""Executions found by their code: any part of it, and only while it is kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from executions.models import CodeText, Execution
+from executions.services import code_search, retention
+from executions.services.code_search import forget_code, search_code
+from executions.tasks import index_new_code
+from tests.conftest import Caller
+from tests.running import run
+from tests.test_execution_admin import auditor, shown
+
+__all__ = ["auditor"]
+
+pytestmark = pytest.mark.django_db
+
+CODE = 'import os\nos.system("Curl http://x/%20?q=1")  # Zürich_100%\n'
+
+
+@pytest.fixture(autouse=True)
+def a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is kept when everything has settled."""
+    clock = SimpleNamespace(now=lambda: timezone.now() + timedelta(minutes=1))
+    monkeypatch.setattr(code_search, "timezone", clock)
+
+
+def record(caller: Caller, code: str) -> Execution:
+    """An execution whose code is not run: the scripted provider takes it for a comment."""
+    quoted = "\n".join(f"# {line}" for line in code.splitlines())
+    return Execution.objects.get(pk=run(caller, quoted).json()["id"])
+
+
+def found(text: str) -> set[Any]:
+    return set(search_code(Execution.objects.all(), text).values_list("pk", flat=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["os.system(", "URL http", 'system("curl', "import os", "%20?q", "zürich", "_100%", "Zürich_1"],
+)
+def test_any_part_of_the_code_finds_it(scripted: object, alice: Caller, text: str) -> None:
+    wanted = record(alice, CODE)
+    record(alice, "print('something else')")
+    assert index_new_code() == 2
+    assert found(text) == {wanted.pk}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "os", "no such thing", "os%system", 'x" OR "import', "a\0b", "*", '"""']
+)
+def test_nothing_else_finds_it(scripted: object, alice: Caller, text: str) -> None:
+    record(alice, CODE)
+    index_new_code()
+    assert found(text) == set()
+
+
+def test_a_program_is_kept_once_and_finds_all_its_executions(
+    scripted: object, alice: Caller
+) -> None:
+    wanted = {record(alice, CODE).pk for _ in range(3)}
+    assert index_new_code() == 1
+    wanted.add(record(alice, CODE).pk)
+    assert index_new_code() == 0
+    assert CodeText.objects.count() == 1
+    assert found("os.system") == wanted
+
+
+def test_batches_reach_everything(
+    scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_search, "_BATCH", 2)
+    wanted = {record(alice, f"program {number}").pk for number in range(5)}
+    assert index_new_code() == 5
+    assert found("program") == wanted
+
+
+def test_what_is_not_kept_is_not_found(scripted: object, alice: Caller, settings: Any) -> None:
+    settings.SANDBOX_STORE_CODE = "on_error"
+    queued = run(alice, f"# {CODE}", mode="async")
+    assert queued.status_code == 202
+    later = record(alice, "ended already")
+    assert index_new_code() == 0
+    assert later.code == ""
+    assert not CodeText.objects.exists()
+
+
+def test_erased_code_is_not_found_and_gone_from_the_index(
+    scripted: object, alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(alice, CODE)
+    kept = record(charlie, CODE)
+    record(alice, "only hers")
+    index_new_code()
+    clock = SimpleNamespace(now=lambda: timezone.now() + timedelta(days=10))
+    monkeypatch.setattr(retention, "timezone", clock)
+    alice.tenant.keep_code_days = 1
+    alice.tenant.save()
+
+    retention.apply_retention()
+
+    assert found("os.system") == {kept.pk}
+    assert found("only hers") == set()
+    assert CodeText.objects.get().code_hash == kept.code_hash
+    forget_code([kept.code_hash])
+    assert CodeText.objects.count() == 1
+
+
+def test_the_admin_searches_code(scripted: object, alice: Caller, auditor: Client) -> None:
+    wanted = record(alice, CODE)
+    record(alice, "print('something else')")
+    index_new_code()
+    assert shown(auditor, q="os.system(") == {str(wanted.pk)}
+    assert shown(auditor, q=" os.System( ", status__exact="failed") == set()

@@ -1,0 +1,210 @@
+"""An execution's page: readable, and harmless whatever the code printed."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executions.models import Artifact, Execution
+from executions.services.presentation import MAX_CHARACTERS, MAX_LINE, shown, visible
+from tests.conftest import Caller
+from tests.running import run
+from tests.test_execution_admin import auditor
+
+__all__ = ["auditor"]
+
+pytestmark = pytest.mark.django_db
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\u202eb\u2066c \u200b \ufeff \x00 \x7f \x9b31m \U000e0041"
+
+
+def page_of(client: Client, execution_id: str) -> str:
+    page = client.get(f"/admin/executions/execution/{execution_id}/change/")
+    assert page.status_code == 200
+    return page.content.decode()
+
+
+def leave(caller: Caller, name: str, mime: str, content: bytes) -> Artifact:
+    file = f"ArtifactFile({name!r}, {mime!r}, {content!r})"
+    run(caller, f"answer = ExecutionResult('', '', 0, 0.0, artifacts=[{file}])")
+    return Artifact.objects.order_by("-pk")[0]
+
+
+def test_nothing_that_acts_or_hides_reaches_the_page(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    body = run(
+        alice,
+        f"# {HOSTILE[20:24]!r}\nhostile = {HOSTILE!r}\n"
+        "answer = ExecutionResult(hostile, hostile, 0, 0.0, has_result=True, result=hostile)",
+        arguments={"a": HOSTILE},
+    ).json()
+    Execution.objects.update(subject="a\u202eb", error_message="\x1b[1m")
+
+    page = page_of(auditor, body["id"])
+
+    for character in "\x1b\x07\x7f\x9b\u202e\u2066\u200b\ufeff\U000e0041":
+        assert character not in page, f"U+{ord(character):04X}"
+    assert "[U+001B][2J" in page
+    assert "a[U+202E]b[U+2066]c" in page
+
+
+@given(st.text())
+def test_what_is_shown_holds_no_character_that_cannot_be_seen(text: str) -> None:
+    for character in visible(text):
+        if character not in "\t\n":
+            category = unicodedata.category(character)
+            assert category != "Cc"
+            bidi = unicodedata.bidirectional(character)
+            assert bidi not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+def test_what_can_be_seen_stays_as_it_is() -> None:
+    text = "def f():\n\treturn 'Zürich 東京 العربية é 😀'\n"
+    assert visible(text) == text
+    assert shown(text).note == ""
+
+
+def test_huge_lines_and_texts_are_cut_and_can_be_downloaded(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    body = run(alice, "answer = ExecutionResult('x' * 150_000, 'y\\n' * 60_000, 0, 0.0)").json()
+
+    page = page_of(auditor, body["id"])
+
+    assert len(page) < 260_000
+    assert "x" * MAX_LINE in page
+    assert "x" * (MAX_LINE + 1) not in page
+    assert f"{150_000 - MAX_CHARACTERS} more characters are not shown." in page
+    download = auditor.get(f"/admin/executions/execution/{body['id']}/text/stdout")
+    assert download.content == b"x" * 150_000
+    assert download["Content-Disposition"].startswith("attachment")
+    assert download["Content-Type"] == "text/plain; charset=utf-8"
+
+
+def test_code_is_coloured(scripted: object, alice: Caller, auditor: Client) -> None:
+    body = run(alice, "import os  # <b>\n").json()
+    page = page_of(auditor, body["id"])
+    assert '<span class="hl-kn">import</span>' in page
+    assert '<span class="hl-c1"># &lt;b&gt;</span>' in page
+
+
+def test_code_that_is_too_long_to_colour_is_shown_plain(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    body = run(alice, "x = 1  # <b>\n" * 6000).json()
+    page = page_of(auditor, body["id"])
+    assert "x = 1  # &lt;b&gt;\n" in page
+    assert 'class="hl-' not in page
+
+
+def test_the_phases_are_drawn_to_scale(scripted: object, alice: Caller, auditor: Client) -> None:
+    body = run(alice, "pass").json()
+    Execution.objects.update(queue_ms=10.0, start_ms=30.0, run_ms=50.0, total_ms=100.0)
+
+    page = page_of(auditor, body["id"])
+
+    bars = re.findall(r'<rect class="phase-(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page)
+    assert bars == [
+        ("queue", "0.000", "10.000"),
+        ("start", "10.000", "30.000"),
+        ("run", "40.000", "50.000"),
+    ]
+    assert "<dd>50.0 ms</dd>" in page
+
+
+def test_the_page_says_whether_the_receipt_holds(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    answer = run(alice, "pass").json()
+    assert "receipt-good" in page_of(auditor, answer["id"])
+    download = auditor.get(f"/admin/executions/execution/{answer['id']}/receipt")
+    assert download.json() == answer["receipt"]
+
+    Execution.objects.update(stdout="changed")
+    page = page_of(auditor, answer["id"])
+    assert "NOT VALID" in page
+    assert "the stdout was changed" in page
+
+
+def test_a_picture_is_shown_and_a_text_begun(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    picture = leave(alice, "plot.png", "image/png", PNG)
+    url = f"/admin/executions/execution/{picture.execution_id}/artifacts/{picture.pk}/image"
+    assert f'<img class="artifact-image" src="{url}"' in page_of(auditor, str(picture.execution_id))
+    image = auditor.get(url)
+    assert image.getvalue() == PNG
+    assert image["Content-Type"] == "image/png"
+    assert image["X-Content-Type-Options"] == "nosniff"
+    assert "sandbox" in image["Content-Security-Policy"]
+
+    text = leave(alice, "notes.txt", "text/plain", "<b>ü\x1b</b>".encode() + b"x" * 9000)
+    page = page_of(auditor, str(text.execution_id))
+    assert "&lt;b&gt;ü[U+001B]&lt;/b&gt;xxx" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "mime", "content"),
+    [
+        ("a.svg", "image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg' onload='x()'/>"),
+        ("a.png", "image/png", b"<html>"),
+        ("a.webp", "image/webp", b"RIFF0000WAVE"),
+        ("empty.png", "image/png", b""),
+    ],
+)
+def test_what_is_no_picture_is_not_served_as_one(
+    scripted: object, alice: Caller, auditor: Client, name: str, mime: str, content: bytes
+) -> None:
+    artifact = leave(alice, name, mime, content)
+    url = f"/admin/executions/execution/{artifact.execution_id}/artifacts/{artifact.pk}/image"
+    assert auditor.get(url).status_code == 404
+    page = page_of(auditor, str(artifact.execution_id))
+    assert "<img" not in page.partition('id="content"')[2]
+    assert "<svg xmlns='" not in page
+
+
+def test_a_binary_or_erased_artifact_is_no_error(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    binary = leave(alice, "a.bin", "application/octet-stream", bytes(range(256)))
+    assert "a.bin" in page_of(auditor, str(binary.execution_id))
+    binary.file.storage.delete(str(binary.file.name))
+    assert "a.bin" in page_of(auditor, str(binary.execution_id))
+    Artifact.objects.update(file="")
+    assert "erased" in page_of(auditor, str(binary.execution_id))
+
+
+def test_the_views_beneath_the_page_are_for_who_may_look(
+    scripted: object, alice: Caller, auditor: Client, django_user_model: Any
+) -> None:
+    picture = leave(alice, "plot.png", "image/png", PNG)
+    base = f"/admin/executions/execution/{picture.execution_id}/"
+    clerk = Client()
+    clerk.force_login(django_user_model.objects.create_user("clerk", is_staff=True))
+    for path in ("text/stdout", "receipt", f"artifacts/{picture.pk}/image", "replay"):
+        assert Client().get(base + path).status_code == 302
+        assert clerk.get(base + path).status_code == 403
+    assert auditor.get(f"{base}text/pending").status_code == 404
+    unknown = base.replace(str(picture.execution_id), "00000000-0000-7000-8000-000000000000")
+    for path in ("text/stdout", "receipt", f"artifacts/{picture.pk}/image"):
+        assert auditor.get(unknown + path).status_code == 404
+
+
+def test_the_page_costs_few_statements(
+    scripted: Callable[[], list[str]], alice: Caller, auditor: Client
+) -> None:
+    picture = leave(alice, "plot.png", "image/png", PNG)
+    with CaptureQueriesContext(connection) as queries:
+        page_of(auditor, str(picture.execution_id))
+    assert len(queries) <= 12

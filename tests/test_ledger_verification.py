@@ -1,0 +1,372 @@
+"""Whatever is done to the ledger's rows behind its back, the verifier names the entry."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from executions.models import Execution, LedgerEntry
+from executions.services.ledger import append, checkpoints
+from executions.services.ledger.canonical import canonical, digest
+from executions.services.ledger.keyring import _load
+from executions.services.ledger.verification import Verification, verify
+from tests.conftest import Caller
+from tests.running import run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TABLE = "executions_ledgerentry"
+
+
+def sql(statement: str, *values: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+@pytest.fixture
+def kept(settings: Any, tmp_path: Path) -> Path:
+    """The folder of the checkpoints, which are on."""
+    settings.LEDGER_CHECKPOINTS = str(tmp_path / "ledger")
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
+def entries(kept: Path, scripted: object, alice: Caller) -> list[LedgerEntry]:
+    """Eight entries: the key, the tenant, its key, then five executions."""
+    for number in range(5):
+        code = f"answer = ExecutionResult('out {number}', 'err', 0, 0.0, has_result=True, result=1)"
+        assert run(alice, code, arguments={"a": number}).status_code == 200
+    rows = list(LedgerEntry.objects.order_by("sequence"))
+    assert [row.kind for row in rows] == ["ledger_key", "tenant", "api_key", *["execution"] * 5]
+    return rows
+
+
+def first() -> tuple[str, int]:
+    """What is wrong at the first entry where something is."""
+    found = verify()
+    assert not found.is_intact
+    return found.findings[0].kind, found.findings[0].sequence
+
+
+def test_an_untouched_ledger_is_intact(entries: list[LedgerEntry]) -> None:
+    found = verify()
+    assert found == Verification(entries=8, executions=5, head=entries[-1].digest, checkpoints=1)
+
+
+def test_an_empty_ledger_is_intact(db: None) -> None:
+    assert verify().is_intact
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("kind", "note"),
+        ("at", "2020-01-01 00:00:00"),
+        ("digest", "0" * 64),
+        ("key_id", "0" * 16),
+        ("signature", base64.b64encode(b"\0" * 64).decode()),
+        ("signature", "no base64"),
+        ("statement", "{}"),
+        ("statement", "no json"),
+        ("statement", "[" * 9999),
+    ],
+)
+def test_an_altered_column_is_found(entries: list[LedgerEntry], column: str, value: str) -> None:
+    sql(f"UPDATE {TABLE} SET {column} = %s WHERE sequence = 3", value)
+    assert first() == ("altered", 3)
+
+
+def test_an_altered_statement_is_found_even_with_fitting_columns(
+    entries: list[LedgerEntry],
+) -> None:
+    statement = canonical({**entries[4].stated, "status": "failed"})
+    sql(
+        f"UPDATE {TABLE} SET statement = %s, digest = %s WHERE sequence = 5",
+        statement,
+        digest(statement),
+    )
+    assert first() == ("altered", 5)
+    assert len([finding for finding in verify().findings if finding.kind == "altered"]) == 1
+
+
+def test_an_entry_with_another_execution_is_found(entries: list[LedgerEntry]) -> None:
+    sql(f"UPDATE {TABLE} SET execution_id = %s WHERE sequence = 5", "0" * 32)
+    assert first() == ("altered", 5)
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 5])
+def test_a_deleted_entry_is_found(entries: list[LedgerEntry], sequence: int) -> None:
+    sql(f"DELETE FROM {TABLE} WHERE sequence = %s", sequence)
+    kind, at = first()
+    assert (kind, at) == ("missing", sequence)
+
+
+def test_deleted_entries_are_found_when_the_gap_is_closed(entries: list[LedgerEntry]) -> None:
+    sql(f"DELETE FROM {TABLE} WHERE sequence = 5")
+    for sequence in (6, 7, 8):
+        sql(f"UPDATE {TABLE} SET sequence = %s WHERE sequence = %s", sequence - 1, sequence)
+    assert first() == ("reordered", 5)
+
+
+def test_exchanged_entries_are_found(entries: list[LedgerEntry]) -> None:
+    for old, new in ((5, 99), (7, 5), (99, 7)):
+        sql(f"UPDATE {TABLE} SET sequence = %s WHERE sequence = %s", new, old)
+    found = verify()
+    assert [(finding.kind, finding.sequence) for finding in found.findings] == [
+        ("reordered", 5),
+        ("reordered", 7),
+    ]
+    assert "entry 7" in found.findings[0].detail
+
+
+def test_a_cut_tail_is_found(entries: list[LedgerEntry]) -> None:
+    sql(f"DELETE FROM {TABLE} WHERE sequence >= 7")
+    assert first() == ("truncated", 7)
+
+
+def test_a_cut_tail_is_found_even_with_its_records(entries: list[LedgerEntry]) -> None:
+    sql(f"DELETE FROM {TABLE} WHERE sequence >= 7")
+    for entry in entries[6:]:
+        Execution.objects.filter(pk=entry.execution_id).delete()
+    assert first() == ("truncated", 7)
+
+
+def test_a_cut_tail_is_found_by_its_records_without_checkpoints(
+    entries: list[LedgerEntry], settings: Any
+) -> None:
+    settings.LEDGER_CHECKPOINTS = ""
+    sql(f"DELETE FROM {TABLE} WHERE sequence >= 7")
+    assert first() == ("missing", 7)
+
+
+def test_an_emptied_ledger_is_found(entries: list[LedgerEntry]) -> None:
+    sql(f"DELETE FROM {TABLE}")
+    assert first() == ("truncated", 1)
+
+
+def test_a_restored_backup_is_found(
+    entries: list[LedgerEntry], kept: Path, alice: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole database as it was two executions ago, then used again."""
+    if connection.vendor != "sqlite":
+        pytest.skip("restores SQLite's own backup")
+    backup = kept / "backup.sqlite3"
+    with sqlite3.connect(backup) as target:
+        connection.connection.backup(target)
+    run(alice, "pass")
+    run(alice, "pass # again")
+    assert LedgerEntry.objects.count() == 10
+    with sqlite3.connect(backup) as source:
+        source.backup(connection.connection)
+    assert LedgerEntry.objects.count() == 8
+
+    assert first() == ("truncated", 9)
+    for _ in range(3):
+        run(alice, "pass # something else")
+    found = verify()
+    assert [(finding.kind, finding.sequence) for finding in found.findings] == [("replaced", 10)]
+    assert "an older copy of the database is in use" in caplog.text
+
+    call_command("checkpoint_ledger", "--reset", "restored after a disk failure", stdout=StringIO())
+    assert verify().is_intact
+    assert LedgerEntry.objects.get(kind="checkpoints_reset").stated["was_at"] == 11
+
+
+def test_a_ledger_of_somebody_elses_making_is_found(entries: list[LedgerEntry]) -> None:
+    """Every statement signed anew, by a key that introduces itself."""
+    key = _load(1, secrets.token_urlsafe(32))
+    previous = "0" * 64
+    for entry in entries:
+        stated = {**entry.stated, "key_id": key.key_id, "previous": previous}
+        if entry.kind == "ledger_key":
+            stated |= {"subject": key.key_id, "public_key": key.public_key}
+        statement = canonical(stated)
+        previous = digest(statement)
+        sql(
+            f"UPDATE {TABLE} SET statement=%s, digest=%s, signature=%s, key_id=%s WHERE sequence=%s",
+            statement,
+            previous,
+            key.sign(statement),
+            key.key_id,
+            entry.sequence,
+        )
+    kinds = {finding.kind for finding in verify().findings}
+    assert kinds == {"untrusted key", "replaced"}
+    with pytest.raises(Exception, match="LEDGER_KEYS does not hold"):
+        append("note", "x", {})
+
+
+def test_an_entry_slipped_in_behind_the_end_is_found(
+    entries: list[LedgerEntry], alice: Caller
+) -> None:
+    """It names our key, so that the service continues after it, but our key did not sign it."""
+    key = _load(1, secrets.token_urlsafe(32))
+    stated = {**entries[-1].stated, "sequence": 9, "previous": entries[-1].digest}
+    statement = canonical(stated)
+    sql(
+        f"INSERT INTO {TABLE} (sequence, kind, at, statement, digest, key_id, signature)"
+        " VALUES (9, 'note', '2026-01-01', %s, %s, %s, %s)",
+        statement,
+        digest(statement),
+        entries[-1].key_id,
+        key.sign(statement),
+    )
+    assert run(alice, "pass").status_code == 200
+    assert first() == ("altered", 9)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("code", "answer = None"),
+        ("code", ""),
+        ("arguments", "{}"),
+        ("stdout", ""),
+        ("stderr", "other"),
+        ("result", "2"),
+        ("status", "failed"),
+        ("exit_code", 1),
+        ("tenant_slug", "elsewhere"),
+        ("provider", "other"),
+        ("config_version", 1),
+        ("runtime", "other"),
+        ("meta", '{"memory_peak_bytes": 1}'),
+        ("created_at", "2020-01-01 00:00:00"),
+        ("total_ms", 0.5),
+    ],
+)
+def test_an_altered_record_is_found(entries: list[LedgerEntry], column: str, value: object) -> None:
+    execution_id = entries[5].execution_id
+    assert execution_id is not None
+    name = execution_id.hex if connection.vendor == "sqlite" else str(execution_id)
+    sql(f"UPDATE executions_execution SET {column} = %s WHERE id = %s", value, name)
+    found = verify()
+    assert [(finding.kind, finding.sequence) for finding in found.findings] == [
+        ("altered record", 6)
+    ]
+    assert str(execution_id) in found.findings[0].detail
+    assert verify(records=False).is_intact
+
+
+def test_a_removed_record_is_found(entries: list[LedgerEntry]) -> None:
+    Execution.objects.filter(pk=entries[5].execution_id).delete()
+    assert first() == ("missing record", 6)
+
+
+def test_a_removed_artifact_is_found(scripted: object, alice: Caller) -> None:
+    run(
+        alice,
+        "answer = ExecutionResult('', '', 0, 0.0,"
+        " artifacts=[ArtifactFile('a.txt', 'text/plain', b'x')])",
+    )
+    assert verify().is_intact
+    execution = Execution.objects.get()
+    assert LedgerEntry.objects.get(kind="execution").stated["artifacts"][0]["name"] == "a.txt"
+    execution.artifacts.all().delete()
+    assert first()[0] == "altered record"
+
+
+def test_what_ended_before_there_was_a_ledger_is_not_missed(
+    scripted: object, alice: Caller
+) -> None:
+    run(alice, "pass")
+    Execution.objects.update(finished_at="2020-01-01T00:00:00Z")
+    LedgerEntry.objects.all().delete()
+    append("note", "the ledger begins", {})
+    assert verify().is_intact
+
+
+def test_a_forged_or_broken_checkpoint_is_found(entries: list[LedgerEntry], kept: Path) -> None:
+    checkpoints.write_checkpoint()
+    history = kept / "checkpoints.jsonl"
+    good = history.read_text()
+    assert verify().is_intact
+    forged = canonical({**json.loads(good), "sequence": 2})
+    history.write_text(good + forged + "\nno json\n")
+    found = verify()
+    assert [finding.kind for finding in found.findings] == ["altered checkpoint"] * 2
+    assert "line 2" in found.findings[0].detail
+    history.write_text(good)
+    (kept / "head.json").write_text("{}")
+    assert first() == ("altered checkpoint", 1)
+
+
+def test_checkpoints_are_written_now_and_then(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", 4)
+    for number in range(9):
+        append("note", str(number), {})
+    points, refused = checkpoints.history()
+    assert ([point.sequence for point in points], refused) == ([4, 8], [])
+    assert checkpoints.head() == checkpoints.Point(10, LedgerEntry.objects.get(pk=10).digest)
+    assert [path.stat().st_mode & 0o777 for path in kept.iterdir()] == [0o600, 0o600]
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_commit_noted_late_does_not_lower_the_head(kept: Path) -> None:
+    checkpoints.note(7, "7" * 64, "6" * 64)
+    checkpoints.note(6, "6" * 64, "5" * 64)
+    assert checkpoints.head() == checkpoints.Point(7, "7" * 64)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_stops_nothing(
+    settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    settings.LEDGER_CHECKPOINTS = str(tmp_path / "file")
+    append("note", "x", {})
+    assert "could not be written" in caplog.text
+
+
+@pytest.fixture
+def verify_ledger() -> Callable[..., tuple[int, str]]:
+    """The command: its exit code and what it printed."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        out = StringIO()
+        try:
+            call_command("verify_ledger", *arguments, stdout=out, stderr=StringIO())
+        except SystemExit as ended:
+            return int(ended.code or 0), out.getvalue()
+        return 0, out.getvalue()
+
+    return call
+
+
+def test_the_command_tells_by_its_exit_code_and_names_the_first_entry(
+    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
+) -> None:
+    code, printed = verify_ledger()
+    assert code == 0
+    assert printed == "Intact: 8 entries, 5 executions, 1 checkpoints.\n"
+    sql(f"DELETE FROM {TABLE} WHERE sequence = 4")
+    sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")
+    code, printed = verify_ledger()
+    assert code == 1
+    assert printed.startswith("NOT INTACT, first at entry 4: missing: entry 4 was removed\n")
+    assert "then entry 6: altered" in printed
+    code, printed = verify_ledger("--json")
+    assert code == 1
+    outcome = json.loads(printed)
+    assert (outcome["intact"], outcome["entries"]) == (False, 7)
+    assert outcome["findings"][0] == {
+        "kind": "missing",
+        "sequence": 4,
+        "detail": "entry 4 was removed",
+    }
+
+
+def test_the_command_says_when_it_cannot_verify(settings: Any) -> None:
+    settings.LEDGER_KEYS = []
+    with pytest.raises(Exception, match="LEDGER_KEYS") as caught:
+        call_command("verify_ledger")
+    assert getattr(caught.value, "returncode", None) == 2

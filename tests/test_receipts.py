@@ -1,0 +1,193 @@
+"""Receipts: what a caller can check without asking us."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from examples.receipts import verify_receipt
+from executions.models import LedgerEntry
+from tests.conftest import Caller
+from tests.processes import ROOT
+from tests.running import run
+
+pytestmark = pytest.mark.django_db
+
+SCRIPT = ROOT / "examples" / "receipts" / "verify_receipt.py"
+CODE = (
+    "answer = ExecutionResult('out\\u00fc', 'err', 0, 0.0, {'runtime': 'odd'}, has_result=True,"
+    " result={'b': [1, 2.5, None, '\\u00fc'], 'a': 1e22},"
+    " artifacts=[ArtifactFile('a.txt', 'text/plain', b'content')])"
+)
+
+
+@pytest.fixture
+def answer(scripted: object, alice: Caller) -> Any:
+    return run(alice, CODE).json()
+
+
+@pytest.fixture
+def keys(tmp_path: Path, db: None) -> Path:
+    """What anybody gets without a key, kept in a file."""
+    published = Client().get("/api/v1/ledger/keys")
+    assert published.status_code == 200
+    path = tmp_path / "keys.json"
+    path.write_bytes(published.content)
+    return path
+
+
+def check(document: Any, keys: Path, *arguments: str) -> tuple[int, str]:
+    """The script in a process of its own, without this project: its exit code and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-I", str(SCRIPT), "-", "--keys", str(keys), *arguments],
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        cwd=keys.parent,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_answer_and_its_receipt_are_valid(answer: Any, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(CODE)
+    (tmp_path / "a.txt").write_bytes(b"content")
+
+    code, said = check(answer, keys, "--code", "program.py", "--artifact", "a.txt")
+
+    assert (code, said.partition(":")[0]) == (0, "valid"), said
+    assert "scripted" in said
+    assert check(answer["receipt"], keys)[0] == 0
+
+
+def test_the_receipt_names_what_was_run_where_and_what_came_of_it(answer: Any) -> None:
+    receipt = answer["receipt"]
+    assert receipt["code_hash"] == "sha256:" + hashlib.sha256(CODE.encode()).hexdigest()
+    result = json.dumps(answer["result"], ensure_ascii=False, separators=(",", ":"))
+    assert receipt["result_hash"] == "sha256:" + hashlib.sha256(result.encode()).hexdigest()
+    assert (receipt["provider"], receipt["runtime"]) == ("scripted", "odd")
+    assert receipt["config_version"] > 0
+    assert "image_digest" in receipt
+    assert receipt["at"] >= receipt["finished_at"]
+    assert receipt["sequence"] == LedgerEntry.objects.get(kind="execution").sequence
+
+
+def test_the_receipt_stays_the_same(answer: Any, alice: Caller, bob: Caller) -> None:
+    for caller in (alice, bob):
+        again = caller.client.get(f"/api/v1/executions/{answer['id']}").json()
+        assert again["receipt"] == answer["receipt"]
+
+
+def test_a_stranger_gets_no_receipt(answer: Any, charlie: Caller) -> None:
+    assert charlie.client.get(f"/api/v1/executions/{answer['id']}").status_code == 404
+
+
+def test_what_is_queued_has_no_receipt_yet(scripted: object, alice: Caller, keys: Path) -> None:
+    queued = run(alice, CODE, mode="async").json()
+    assert queued["receipt"] is None
+    assert check(queued, keys)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("status", "failed"),
+        ("result", {"a": 1}),
+        ("stdout", "other"),
+        ("stderr", ""),
+        ("exit_code", 1),
+        ("provider", "other"),
+        ("runtime", "gvisor"),
+        ("artifacts", []),
+        ("id", "00000000-0000-0000-0000-000000000000"),
+        ("error", {"code": "SB005", "message": ""}),
+        ("has_result", False),
+    ],
+)
+def test_a_changed_answer_is_noticed(answer: Any, keys: Path, name: str, value: Any) -> None:
+    code, said = check({**answer, name: value}, keys)
+    assert (code, said.partition(":")[0]) == (1, "NOT VALID"), said
+
+
+def test_every_changed_field_of_a_receipt_is_noticed(answer: Any, keys: Path) -> None:
+    trusted = json.loads(keys.read_text())
+    assert not list(verify_receipt.signature_problems(answer["receipt"], trusted))
+    for name in answer["receipt"]:
+        changed = copy.deepcopy(answer["receipt"])
+        changed[name] = "changed"
+        assert list(verify_receipt.signature_problems(changed, trusted)), name
+        del changed[name]
+        assert list(verify_receipt.signature_problems(changed, trusted)), name
+
+
+def test_other_code_or_another_artifact_is_noticed(answer: Any, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("other")
+    assert "is not the code" in check(answer, keys, "--code", "other")[1]
+    assert "none of the artifacts" in check(answer, keys, "--artifact", "other")[1]
+
+
+def test_a_key_that_is_not_trusted_proves_nothing(answer: Any, keys: Path) -> None:
+    keys.write_text('{"keys": []}')
+    assert check(answer, keys)[0] == 1
+
+
+@pytest.mark.parametrize("document", [[], "x", {}, {"receipt": 1}])
+def test_what_is_no_answer_cannot_be_checked(document: Any, keys: Path) -> None:
+    code, said = check(document, keys)
+    assert code in (1, 2)
+    assert "Traceback" not in said
+
+
+# RFC 8032, section 7.1, tests 1 to 3: key, message, signature.
+VECTORS = [
+    (
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+    ),
+    (
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+    ),
+    (
+        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        "af82",
+        "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("public_key", "message", "signature"), VECTORS)
+def test_the_script_checks_signatures_as_the_standard_does(
+    public_key: str, message: str, signature: str
+) -> None:
+    key, text, signed = map(bytes.fromhex, (public_key, message, signature))
+    assert verify_receipt.is_signed(key, text, signed)
+    assert not verify_receipt.is_signed(key, text + b"x", signed)
+    for position in (0, 31, 32, 63):
+        wrong = bytearray(signed)
+        wrong[position] ^= 1
+        assert not verify_receipt.is_signed(key, text, bytes(wrong))
+    # The same scalar plus the group's order: malleable, so refused.
+    scalar = int.from_bytes(signed[32:], "little") + verify_receipt.ORDER
+    assert not verify_receipt.is_signed(key, text, signed[:32] + scalar.to_bytes(32, "little"))
+    assert not verify_receipt.is_signed(b"\xff" * 32, text, signed)
+    assert not verify_receipt.is_signed(key, text, signed[:63])
+
+
+def test_the_keys_are_public_and_without_their_private_half(
+    client: Client, settings: Any, db: None
+) -> None:
+    answer = client.get("/api/v1/ledger/keys")
+    assert [set(key) for key in answer.json()["keys"]] == [{"key_id", "algorithm", "public_key"}]
+    assert settings.LEDGER_KEYS[0] not in answer.content.decode()
+    assert client.post("/api/v1/ledger/keys").status_code == 405

@@ -1,0 +1,174 @@
+"""Replaying: the same code again, here or elsewhere, and both outcomes side by side."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import Client
+
+from executions.models import Execution, LedgerEntry
+from executions.services import replay as service
+from executions.services.ledger.verification import verify
+from executions.services.replay import compare, recorded_request, replay
+from providers.errors import InvalidConfiguration
+from providers.models import ProviderConfig
+from tests.conftest import Caller
+from tests.running import LOCAL, run
+
+pytestmark = pytest.mark.django_db
+
+CODE = "answer = ExecutionResult(f'{len(events)} events', '', 0, 0.0, has_result=True, result=[1])"
+
+
+def page_of(execution: Execution) -> str:
+    return f"/admin/executions/execution/{execution.pk}/replay"
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    """Staff who may look at executions and replay them."""
+    user = get_user_model().objects.create_user("operator", password="x", is_staff=True)
+    user.user_permissions.set(
+        Permission.objects.filter(codename__in=("view_execution", "replay_execution"))
+    )
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def recorded(caller: Caller, code: str = CODE, **body: Any) -> Execution:
+    return Execution.objects.get(pk=run(caller, code, **body).json()["id"])
+
+
+def test_a_replay_is_what_was_run_and_a_record_of_its_own(scripted: object, alice: Caller) -> None:
+    before = recorded(alice, arguments={"a": 1}, timeout=7, entrypoint="script")
+
+    after = replay(before).execution
+
+    assert after.pk != before.pk
+    assert after.replay_of == before
+    for name in ("code", "arguments", "language", "entrypoint", "timeout", "provider"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.tenant_slug == "internal"
+    said = LedgerEntry.objects.get(kind="replay").stated
+    assert (said["subject"], said["provider"]) == (str(before.pk), "scripted")
+    assert LedgerEntry.objects.filter(execution_id=after.pk).exists()
+    assert verify().is_intact
+    listed = alice.client.get("/api/v1/executions").json()["results"]
+    assert [each["id"] for each in listed] == [str(before.pk)]
+
+
+def test_what_differs_is_named(scripted: Callable[[], list[str]], alice: Caller) -> None:
+    before = recorded(alice)
+    after = replay(before).execution
+
+    differing = {each.name for each in compare(before, after) if each.matters and not each.is_same}
+    assert differing == {"stdout"}
+
+
+def test_another_provider_runs_it_with_its_own_configuration(
+    scripted: object, local_too: None, alice: Caller
+) -> None:
+    before = recorded(alice, "print('hello')")
+
+    after = replay(before, "local").execution
+
+    assert (before.provider, after.provider) == ("scripted", "local")
+    assert (after.status, after.stdout, after.runtime) == ("succeeded", "hello\n", "bubblewrap")
+    assert after.config_version == 3
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "scripted"
+
+
+@pytest.fixture
+def local_too(scripted: object) -> None:
+    """A second provider, configured and not active."""
+    from tests.conftest import require
+
+    require("bwrap")
+    ProviderConfig(pk=2, provider_id="local", config=LOCAL, version=3).save(force_insert=True)
+
+
+def test_what_is_not_all_there_is_not_replayed(
+    scripted: object, alice: Caller, settings: Any
+) -> None:
+    content = base64.b64encode(b"x").decode()
+    with_file = recorded(alice, files=[{"path": "a.txt", "content_base64": content}])
+    assert with_file.input_files[0]["path"] == "a.txt"
+    with pytest.raises(InvalidConfiguration, match="files"):
+        replay(with_file)
+    queued = recorded(alice, mode="async")
+    with pytest.raises(InvalidConfiguration, match="Has not ended"):
+        replay(queued)
+    settings.SANDBOX_STORE_CODE = "never"
+    with pytest.raises(InvalidConfiguration, match="only its hash"):
+        replay(recorded(alice))
+    settings.SANDBOX_STORE_CODE = "always"
+    changed = recorded(alice)
+    changed.code = "answer = None"
+    with pytest.raises(InvalidConfiguration, match="not what was run"):
+        recorded_request(changed)
+    with pytest.raises(InvalidConfiguration, match="no configuration"):
+        replay(recorded(alice), "nowhere")
+    assert not LedgerEntry.objects.filter(kind="replay").exists()
+
+
+def test_an_operator_replays_and_sees_both_outcomes(
+    scripted: object, alice: Caller, operator: Client
+) -> None:
+    execution = recorded(
+        alice, "answer = ExecutionResult(f'<b>{len(events)}</b>\\nsame\\u202e', '', 0, 0.0)"
+    )
+    assert (
+        page_of(execution)
+        in operator.get(f"/admin/executions/execution/{execution.pk}/change/").content.decode()
+    )
+    assert 'name="provider"' in operator.get(page_of(execution)).content.decode()
+
+    page = operator.post(page_of(execution), {"provider": "scripted"}, follow=True)
+
+    text = page.content.decode()
+    assert "&lt;b&gt;2&lt;/b&gt;" in text
+    assert "&lt;b&gt;5&lt;/b&gt;" in text
+    assert "same[U+202E]" in text
+    assert "\u202e" not in text
+    stdout = re.search(r'<tbody class="(\w+)">\s*<tr class="line-(\w+)">\s*<th[^>]*>stdout', text)
+    assert stdout is not None
+    assert stdout.groups() == ("differs", "changed")
+    assert LedgerEntry.objects.get(kind="replay").stated["actor"] == "user:operator"
+
+
+def test_a_refusal_is_shown(scripted: object, alice: Caller, operator: Client) -> None:
+    execution = recorded(alice)
+    page = operator.post(page_of(execution), {"provider": "nowhere"}, follow=True)
+    assert "There is no configuration of &#x27;nowhere&#x27;" in page.content.decode()
+    Execution.objects.filter(pk=execution.pk).update(code="")
+    assert "cannot be replayed" in operator.get(page_of(execution)).content.decode()
+
+
+def test_only_who_may_replay_replays(scripted: object, alice: Caller) -> None:
+    execution = recorded(alice)
+    user = get_user_model().objects.create_user("auditor", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_execution"))
+    auditor = Client()
+    auditor.force_login(user)
+
+    assert auditor.post(page_of(execution)).status_code == 403
+    assert (
+        page_of(execution)
+        not in auditor.get(f"/admin/executions/execution/{execution.pk}/change/").content.decode()
+    )
+    assert Client().post(page_of(execution)).status_code == 302
+    assert Client(enforce_csrf_checks=True).post(page_of(execution)).status_code in (302, 403)
+    assert Execution.objects.count() == 1
+
+
+def test_long_outcomes_are_compared_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_LINES", 50)
+    difference = service.Difference("stdout", "a\n" * 10_000, "b\n" * 10_000)
+    assert len(difference.lines) == 50

@@ -1,0 +1,224 @@
+"""Retention: bodies go when their time is over, the proof of them stays."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.utils import timezone
+
+from executions.ids import first_uuid7, uuid7
+from executions.models import Artifact, Execution, LedgerEntry
+from executions.services import retention
+from executions.services.ledger import append
+from executions.services.ledger.records import ERASURE
+from executions.services.ledger.verification import verify
+from executions.services.retention import apply_retention
+from executions.tasks import apply_retention as scheduled
+from tests.conftest import Caller
+from tests.running import run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CODE = (
+    "answer = ExecutionResult('out', 'err', 0, 0.0, has_result=True, result=[1],"
+    " artifacts=[ArtifactFile('a.txt', 'text/plain', b'content')])"
+)
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention runs ten days after everything else."""
+    clock = SimpleNamespace(now=lambda: timezone.now() + timedelta(days=10))
+    monkeypatch.setattr(retention, "timezone", clock)
+
+
+def keep(caller: Caller, **days: int) -> None:
+    for data, value in days.items():
+        setattr(caller.tenant, f"keep_{data}_days", value)
+    caller.tenant.save()
+
+
+def bodies(execution_id: str) -> tuple[bool, bool, bool]:
+    """Whether code, output and artifacts are there."""
+    record = Execution.objects.get(pk=execution_id)
+    artifact = record.artifacts.get()
+    return (
+        bool(record.code and record.arguments),
+        bool(record.stdout and record.stderr and record.result),
+        bool(artifact.file) and artifact.file.storage.exists(artifact.file.name),
+    )
+
+
+@pytest.fixture
+def execution_id(scripted: object, alice: Caller) -> str:
+    answer = run(alice, CODE, arguments={"a": 1})
+    return str(answer.json()["id"])
+
+
+@pytest.mark.parametrize(
+    ("data", "left"),
+    [
+        ("code", (False, True, True)),
+        ("output", (True, False, True)),
+        ("artifacts", (True, True, False)),
+    ],
+)
+def test_a_kind_of_data_is_erased_and_the_ledger_still_verifies(
+    execution_id: str, alice: Caller, later: None, data: str, left: tuple[bool, bool, bool]
+) -> None:
+    keep(alice, **{data: 9})
+    receipt = alice.client.get(f"/api/v1/executions/{execution_id}").json()["receipt"]
+
+    (erased,) = apply_retention()
+
+    assert (erased.tenant, erased.data, erased.executions) == ("wonderland", data, 1)
+    assert erased.bytes > 0
+    assert bodies(execution_id) == left
+    found = verify()
+    assert found.is_intact, found.findings
+    answer = alice.client.get(f"/api/v1/executions/{execution_id}").json()
+    assert answer["receipt"] == receipt
+    assert answer["status"] == "succeeded"
+    assert Execution.objects.get().code_hash == receipt["code_hash"]
+    said = LedgerEntry.objects.get(kind=ERASURE).stated
+    assert (said["subject"], said["data"], said["executions"]) == ("wonderland", data, 1)
+    assert apply_retention() == []
+
+
+def test_an_erased_artifact_cannot_be_downloaded_and_is_still_listed(
+    execution_id: str, alice: Caller, later: None
+) -> None:
+    keep(alice, artifacts=1)
+    path = Artifact.objects.get().file.path
+
+    apply_retention()
+
+    (listed,) = alice.client.get(f"/api/v1/executions/{execution_id}").json()["artifacts"]
+    assert listed["size_bytes"] == len("content")
+    assert alice.client.get(listed["url"]).status_code == 404
+    assert not Path(path).exists()
+
+
+def test_what_is_young_belongs_to_others_or_is_open_stays(
+    execution_id: str, alice: Caller, charlie: Caller, later: None
+) -> None:
+    other_id = run(charlie, CODE, arguments={"a": 1}).json()["id"]
+    queued_id = run(alice, CODE, arguments={"a": 1}, mode="async").json()["id"]
+    keep(alice, code=11, output=0)
+    assert apply_retention() == []
+    keep(alice, code=9)
+    assert [erased.executions for erased in apply_retention()] == [1]
+
+    assert bodies(other_id) == (True, True, True)
+    assert Execution.objects.get(pk=queued_id).code == CODE
+
+
+def test_the_installation_decides_where_the_tenant_does_not(
+    execution_id: str, alice: Caller, charlie: Caller, later: None, settings: Any
+) -> None:
+    run(charlie, CODE)
+    settings.SANDBOX_KEEP_DAYS = {"code": 3, "output": 0, "artifacts": 0}
+    keep(alice, code=0)
+
+    assert [(erased.tenant, erased.data) for erased in apply_retention()] == [("elsewhere", "code")]
+
+
+def test_a_tenant_that_is_gone_is_erased_by_the_installations_rule(
+    execution_id: str, alice: Caller, later: None, settings: Any
+) -> None:
+    alice.tenant.delete()
+    settings.SANDBOX_KEEP_DAYS = {"code": 0, "output": 3, "artifacts": 0}
+
+    assert scheduled() == 1
+    assert bodies(execution_id) == (True, False, True)
+
+
+def test_a_dry_run_counts_and_erases_nothing(execution_id: str, alice: Caller, later: None) -> None:
+    keep(alice, code=1, output=1, artifacts=1)
+    entries = LedgerEntry.objects.count()
+    out, progress = StringIO(), StringIO()
+
+    call_command("apply_retention", "--dry-run", "--json", stdout=out, stderr=progress)
+
+    summary = json.loads(out.getvalue())
+    assert summary["dry_run"] is True
+    assert {each["data"]: each["executions"] for each in summary["erasures"]} == {
+        "code": 1,
+        "output": 1,
+        "artifacts": 1,
+    }
+    assert "wonderland" in progress.getvalue()
+    assert bodies(execution_id) == (True, True, True)
+    assert LedgerEntry.objects.count() == entries
+
+
+def test_the_command_says_what_it_erased(execution_id: str, alice: Caller, later: None) -> None:
+    out = StringIO()
+    call_command("apply_retention", stdout=out, stderr=StringIO())
+    assert out.getvalue() == "Nothing was due.\n"
+    keep(alice, output=1)
+    call_command("apply_retention", stdout=out, stderr=StringIO())
+    assert "wonderland: output of 1 executions before" in out.getvalue()
+
+
+def test_batches_reach_everything(
+    scripted: object, alice: Caller, later: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    for _ in range(5):
+        run(alice, CODE)
+    keep(alice, code=1)
+
+    assert [erased.executions for erased in apply_retention()] == [5]
+    assert LedgerEntry.objects.filter(kind=ERASURE).count() == 3
+    assert not Execution.objects.exclude(code="").exists()
+    assert verify().is_intact
+
+
+def test_nothing_is_erased_when_it_cannot_be_entered(
+    execution_id: str, alice: Caller, later: None, settings: Any
+) -> None:
+    keep(alice, code=1, artifacts=1)
+    settings.LEDGER_KEYS = []
+    with pytest.raises(Exception, match="LEDGER_KEYS"):
+        apply_retention()
+    assert bodies(execution_id) == (True, True, True)
+
+
+def test_an_erasure_excuses_nothing_that_was_not_due(
+    execution_id: str, alice: Caller, scripted: object
+) -> None:
+    content = {"data": "code", "created_before": "2020-01-01T00:00:00.000000+00:00"}
+    append(ERASURE, "wonderland", content)
+    Execution.objects.update(code="")
+    assert [finding.kind for finding in verify().findings] == ["altered record"]
+
+
+def test_a_body_that_comes_back_changed_is_found(
+    execution_id: str, alice: Caller, later: None
+) -> None:
+    keep(alice, output=1)
+    apply_retention()
+    Execution.objects.update(stdout="something else")
+    assert [finding.kind for finding in verify().findings] == ["altered record"]
+
+
+def test_ids_are_told_apart_by_the_time_they_were_made() -> None:
+    before = timezone.now() - timedelta(milliseconds=1)
+    made = uuid7()
+    assert first_uuid7(before) < made < first_uuid7(timezone.now() + timedelta(milliseconds=1))
+
+
+def test_due_executions_are_found_by_an_index(db: None) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("reads SQLite's plan")
+    due = retention._due(retention.Erasure("x", "code", timezone.now()))
+    assert "USING INDEX execution_tenant_slug" in due.order_by("pk").explain()
