@@ -85,5 +85,9 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('status', 'approved'), _negated=True), models.Q(models.Q(('decided_by', models.F('author')), _negated=True), models.Q(('decided_by', ''), _negated=True)), _connector='OR'), name='providers_approved_by_a_second_person'), models.CheckConstraint(condition=models.Q(('status__in', ('waiting', 'approved', 'rejected'))), name='providers_pending_status_is_known'), models.CheckConstraint(condition=models.Q(('status', 'waiting'), ('config__isnull', True), _connector='OR'), name='providers_decided_change_keeps_no_config')],
             },
         ),
+        migrations.AlterModelOptions(
+            name='providerconfig',
+            options={'ordering': ('provider_id',), 'permissions': (('activate_providerconfig', 'Can choose the active provider'), ('test_providerconfig', 'Can test the connection of a provider')), 'verbose_name': 'provider'},
+        ),
         migrations.RunPython(keep_what_is_there, migrations.RunPython.noop),
     ]
