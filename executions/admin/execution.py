@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from uuid import UUID
@@ -133,7 +134,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "mode",
                     "timeout",
                     "code_hash",
-                    "meta",
+                    "shown_meta",
                 )
             },
         ),
@@ -213,6 +214,11 @@ class ExecutionAdmin(ExecutionModelAdmin):
     @admin.display(description="arguments")
     def shown_arguments(self, execution: Execution) -> SafeString:
         return _block(execution.arguments)
+
+    @admin.display(description="meta")
+    def shown_meta(self, execution: Execution) -> SafeString:
+        # Not the field itself, which the theme would colour with inline styles.
+        return _block(json.dumps(execution.meta, indent=2) if execution.meta else "")
 
     @admin.display(description="result")
     def shown_result(self, execution: Execution) -> SafeString:

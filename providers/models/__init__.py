@@ -1,4 +1,5 @@
 from providers.models.config_version import ConfigVersion, PendingChange
 from providers.models.provider_config import ProviderConfig
+from providers.models.provider_health import ProviderHealth
 
-__all__ = ("ConfigVersion", "PendingChange", "ProviderConfig")
+__all__ = ("ConfigVersion", "PendingChange", "ProviderConfig", "ProviderHealth")
