@@ -130,7 +130,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 AUTHENTICATION_BACKENDS = [
-    "axes.backends.AxesStandaloneBackend",
+    "sandbox_site.throttling.ThrottledLogins",
     "django.contrib.auth.backends.ModelBackend",
 ]
 
