@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.services import statistics
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
 from providers.base import ExecutionResult
@@ -135,14 +137,15 @@ def close_record(
     still_open = Execution.objects.filter(pk=execution.pk, finished_at=None)
     if only_if:
         still_open = still_open.filter(status=only_if)
-    if not artifacts:
+    ended = copy.copy(execution)
+    for name, value in values.items():
+        setattr(ended, name, value)
+    with transaction.atomic():
         won = still_open.update(**values) == 1
-    else:
-        with transaction.atomic():
-            won = still_open.update(**values) == 1
-            if won:
-                for artifact in artifacts:
-                    artifact.save(force_insert=True)
+        if won:
+            for artifact in artifacts:
+                artifact.save(force_insert=True)
+            statistics.count(ended)
     if not won:
         execution.refresh_from_db()
         return False

@@ -9,6 +9,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.stale import ensure_schedule
+from executions.services.statistics import ensure_counted
 from providers.services import health
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
@@ -33,6 +34,7 @@ class Command(BaseCommand):
         bootstrap.ensure_provider()
         ensure_schedule()
         health.ensure_schedule()
+        ensure_counted()
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():
