@@ -56,6 +56,9 @@ UNFOLD: dict[str, Any] = {
     "SHOW_VIEW_ON_SITE": False,
     # Served as a style sheet of our own, static/admin_ui/admin.css.
     "COLORS": {},
+    "ACCOUNT": {
+        "navigation": [{"title": "Authenticator", "link": reverse_lazy("authenticator")}],
+    },
     "DASHBOARD_CALLBACK": "executions.admin.dashboard.dashboard_context",
     "LOGIN": {"form": "sandbox_site.login.LoginForm"},
     "SIDEBAR": {

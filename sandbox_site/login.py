@@ -28,7 +28,8 @@ class LoginForm(AuthenticationForm):  # type: ignore[misc]
         user = self.get_user()
         if user is None or next(devices_for_user(user), None) is None:
             return cleaned
-        device = match_token(user, str(cleaned.get("otp_token") or ""))
+        code = str(cleaned.get("otp_token") or "").replace(" ", "")
+        device = match_token(user, code) if code else None
         if device is None:
             # Counted like a wrong password.
             credentials = {"username": cleaned.get("username")}

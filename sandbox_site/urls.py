@@ -5,6 +5,7 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from executions.admin.dashboard import pool_view
+from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz
 
 # Swagger UI writes styles into its page; its script is served from a file of its own.
@@ -16,6 +17,7 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("healthz", healthz, name="healthz"),
     path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
+    path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
     path("admin/", admin.site.urls),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs", docs, name="docs"),
