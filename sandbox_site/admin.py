@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import django_q.admin  # noqa: F401  imported to be unregistered
+import django_otp.plugins.otp_totp.admin  # noqa: F401  imported to be unregistered
+import django_q.admin  # noqa: F401
 from axes.admin import AccessAttemptAdmin
 from axes.models import AccessAttempt, AccessFailureLog, AccessLog
 from django.contrib import admin
