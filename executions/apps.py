@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class ExecutionsConfig(AppConfig):
@@ -8,5 +9,8 @@ class ExecutionsConfig(AppConfig):
 
     def ready(self) -> None:
         from executions import receivers
+        from executions.services.roles import ensure_roles
 
         receivers.connect()
+        # The last of the apps with permissions, so that all of them are there by then.
+        post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
-from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextInputWidget
 from django.utils.html import escape
 from django.views.decorators.debug import sensitive_variables
+from unfold.widgets import (
+    UnfoldAdminIntegerFieldWidget,
+    UnfoldAdminPasswordWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextInputWidget,
+    UnfoldBooleanSwitchWidget,
+)
 
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
@@ -22,6 +28,7 @@ else:
     _ModelForm = forms.ModelForm
 
 VERSION = "_version"
+REASON = "_reason"
 _CLEAR = "_clear_"
 
 
@@ -34,6 +41,13 @@ class ProviderConfigForm(_ModelForm):
     provider: type[SandboxProvider]
 
     _version = forms.IntegerField(widget=forms.HiddenInput)
+    _reason = forms.CharField(
+        label="Reason",
+        required=False,
+        max_length=500,
+        help_text="Why, for the history.",
+        widget=UnfoldAdminTextInputWidget(),
+    )
 
     class Meta:
         model = ProviderConfig
@@ -104,34 +118,48 @@ def build_form(
         "type[ProviderConfigForm]", type("ProviderConfigForm", (ProviderConfigForm,), attributes)
     )
     form.provider = provider
+    # What is asked of every provider comes last.
+    form.base_fields[REASON] = form.base_fields.pop(REASON)
     return form
 
 
 def _form_field(declared: ConfigField, initial: Any) -> forms.Field:
     common: dict[str, Any] = {
         "label": declared.label,
-        "help_text": escape(declared.description),
+        "help_text": escape(" ".join(filter(None, (declared.description, _range(declared))))),
         "initial": initial,
         "required": declared.required,
     }
     hint = {"placeholder": declared.placeholder} if declared.placeholder else {}
     if declared.type == "boolean":
-        return forms.BooleanField(**(common | {"required": False}))
+        return forms.BooleanField(
+            **(common | {"required": False}), widget=UnfoldBooleanSwitchWidget()
+        )
     if declared.options:
         choices = [(option, option) for option in declared.options]
         if initial not in declared.options or not declared.required:
             choices.insert(0, ("", "---------"))
-        return forms.ChoiceField(**common, choices=choices)
+        return forms.ChoiceField(**common, choices=choices, widget=UnfoldAdminSelectWidget())
     if declared.type == "string":
         return forms.CharField(
             **common,
             min_length=_whole(declared.min),
             max_length=_whole(declared.max),
-            widget=AdminTextInputWidget(attrs=hint),
+            widget=UnfoldAdminTextInputWidget(attrs=hint),
         )
     number = forms.IntegerField if declared.type == "integer" else forms.FloatField
     bounds: dict[str, Any] = {"min_value": declared.min, "max_value": declared.max}
-    return number(**common, **bounds, widget=AdminIntegerFieldWidget(attrs=hint))
+    return number(**common, **bounds, widget=UnfoldAdminIntegerFieldWidget(attrs=hint))
+
+
+def _range(declared: ConfigField) -> str:
+    if declared.type not in ("integer", "number") or declared.min is declared.max is None:
+        return ""
+    if declared.max is None:
+        return f"At least {declared.min}."
+    if declared.min is None:
+        return f"At most {declared.max}."
+    return f"From {declared.min} to {declared.max}."
 
 
 def _secret_fields(key: str, declared: ConfigField, stored: Any) -> dict[str, forms.Field]:
@@ -145,9 +173,8 @@ def _secret_fields(key: str, declared: ConfigField, stored: Any) -> dict[str, fo
             label=declared.label,
             help_text=help_text,
             required=declared.required and not shown,
-            widget=forms.PasswordInput(
+            widget=UnfoldAdminPasswordWidget(
                 attrs={
-                    "class": "vTextField",
                     "autocomplete": "new-password",
                     "placeholder": shown or declared.placeholder,
                 }
@@ -156,7 +183,9 @@ def _secret_fields(key: str, declared: ConfigField, stored: Any) -> dict[str, fo
     }
     if shown and not declared.required:
         fields[_CLEAR + key] = forms.BooleanField(
-            label=f"Remove the stored {declared.label}", required=False
+            label=f"Remove the stored {declared.label}",
+            required=False,
+            widget=UnfoldBooleanSwitchWidget(),
         )
     return fields
 

@@ -9,13 +9,14 @@ Three ways to run, told apart by DEBUG:
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from sandbox_site import keys, logs
+from sandbox_site import admin_pages, keys, logs
 from sandbox_site.database import databases
 from sandbox_site.environment import StrictEnv
 
@@ -66,16 +67,22 @@ X_FRAME_OPTIONS = "DENY"
 
 INSTALLED_APPS = [
     "sandbox_site",
+    "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "django.contrib.humanize",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "django_q",
+    "axes",
+    "csp",
+    "django_otp",
+    "django_otp.plugins.otp_totp",
     "providers",
     "executions",
 ]
@@ -87,9 +94,12 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django_otp.middleware.OTPMiddleware",
     "executions.middleware.ActorMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 
 ROOT_URLCONF = "sandbox_site.urls"
@@ -123,6 +133,11 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
+AUTHENTICATION_BACKENDS = [
+    "sandbox_site.throttling.ThrottledLogins",
+    "django.contrib.auth.backends.ModelBackend",
+]
+
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = env.str("TIME_ZONE", default="UTC")
 USE_TZ = True
@@ -132,6 +147,19 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 # Served from where the packages keep them: there is no collecting step to forget.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_MAX_AGE = 3600 if PRODUCTION else 60
+
+UNFOLD, CONTENT_SECURITY_POLICY = admin_pages.UNFOLD, admin_pages.POLICY
+OTP_TOTP_ISSUER = "Cofferdam"
+OTP_ADMIN_HIDE_SENSITIVE_DATA = True
+AXES_FAILURE_LIMIT = env.bounded("LOGIN_FAILURES", default=5, low=1, high=1000)
+AXES_COOLOFF_TIME = timedelta(minutes=env.bounded("LOGIN_PAUSE_MINUTES", 15, 1, 10_080))
+# A name from one address; a name alone would let anybody lock an administrator out.
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_LOCKOUT_TEMPLATE = "admin/locked_out.html"
+AXES_HTTP_RESPONSE_CODE = 429
+AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "otp_token"]
+AXES_VERBOSE = False
 
 LOGGING = logs.configuration(
     env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
@@ -182,6 +210,7 @@ SANDBOX_MAX_BODY_BYTES = env.bounded(
     "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
 )
 SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
+TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
 

@@ -1,18 +1,25 @@
+from csp.decorators import csp_update
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
+from executions.admin.dashboard import pool_view
+from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz
 
-admin.site.site_header = admin.site.site_title = "Cofferdam"
-admin.site.index_title = "Administration"
+# Swagger UI writes styles into its page; its script is served from a file of its own.
+docs = csp_update({"style-src": ["'unsafe-inline'"]})(
+    SpectacularSwaggerSplitView.as_view(url_name="schema")
+)
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("healthz", healthz, name="healthz"),
+    path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
+    path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
     path("admin/", admin.site.urls),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("api/docs", docs, name="docs"),
     path("", include("executions.api.urls")),
 ]

@@ -128,4 +128,5 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
         "executions.tasks.end_stale_executions",
         "executions.tasks.index_new_code",
         "executions.tasks.write_ledger_checkpoint",
+        "providers.tasks.check_health",
     ]

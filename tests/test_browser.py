@@ -5,62 +5,19 @@ SCREENSHOTS=folder keeps a picture of each page.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-from django.contrib.auth.models import User
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from executions.models import Execution, Tenant
-from executions.services.keys import create_api_key
+from executions.models import Execution
 from providers.models import ProviderConfig
-from tests.conftest import Caller, require
+from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.conftest import Caller
 from tests.running import LOCAL, activate, run
 
+__all__ = ("browser", "caller", "complaints", "page")
+
 HOSTILE = "<script>document.title='owned'</script> <b>bold</b>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = require("chromium")
-    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
-        # Playwright keeps an event loop in this thread, which Django takes for asynchronous code.
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        yield playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"],
-        )
-
-
-@pytest.fixture
-def page(browser: Browser, live_server: object, transactional_db: None) -> Iterator[Page]:
-    User.objects.create_superuser("admin", password="correct horse")
-    context = browser.new_context(
-        base_url=str(live_server), viewport={"width": 1280, "height": 860}
-    )
-    page = context.new_page()
-    page.goto("/admin/")
-    page.get_by_label("Username").fill("admin")
-    page.get_by_label("Password").fill("correct horse")
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Administration")).to_be_visible()
-    yield page
-    context.close()
-
-
-@pytest.fixture
-def caller(transactional_db: None) -> Caller:
-    require("bwrap")
-    tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
-    return Caller(*create_api_key(tenant, "alice"))
-
-
-def keep_picture(page: Page, name: str) -> None:
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def test_an_admin_changes_the_provider_and_the_change_is_stored(page: Page) -> None:
@@ -73,7 +30,7 @@ def test_an_admin_changes_the_provider_and_the_change_is_stored(page: Page) -> N
     size.fill("3")
     page.get_by_label(re.compile("Memory per sandbox")).select_option("512m")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.locator(".success")).to_be_visible()
+    expect(page.get_by_text("changed successfully")).to_be_visible()
     stored = ProviderConfig.objects.get(provider_id="local")
     assert (stored.config["pool_size"], stored.config["max_memory"]) == (3, "512m")
 
@@ -87,8 +44,7 @@ def test_a_value_out_of_range_is_explained_at_its_field_and_not_stored(page: Pag
     page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")
     size.fill("1000")
     page.get_by_role("button", name="Save", exact=True).click()
-    row = page.locator(".form-row", has=page.get_by_label(re.compile("Warm sandboxes")))
-    expect(row).to_contain_text("less than or equal to 32")
+    expect(page.get_by_text("less than or equal to 32").first).to_be_visible()
     assert ProviderConfig.objects.get(provider_id="local").config["pool_size"] == 2
 
 
@@ -102,7 +58,7 @@ def test_an_execution_is_found_and_its_output_is_shown_harmless(page: Page, call
     expect(page.locator("#content")).to_contain_text(HOSTILE)
     expect(page.locator("#content")).to_contain_text("ValueError: the end")
     expect(page).not_to_have_title(re.compile("owned"))
-    expect(page.locator("#content input[type=submit]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Save")).to_have_count(0)
     keep_picture(page, "execution")
     assert Execution.objects.get().status == Execution.Status.FAILED
 

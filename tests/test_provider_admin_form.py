@@ -100,8 +100,8 @@ def errors_by_field(response: Any) -> dict[str, list[str]]:
 
 def test_adding_starts_with_a_choice_of_the_installed_providers(admin: Client) -> None:
     text = admin.get(ADD).content.decode()
-    assert '<a href="?provider=probe">Probe</a>' in text
-    assert '<a href="?provider=local">' in text
+    assert re.search(r'href="\?provider=probe">.*?<strong>Probe</strong>', text, re.S)
+    assert 'href="?provider=local">' in text
     assert "Notes &lt;what&gt; happens to it." in text
 
 
@@ -140,7 +140,7 @@ def test_each_declared_field_has_its_control(admin: Client) -> None:
     text = response.content.decode()
     assert "Pool size" in text
     assert "Where the &lt;service&gt; listens." in text
-    assert re.search(r'<label class="required" for="id_endpoint">Endpoint', text)
+    assert re.search(r'<label class="[^"]*required" for="id_endpoint">\s*Endpoint', text)
 
 
 def test_a_posted_form_is_stored(admin: Client) -> None:
@@ -417,3 +417,38 @@ def test_the_pages_hold_no_inline_script(admin: Client) -> None:
         text = admin.get(url).content.decode()
         assert not re.search(r"<script(?![^>]*\bsrc=)", text)
         assert not re.search(r"\son\w+=", text)
+
+
+def live(what: str, provider_id: str = "probe") -> str:
+    return reverse(f"admin:providers_{what}", args=[provider_id])
+
+
+def test_values_are_checked_and_tried_before_they_are_saved(admin: Client) -> None:
+    row = save_config("probe", GOOD)
+    data = as_posted(admin.get(page_of(row)))
+    answer = admin.post(live("validate"), data | {"size": "0", "endpoint": "x"})
+    assert set(answer.json()["errors"]) == {"size", "endpoint"}
+    assert admin.post(live("validate"), data).json() == {"errors": {}}
+    refused = admin.post(live("test"), data | {"behaviour": "refuse"}).json()
+    assert (refused["success"], refused["code"]) == (False, "SB003")
+    crashed = admin.post(live("test"), data | {"behaviour": "crash"})
+    assert crashed.json()["code"] == "SB009"
+    assert TOKEN not in crashed.content.decode()
+    assert ProviderConfig.objects.get().version == 1
+    assert admin.get(live("test")).status_code == 404
+    assert admin.post(live("test", "nowhere"), {"_stored": "1"}).status_code == 404
+    assert "failed with SB003" in LogEntry.objects.order_by("pk")[0].change_message
+
+
+def test_only_who_may_change_tries_other_values_than_the_stored_ones(client: Client) -> None:
+    save_config("probe", GOOD)
+    data = GOOD | {"_version": "1", "endpoint": "http://evil"}
+    viewer = staff(client, "view")
+    for what in ("validate", "test"):
+        assert viewer.post(live(what), data).status_code == 403
+    assert viewer.post(live("test"), {"_stored": "1"}).status_code == 403
+    tester = User.objects.create_user("tester", is_staff=True)
+    tester.user_permissions.add(Permission.objects.get(codename="test_providerconfig"))
+    client.force_login(tester)
+    assert client.post(live("test"), data).status_code == 403
+    assert client.post(live("test"), {"_stored": "1"}).status_code == 200

@@ -16,11 +16,17 @@ from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
 from executions.models import ApiKey
 from executions.services.keys import create_api_key, revoke
 
+CONFIGURE = "providers.change_providerconfig"
+
 
 class NewApiKeyForm(ApiKeyModelForm):
     class Meta:
         model = ApiKey
-        fields = ("tenant", "name", "expires_at")
+        fields = ("tenant", "name", "scope", "expires_at")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["scope"].required = False
 
     def clean_expires_at(self) -> Any:
         expires_at = self.cleaned_data["expires_at"]
@@ -33,7 +39,16 @@ class NewApiKeyForm(ApiKeyModelForm):
 class ApiKeyAdmin(ApiKeyModelAdmin):
     """Keys are made here, shown once, and revoked. Nothing of a key can be changed."""
 
-    list_display = ("prefix", "name", "tenant", "state", "created_at", "expires_at", "last_used_at")
+    list_display = (
+        "prefix",
+        "name",
+        "tenant",
+        "scope",
+        "state",
+        "created_at",
+        "expires_at",
+        "last_used_at",
+    )
     list_filter = ("tenant",)
     list_select_related = ("tenant",)
     search_fields = ("name", "prefix", "tenant__slug")
@@ -48,12 +63,21 @@ class ApiKeyAdmin(ApiKeyModelAdmin):
             kwargs["form"] = NewApiKeyForm
         return super().get_form(request, obj, change, **kwargs)
 
+    def formfield_for_choice_field(
+        self, db_field: Any, request: HttpRequest, **kwargs: Any
+    ) -> forms.TypedChoiceField | None:
+        if db_field.name == "scope" and not request.user.has_perm(CONFIGURE):
+            # Who may not configure providers could otherwise do so with a key made here.
+            kwargs["choices"] = ((ApiKey.Scope.EXECUTE, ApiKey.Scope.EXECUTE.label),)
+        return super().formfield_for_choice_field(db_field, request, **kwargs)
+
     def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
         if obj is None:
-            return ("tenant", "name", "expires_at")
+            return ("tenant", "name", "scope", "expires_at")
         return (
             "tenant",
             "name",
+            "scope",
             "prefix",
             "state",
             "created_at",
@@ -69,7 +93,7 @@ class ApiKeyAdmin(ApiKeyModelAdmin):
     def save_model(
         self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm[ApiKey], change: bool
     ) -> None:
-        created, key_text = create_api_key(obj.tenant, obj.name, obj.expires_at)
+        created, key_text = create_api_key(obj.tenant, obj.name, obj.expires_at, obj.scope)
         obj.pk, obj.prefix, obj.key_hash = created.pk, created.prefix, created.key_hash
         obj._state.adding = False
         request.new_api_key = key_text  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Django's admin classes with type parameters, which they take only in type checking."""
+"""The theme's admin classes, with Django's type parameters where types are checked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from django import forms
 from django.contrib import admin
 from django.core.paginator import Paginator
+from unfold.admin import ModelAdmin as UnfoldModelAdmin
+from unfold.admin import TabularInline as UnfoldTabularInline
 
 from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     ExecutionPaginator = Paginator[Execution]
     ArtifactTabularInline = admin.TabularInline[Artifact, Execution]
 else:
-    TenantModelAdmin = ApiKeyModelAdmin = ExecutionModelAdmin = admin.ModelAdmin
-    LedgerEntryModelAdmin = admin.ModelAdmin
+    TenantModelAdmin = ApiKeyModelAdmin = ExecutionModelAdmin = UnfoldModelAdmin
+    LedgerEntryModelAdmin = UnfoldModelAdmin
     ApiKeyModelForm = forms.ModelForm
     ExecutionPaginator = Paginator
-    ArtifactTabularInline = admin.TabularInline
+    ArtifactTabularInline = UnfoldTabularInline

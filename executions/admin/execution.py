@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from uuid import UUID
@@ -265,6 +266,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
 
     @admin.display(description="meta")
     def shown_meta(self, execution: Execution) -> str:
+        # Not the field itself, which the theme would colour with inline styles.
         return visible(to_json(execution.meta))
 
     @admin.display(description="input files")

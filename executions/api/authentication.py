@@ -21,7 +21,7 @@ class ApiKeyAuthentication(BaseAuthentication):
     """`request.auth` is the ApiKey. There is no user: a key acts for its tenant."""
 
     def authenticate(self, request: Request) -> tuple[None, ApiKey]:
-        if not (key_text := _key_text(request)):
+        if not (key_text := key_text_of(request)):
             raise NotAuthenticated("An API key is needed, in X-API-Key or as a Bearer token.")
         try:
             return None, keys.authenticate(key_text)
@@ -37,7 +37,7 @@ class HasApiKey(BasePermission):
         return isinstance(request.auth, ApiKey)
 
 
-def _key_text(request: Request) -> str:
+def key_text_of(request: Request) -> str:
     if key_text := request.META.get("HTTP_X_API_KEY", ""):
         return str(key_text)
     scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")

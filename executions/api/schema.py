@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.utils import OpenApiResponse, extend_schema_field
 from rest_framework import serializers
@@ -37,6 +38,22 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
         return [
             {"type": "apiKey", "in": "header", "name": "X-API-Key"},
             {"type": "http", "scheme": "bearer"},
+        ]
+
+
+class AdminScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "executions.api.admin_authentication.AdminAuthentication"
+    name = ["apiKey", "bearer", "session"]
+
+    def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
+        """A key of scope admin in either header, or the admin's session."""
+        return [{"apiKey": []}, {"bearer": []}, {"session": []}]
+
+    def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
+        return [
+            {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            {"type": "http", "scheme": "bearer"},
+            {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME},
         ]
 
 
@@ -193,3 +210,40 @@ class DetailSerializer(serializers.Serializer[Any]):
 
 def errors(*statuses: int) -> dict[int, OpenApiResponse]:
     return {status: OpenApiResponse(ErrorSerializer, _ERRORS[status]) for status in statuses}
+
+
+class AdminDataSerializer(serializers.Serializer[Any]):
+    data = AnyJson()  # type: ignore[assignment]
+
+
+class AdminMessageSerializer(serializers.Serializer[Any]):
+    message = serializers.CharField()
+
+
+class AdminConfigSerializer(serializers.Serializer[Any]):
+    provider_type = serializers.CharField(help_text="The provider's id.")
+    config = JsonObject(help_text="A secret that is masked or left out stays what it is.")
+    set_active = serializers.BooleanField(default=True)
+    test_connection = serializers.BooleanField(default=False)
+    reason = serializers.CharField(required=False, help_text="Kept with the version.")
+
+
+class AdminTestSerializer(serializers.Serializer[Any]):
+    provider_type = serializers.CharField(help_text="The provider's id.")
+    config = JsonObject(required=False, help_text="The stored one where none is given.")
+
+
+class AdminTrialSerializer(serializers.Serializer[Any]):
+    success = serializers.BooleanField()
+    message = serializers.CharField()
+    latency_ms = serializers.FloatField(allow_null=True)
+    runtime = serializers.CharField(allow_null=True)
+    language = serializers.CharField(allow_null=True)
+    code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
+    field = serializers.CharField(allow_null=True)
+    errors = JsonObject(help_text="Refused fields and why.")  # type: ignore[assignment]
+
+
+class AdminActiveSerializer(serializers.Serializer[Any]):
+    provider = serializers.CharField(help_text="The provider's id.")
+    reason = serializers.CharField(required=False)

@@ -4,6 +4,7 @@ from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
 from executions.models.ledger_entry import LedgerEntry
 from executions.models.saved_filter import SavedFilter
+from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.models.tenant import Tenant
 
 __all__ = (
@@ -12,6 +13,9 @@ __all__ = (
     "CodeSearchProgress",
     "CodeText",
     "Execution",
+    "ExecutionCount",
+    "ExecutionLatency",
+    "ExecutionTenantCount",
     "LedgerEntry",
     "SavedFilter",
     "Tenant",

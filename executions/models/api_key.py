@@ -16,11 +16,16 @@ class ApiKey(models.Model):
     lookup by hash takes the same time for every wrong key.
     """
 
+    class Scope(models.TextChoices):
+        EXECUTE = "execute", "Run code"
+        ADMIN = "admin", "Run code and configure providers"
+
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="api_keys")
     name = models.CharField(max_length=100)
     prefix = models.CharField(
         max_length=16, editable=False, help_text="The first characters, to tell keys apart."
     )
+    scope = models.CharField(max_length=16, choices=Scope.choices, default=Scope.EXECUTE)
     key_hash = models.CharField(max_length=64, unique=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
@@ -30,6 +35,11 @@ class ApiKey(models.Model):
     class Meta:
         verbose_name = "API key"
         ordering = ("tenant", "name")
+        constraints = (
+            models.CheckConstraint(
+                condition=models.Q(scope__in=("execute", "admin")), name="api_key_scope_is_known"
+            ),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"

@@ -23,11 +23,17 @@ class Unauthenticated(Exception):
 
 
 def create_api_key(
-    tenant: Tenant, name: str, expires_at: datetime | None = None
+    tenant: Tenant,
+    name: str,
+    expires_at: datetime | None = None,
+    scope: str = ApiKey.Scope.EXECUTE,
 ) -> tuple[ApiKey, str]:
     """A new key and its text, which is known only now. Raises InvalidConfiguration."""
     if not name or len(name) > 100:
         raise InvalidConfiguration("name: Must be 1 to 100 characters long.", field="name")
+    if scope not in ApiKey.Scope.values:
+        known = ", ".join(ApiKey.Scope.values)
+        raise InvalidConfiguration(f"scope: Must be one of: {known}.", field="scope")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidConfiguration("expires_at: Must be in the future.", field="expires_at")
     key_text = "cfd_" + secrets.token_urlsafe(32)
@@ -37,6 +43,7 @@ def create_api_key(
         prefix=key_text[:_PREFIX_LENGTH],
         key_hash=_hash(key_text),
         expires_at=expires_at,
+        scope=scope,
     )
     return api_key, key_text
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 from executions.models import ApiKey, Artifact, Execution, Tenant
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
+from executions.services import statistics
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
 from providers.base import ExecutionResult, InputFile
@@ -159,6 +160,7 @@ def close_record(
             for artifact in artifacts:
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
+            statistics.count(ended)
     if not won:
         execution.refresh_from_db()
         return False

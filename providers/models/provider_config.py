@@ -30,6 +30,10 @@ class ProviderConfig(models.Model):
     class Meta:
         verbose_name = "provider"
         ordering = ("provider_id",)
+        permissions = (
+            ("activate_providerconfig", "Can choose the active provider"),
+            ("test_providerconfig", "Can test the connection of a provider"),
+        )
         constraints = (
             models.UniqueConstraint(
                 fields=["is_active"],

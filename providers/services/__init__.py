@@ -1,7 +1,16 @@
+from providers.services.approval import (
+    NotPermitted,
+    approve,
+    reject,
+    request_change,
+    request_rollback,
+    two_person_rule,
+)
 from providers.services.configuration import (
     ConfigurationConflict,
     activate,
     merged_config,
+    remove_config,
     save_config,
     stored_config,
 )
@@ -9,11 +18,18 @@ from providers.services.rotation import Rotation, encrypted_fields, rotate
 
 __all__ = [
     "ConfigurationConflict",
+    "NotPermitted",
     "Rotation",
     "activate",
+    "approve",
     "encrypted_fields",
     "merged_config",
+    "reject",
+    "remove_config",
+    "request_change",
+    "request_rollback",
     "rotate",
     "save_config",
     "stored_config",
+    "two_person_rule",
 ]

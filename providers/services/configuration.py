@@ -14,8 +14,10 @@ from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
-from providers.models import ProviderConfig
+from providers.models import ConfigVersion, ProviderConfig
 from providers.schema import keep_untouched_secrets
+from providers.services import history
+from providers.services.history import SYSTEM
 
 
 class ConfigurationConflict(Exception):
@@ -29,8 +31,13 @@ def save_config(
     *,
     expected_version: int | None = None,
     clear: Collection[str] = (),
+    author: str = SYSTEM,
+    reason: str = "",
+    approved_by: str = "",
 ) -> ProviderConfig:
     """Validate and store a configuration; every process takes it up within a second.
+
+    What changes is a new version with its author and reason, in the same transaction.
 
     A secret that is missing, empty or masked stays what it is, unless `clear` names it.
     `expected_version` is the version the change was made from, 0 for none stored yet.
@@ -44,10 +51,22 @@ def save_config(
         raise _conflict(provider_id)
     before = stored_config(row)
     cleaned = merged_config(provider, config, before or {}, clear)
+    if row is not None and cleaned == before:
+        return row
+    with transaction.atomic():
+        row = _create(provider_id, cleaned) if row is None else _update(row, cleaned)
+        if row is not None:
+            history.record_version(
+                provider_id,
+                row.version,
+                before=before,
+                after=cleaned,
+                author=author,
+                reason=reason,
+                approved_by=approved_by,
+            )
     if row is None:
-        return _create(provider_id, cleaned)
-    if cleaned != before:
-        _update(row, cleaned)
+        raise _conflict(provider_id)
     return row
 
 
@@ -80,7 +99,30 @@ def stored_config(row: ProviderConfig | None) -> dict[str, Any] | None:
     return config
 
 
-def activate(provider_id: str) -> ProviderConfig:
+def remove_config(
+    row: ProviderConfig, *, author: str = SYSTEM, reason: str = "", approved_by: str = ""
+) -> None:
+    """Delete a configuration; its history stays, with the removal as the last version.
+
+    Raises ConfigurationConflict when it was changed at the same moment.
+    """
+    before = stored_config(row)
+    with transaction.atomic():
+        version = max(history.next_version(row.provider_id), row.version + 1)
+        if not ProviderConfig.objects.filter(pk=row.pk, version=row.version).delete()[0]:
+            raise _conflict(row.provider_id)
+        history.record_version(
+            row.provider_id,
+            version,
+            before=before,
+            after={},
+            author=author,
+            reason=reason or "Removed.",
+            approved_by=approved_by,
+        )
+
+
+def activate(provider_id: str, *, author: str = SYSTEM, reason: str = "") -> ProviderConfig:
     """Make a configured provider the one that runs the code.
 
     Raises InvalidConfiguration when its configuration is missing or no longer fits its schema,
@@ -104,31 +146,52 @@ def activate(provider_id: str) -> ProviderConfig:
     now = timezone.now()
     try:
         with transaction.atomic():
+            former = rows.filter(is_active=True).values_list("provider_id", flat=True).first()
             rows.filter(is_active=True).exclude(pk=row.pk).update(is_active=False, updated_at=now)
             checked = rows.filter(pk=row.pk, version=row.version)
             if not checked.update(is_active=True, updated_at=now):
                 raise _conflict(provider_id)
+            if former != provider_id:
+                _announce_active(row, former, author, reason)
     except IntegrityError:
         raise _conflict(provider_id) from None
     row.refresh_from_db(fields=["is_active", "updated_at"])
     return row
 
 
+def _announce_active(row: ProviderConfig, former: str | None, author: str, reason: str) -> None:
+    diff = [
+        {
+            "field": "active",
+            "label": "Active provider",
+            "change": "changed" if former else "added",
+            "before": former,
+            "after": row.provider_id,
+        }
+    ]
+    recorded = ConfigVersion.objects.filter(provider_id=row.provider_id, version=row.version)
+    digest = recorded.values_list("content_hash", flat=True).first() or ""
+    history.announce(row.pk, row.provider_id, row.version, author, reason, diff, digest)
+
+
 @sensitive_variables()
 def _create(provider_id: str, config: dict[str, Any]) -> ProviderConfig:
     try:
         with transaction.atomic():
-            return ProviderConfig.objects.create(provider_id=provider_id, config=config)
+            return ProviderConfig.objects.create(
+                provider_id=provider_id, config=config, version=history.next_version(provider_id)
+            )
     except IntegrityError:
         raise _conflict(provider_id) from None
 
 
 @sensitive_variables()
-def _update(row: ProviderConfig, config: dict[str, Any]) -> None:
+def _update(row: ProviderConfig, config: dict[str, Any]) -> ProviderConfig | None:
     unchanged = ProviderConfig.objects.filter(pk=row.pk, version=row.version)
     if not unchanged.update(config=config, version=F("version") + 1, updated_at=timezone.now()):
-        raise _conflict(row.provider_id)
+        return None
     row.refresh_from_db()
+    return row
 
 
 def _conflict(provider_id: str) -> ConfigurationConflict:

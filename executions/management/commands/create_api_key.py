@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models import Tenant
+from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
 from providers.errors import InvalidConfiguration
 
@@ -19,6 +19,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("tenant", help="the tenant's slug")
         parser.add_argument("--name", required=True, help="what the key is for")
+        parser.add_argument(
+            "--scope",
+            choices=ApiKey.Scope.values,
+            default=ApiKey.Scope.EXECUTE,
+            help="admin also opens /api/admin/sandbox",
+        )
         parser.add_argument("--expires-in-days", type=int, help="never by default")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -32,7 +38,7 @@ class Command(BaseCommand):
             raise CommandError(f"--expires-in-days must be 1 to {_LONGEST_DAYS}.")
         expires_at = None if days is None else timezone.now() + timedelta(days=days)
         try:
-            _, key_text = create_api_key(tenant, options["name"], expires_at)
+            _, key_text = create_api_key(tenant, options["name"], expires_at, options["scope"])
         except InvalidConfiguration as error:
             raise CommandError(error.message) from error
         self.stdout.write(key_text)

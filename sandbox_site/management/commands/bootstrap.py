@@ -9,6 +9,8 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.schedules import ensure_schedules
+from executions.services.statistics import ensure_counted
+from providers.services import health
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
 
@@ -31,6 +33,8 @@ class Command(BaseCommand):
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         advice = bootstrap.ensure_provider()
         ensure_schedules()
+        health.ensure_schedule()
+        ensure_counted()
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():

@@ -1,0 +1,69 @@
+"""The admin's front page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from executions.admin.charts import stacked_bars
+from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
+from providers.errors import SandboxError
+from providers.manager import manager
+from providers.models import ProviderConfig, ProviderHealth
+
+_VIEW = "executions.view_execution"
+
+
+def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """What the theme puts on the front page; the figures only for who may see executions."""
+    if not request.user.has_perm(_VIEW):
+        return context
+    chosen = request.GET.get("range", "")
+    chosen = chosen if chosen in RANGES else next(iter(RANGES))
+    found = figures(RANGES[chosen])
+    context |= {
+        "figures": found,
+        "target": TARGET_PERCENT,
+        "latencies": [("p50", found.p50), ("p95", found.p95), ("p99", found.p99)],
+        "ranges": list(RANGES),
+        "chosen": chosen,
+        "provider_chart": stacked_bars("Executions by provider", found.hours, found.by_provider),
+        "tenant_chart": stacked_bars("Executions by tenant", found.hours, found.by_tenant),
+        "providers": _providers(),
+    }
+    return context
+
+
+def pool_view(request: HttpRequest) -> HttpResponse:
+    """The active provider's pool now, as a piece of the front page that renews itself."""
+    if not request.user.has_perm(_VIEW):
+        raise PermissionDenied
+    context: dict[str, Any] = {}
+    try:
+        with manager.lease() as lease:
+            health = lease.provider.health_check()
+            context = {"provider": lease.provider.name, "health": health, "pool": health.details}
+    except SandboxError as error:
+        context = {"error": error}
+    pool = context.get("pool") or {}
+    if pool.get("capacity"):
+        context["used_percent"] = round(100 * pool.get("busy", 0) / pool["capacity"])
+    response = TemplateResponse(request, "admin/pool.html", context)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _providers() -> list[dict[str, Any]]:
+    health = ProviderHealth.objects.in_bulk()
+    return [
+        {
+            "row": row,
+            "health": found
+            if (found := health.get(row.provider_id)) and found.config_version == row.version
+            else None,
+        }
+        for row in ProviderConfig.objects.defer("config")
+    ]

@@ -1,0 +1,65 @@
+"""What the dashboard is drawn from: executions counted by the hour as they end."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class ExecutionCount(models.Model):
+    """How many executions ended in one hour, by where and how they ended."""
+
+    hour = models.DateTimeField()
+    provider = models.CharField(max_length=64)
+    status = models.CharField(max_length=16)
+    error_code = models.CharField(max_length=8)
+    count = models.PositiveBigIntegerField()
+    cost = models.FloatField(default=0)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=("hour", "provider", "status", "error_code"),
+                name="execution_count_once",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.hour:%Y-%m-%d %H} {self.provider} {self.status}"
+
+
+class ExecutionTenantCount(models.Model):
+    """How many executions of a tenant ended in one hour."""
+
+    hour = models.DateTimeField()
+    tenant_slug = models.CharField(max_length=64)
+    count = models.PositiveBigIntegerField()
+    cost = models.FloatField(default=0)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=("hour", "tenant_slug"), name="execution_tenant_count_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.hour:%Y-%m-%d %H} {self.tenant_slug}"
+
+
+class ExecutionLatency(models.Model):
+    """How many executions of one hour took how long. `bucket` is `services.statistics`' scale."""
+
+    hour = models.DateTimeField()
+    provider = models.CharField(max_length=64)
+    bucket = models.PositiveSmallIntegerField()
+    count = models.PositiveBigIntegerField()
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=("hour", "provider", "bucket"), name="execution_latency_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.hour:%Y-%m-%d %H} {self.provider} {self.bucket}"

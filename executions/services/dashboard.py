@@ -1,0 +1,131 @@
+"""The dashboard's figures, from the hourly counts: five queries, however many executions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Sum
+from django.utils import timezone
+
+from executions.models import Execution, ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.services.statistics import percentiles
+from providers import errors
+
+TARGET_PERCENT = 95.0
+RANGES = {"24h": 24, "7d": 24 * 7}
+
+_TOP = 6
+_OTHERS = "others"
+_RAN = (Execution.Status.SUCCEEDED, Execution.Status.FAILED)
+
+
+@dataclass
+class Series:
+    """One line of a stacked chart: a name and a number for each of the chart's hours."""
+
+    name: str
+    values: list[int]
+
+
+@dataclass
+class Figures:
+    """What happened in the hours that end with the current one.
+
+    `success_percent` is of what ended otherwise than by being cancelled, None when nothing did;
+    `ran_percent` is the part whose code ran to its own end, whatever its exit code.
+    Latencies are milliseconds. `cost` is None where executions carry none.
+    """
+
+    since: datetime
+    hours: list[datetime]
+    total: int = 0
+    success_percent: float | None = None
+    ran_percent: float | None = None
+    statuses: dict[str, int] = field(default_factory=dict)
+    errors: list[tuple[str, str, int]] = field(default_factory=list)
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    by_provider: list[Series] = field(default_factory=list)
+    by_tenant: list[Series] = field(default_factory=list)
+    tenants: list[dict[str, Any]] = field(default_factory=list)
+    cost: float | None = None
+
+    @property
+    def on_target(self) -> bool:
+        return self.success_percent is not None and self.success_percent >= TARGET_PERCENT
+
+
+def figures(hours: int, now: datetime | None = None) -> Figures:
+    """The figures of the last `hours` hours, the current one included."""
+    current = (now or timezone.now()).replace(minute=0, second=0, microsecond=0)
+    shown = [current - timedelta(hours=back) for back in range(hours - 1, -1, -1)]
+    found = Figures(shown[0], shown)
+    counts = ExecutionCount.objects.filter(hour__gte=found.since).order_by()
+    _outcomes(found, counts)
+    latencies = ExecutionLatency.objects.filter(hour__gte=found.since).order_by()
+    histogram = latencies.values_list("bucket").annotate(number=Sum("count"))
+    found.p50, found.p95, found.p99 = percentiles(histogram, 0.50, 0.95, 0.99)
+    of_tenants = ExecutionTenantCount.objects.filter(hour__gte=found.since).order_by()
+    busiest = of_tenants.values_list("tenant_slug").annotate(number=Sum("count"))
+    found.tenants = [
+        {"tenant_slug": slug, "number": number, "percent": 100 * number / (found.total or 1)}
+        for slug, number in busiest.order_by("-number", "tenant_slug")[:_TOP]
+    ]
+    found.by_provider = _series(
+        shown, counts.values_list("hour", "provider").annotate(number=Sum("count"))
+    )
+    top = [entry["tenant_slug"] for entry in found.tenants]
+    of_top = of_tenants.filter(tenant_slug__in=top)
+    found.by_tenant = _with_others(
+        _series(shown, of_top.values_list("hour", "tenant_slug").annotate(number=Sum("count"))),
+        [sum(values) for values in zip(*(s.values for s in found.by_provider), strict=True)],
+    )
+    return found
+
+
+def _outcomes(found: Figures, counts: Any) -> None:
+    by_code: dict[str, int] = defaultdict(int)
+    statuses: dict[str, int] = defaultdict(int)
+    spent = 0.0
+    rows = counts.values_list("status", "error_code")
+    for status, code, number, cost in rows.annotate(number=Sum("count"), spent=Sum("cost")):
+        statuses[status] += number
+        spent += cost
+        if code:
+            by_code[code] += number
+    found.statuses = dict(statuses)
+    found.total = sum(statuses.values())
+    found.cost = spent or None
+    judged = found.total - statuses.get(Execution.Status.CANCELLED, 0)
+    if judged:
+        found.success_percent = 100 * statuses.get(Execution.Status.SUCCEEDED, 0) / judged
+        found.ran_percent = 100 * sum(statuses.get(status, 0) for status in _RAN) / judged
+    found.errors = [
+        (code, errors.CODES[code].title if code in errors.CODES else "", by_code[code])
+        for code in sorted(by_code, key=lambda code: -by_code[code])
+    ]
+
+
+def _series(hours: list[datetime], rows: Iterable[tuple[datetime, str, int]]) -> list[Series]:
+    """The rows by name, the busiest first."""
+    position = {hour: index for index, hour in enumerate(hours)}
+    values: dict[str, list[int]] = defaultdict(lambda: [0] * len(hours))
+    for hour, name, number in rows:
+        if hour in position:
+            values[name or "none"][position[hour]] += number
+    return [
+        Series(name, values[name]) for name in sorted(values, key=lambda name: -sum(values[name]))
+    ]
+
+
+def _with_others(series: list[Series], totals: list[int]) -> list[Series]:
+    """The series and, where they are not all, one more for the rest."""
+    rest = [
+        total - sum(line.values[index] for line in series) for index, total in enumerate(totals)
+    ]
+    return [*series, Series(_OTHERS, rest)] if any(rest) else series

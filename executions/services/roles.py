@@ -1,0 +1,65 @@
+"""The three roles of the admin, as groups: Administrator, Operator, Auditor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import Group, Permission
+from django.db.models import Q, QuerySet
+
+ADMINISTRATOR = "Administrator"
+OPERATOR = "Operator"
+AUDITOR = "Auditor"
+
+_OURS = ("executions", "providers")
+_LOOKS = Q(content_type__app_label__in=_OURS) & (
+    Q(codename__startswith="view_") | Q(codename__startswith="export_")
+)
+# Views that show who did what in the admin, and who may.
+_ACCOUNTS = Q(content_type__app_label="auth", content_type__model__in=("user", "group"))
+_LOG = Q(content_type__app_label="admin", codename="view_logentry") | Q(
+    content_type__app_label="axes", codename="view_accessattempt"
+)
+_UNLOCKS = Q(content_type__app_label="axes", codename="delete_accessattempt")
+# What keeps the service running, without a way to change what runs it or who may.
+_OPERATES = Q(
+    content_type__app_label__in=_OURS,
+    codename__in=(
+        "activate_providerconfig",
+        "test_providerconfig",
+        "add_tenant",
+        "change_tenant",
+        "add_apikey",
+        "change_apikey",
+        "replay_execution",
+    ),
+)
+
+_ROLES = {
+    ADMINISTRATOR: Q(content_type__app_label__in=_OURS) | _ACCOUNTS | _LOG | _UNLOCKS,
+    OPERATOR: _LOOKS | _OPERATES,
+    AUDITOR: _LOOKS | _LOG | (_ACCOUNTS & Q(codename__startswith="view_")),
+}
+
+
+def ensure_roles(using: str = "default", **_: Any) -> None:
+    """Create the roles and give them what they lack; every `migrate` ends with it.
+
+    Nothing is taken from a role, and permissions of later models reach it by themselves. Rows are
+    written in bulk: it is the product that says what a role may, and nobody's action.
+    """
+    existing = set(
+        Group.objects.using(using).filter(name__in=_ROLES).values_list("name", flat=True)
+    )
+    missing = [Group(name=name) for name in _ROLES if name not in existing]
+    Group.objects.using(using).bulk_create(missing)
+    through = Group.permissions.through
+    for group in Group.objects.using(using).filter(name__in=_ROLES):
+        wanted = _permissions(group.name, using).exclude(group=group).values_list("pk", flat=True)
+        through._default_manager.using(using).bulk_create(
+            [through(group_id=group.pk, permission_id=pk) for pk in wanted]
+        )
+
+
+def _permissions(role: str, using: str) -> QuerySet[Permission]:
+    return Permission.objects.using(using).filter(_ROLES[role])

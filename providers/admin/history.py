@@ -1,0 +1,150 @@
+"""The versions of configurations: read, compared, restored; never changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.safestring import SafeString
+
+from providers.admin.pages import ConfigVersionModelAdmin, author_of, diff_table, provider_name
+from providers.errors import InvalidConfiguration
+from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.services import ConfigurationConflict, history, request_rollback
+
+_CHANGE = "providers.change_providerconfig"
+
+
+@admin.register(ConfigVersion)
+class ConfigVersionAdmin(ConfigVersionModelAdmin):
+    list_display = ("name", "created_at", "author", "approved_by", "reason", "changes")
+    list_display_links = ("name",)
+    list_filter = ("provider_id", "author")
+    search_fields = ("author", "reason")
+    date_hierarchy = "created_at"
+    actions = ("compare_selected",)
+    show_full_result_count = False
+    change_form_template = "admin/providers/configversion/change_form.html"
+    fields = readonly_fields = (
+        "name",
+        "created_at",
+        "author",
+        "approved_by",
+        "reason",
+        "content_hash",
+        "difference",
+    )
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ConfigVersion]:
+        return super().get_queryset(request).defer("content")
+
+    @admin.display(description="version", ordering="provider_id")
+    def name(self, version: ConfigVersion) -> str:
+        return f"{provider_name(version.provider_id)} {version.version}"
+
+    @admin.display(description="changes")
+    def changes(self, version: ConfigVersion) -> str:
+        return history.summary(version.diff)
+
+    @admin.display(description="changes")
+    def difference(self, version: ConfigVersion) -> SafeString:
+        return diff_table(version.diff)
+
+    @admin.action(description="Compare the two selected versions", permissions=["view"])
+    def compare_selected(
+        self, request: HttpRequest, versions: QuerySet[ConfigVersion]
+    ) -> HttpResponse | None:
+        chosen = list(versions.order_by("version").values_list("pk", flat=True)[:3])
+        if len(chosen) != 2:
+            self.message_user(request, "Select two versions to compare.", messages.ERROR)
+            return None
+        return HttpResponseRedirect(reverse("admin:providers_compare", args=chosen))
+
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("compare/<int:old>/<int:new>/", wrap(self.compare_view), name="providers_compare"),
+            path("<int:pk>/restore/", wrap(self.restore_view), name="providers_restore"),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        version = self.get_object(request, object_id)
+        if version is None:
+            raise Http404
+        earlier = ConfigVersion.objects.filter(
+            provider_id=version.provider_id, version__lt=version.version
+        )
+        current = ProviderConfig.objects.filter(
+            provider_id=version.provider_id, version=version.version
+        )
+        context = {
+            "earlier": earlier.order_by("-version").defer("content")[:20],
+            "is_current": current.exists(),
+            "may_restore": request.user.has_perm(_CHANGE),
+            "version": version,
+        }
+        return super().change_view(
+            request, object_id, form_url, {**(extra_context or {}), **context}
+        )
+
+    def compare_view(self, request: HttpRequest, old: int, new: int) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        found = ConfigVersion.objects.defer("content").in_bulk([old, new])
+        if len(found) != len({old, new}):
+            raise Http404
+        try:
+            diff = history.compare_versions(found[old], found[new])
+        except InvalidConfiguration as error:
+            self.message_user(request, error.message, messages.ERROR)
+            return HttpResponseRedirect(reverse("admin:providers_configversion_changelist"))
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": f"{self.name(found[old])} and {found[new].version}",
+            "old": found[old],
+            "new": found[new],
+            "diff": diff_table(diff),
+        }
+        return TemplateResponse(request, "admin/providers/configversion/compare.html", context)
+
+    def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        if not request.user.has_perm(_CHANGE):
+            raise PermissionDenied
+        version = ConfigVersion.objects.defer("content").filter(pk=pk).first()
+        if version is None or request.method != "POST":
+            raise Http404
+        back = HttpResponseRedirect(reverse("admin:providers_configversion_change", args=[pk]))
+        reason = request.POST.get("reason", "").replace("\0", "")[:500]
+        try:
+            change = request_rollback(version, author=author_of(request), reason=reason)
+        except (InvalidConfiguration, ConfigurationConflict) as error:
+            self.message_user(request, f"Not restored. {error}", messages.ERROR)
+            return back
+        self.log_change(request, version, f"Restored version {version.version}.")
+        if isinstance(change, PendingChange):
+            self.message_user(request, "It waits for a second administrator.", messages.WARNING)
+        else:
+            self.message_user(request, f"{self.name(version)} was restored.", messages.SUCCESS)
+        return back

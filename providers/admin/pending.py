@@ -1,0 +1,126 @@
+"""Changes that wait for a second administrator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.safestring import SafeString
+
+from providers.admin.pages import (
+    PendingChangeModelAdmin,
+    author_of,
+    badge,
+    diff_table,
+    provider_name,
+)
+from providers.errors import InvalidConfiguration
+from providers.models import PendingChange
+from providers.services import ConfigurationConflict, NotPermitted, approve, reject
+
+_TONES = {"waiting": "warn", "approved": "good", "rejected": "bad"}
+
+
+@admin.register(PendingChange)
+class PendingChangeAdmin(PendingChangeModelAdmin):
+    list_display = ("what", "state", "author", "reason", "created_at", "decided_by", "decided_at")
+    list_filter = ("status", "provider_id")
+    show_full_result_count = False
+    change_form_template = "admin/providers/pendingchange/change_form.html"
+    fields = readonly_fields = (
+        "what",
+        "state",
+        "author",
+        "reason",
+        "created_at",
+        "decided_by",
+        "decided_at",
+        "difference",
+    )
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def may_decide(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("providers.change_pendingchange")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PendingChange]:
+        return super().get_queryset(request).defer("config")
+
+    @admin.display(description="change")
+    def what(self, change: PendingChange) -> str:
+        return f"{change.get_action_display()} {provider_name(change.provider_id)}"
+
+    @admin.display(description="state", ordering="status")
+    def state(self, change: PendingChange) -> SafeString:
+        return badge(change.get_status_display(), _TONES[change.status])
+
+    @admin.display(description="changes")
+    def difference(self, change: PendingChange) -> SafeString:
+        return diff_table(change.diff)
+
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("<int:pk>/approve/", wrap(self.approve_view), name="providers_approve"),
+            path("<int:pk>/reject/", wrap(self.reject_view), name="providers_reject"),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        change = self.get_object(request, object_id)
+        waiting = change is not None and change.status == PendingChange.Status.WAITING
+        own = change is not None and change.author == author_of(request)
+        decides = waiting and self.may_decide(request)
+        context = {"may_approve": decides and not own, "may_reject": decides, "change_row": change}
+        return super().change_view(
+            request, object_id, form_url, {**(extra_context or {}), **context}
+        )
+
+    def approve_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return self._decide(
+            request, pk, lambda change, who: approve(change, approver=who), "Approved"
+        )
+
+    def reject_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return self._decide(
+            request, pk, lambda change, who: reject(change, decided_by=who), "Rejected"
+        )
+
+    def _decide(
+        self,
+        request: HttpRequest,
+        pk: int,
+        decide: Callable[[PendingChange, str], None],
+        done: str,
+    ) -> HttpResponse:
+        if not self.may_decide(request):
+            raise PermissionDenied
+        change = PendingChange.objects.defer("config").filter(pk=pk).first()
+        if change is None or request.method != "POST":
+            raise Http404
+        try:
+            decide(change, author_of(request))
+        except (NotPermitted, InvalidConfiguration, ConfigurationConflict) as error:
+            self.message_user(request, f"Nothing was done. {error}", messages.ERROR)
+        else:
+            self.log_change(request, change, f"{done}.")
+            self.message_user(request, f"{done}: {self.what(change)}.", messages.SUCCESS)
+        return HttpResponseRedirect(reverse("admin:providers_pendingchange_change", args=[pk]))

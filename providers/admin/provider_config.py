@@ -1,0 +1,337 @@
+"""Configuring providers and choosing the one that runs the code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.html import escape, format_html_join
+from django.utils.safestring import SafeString
+from django.views.decorators.debug import sensitive_post_parameters
+
+from providers import registry
+from providers.admin.pages import ProviderConfigModelAdmin, author_of, badge, provider_name
+from providers.base import SandboxProvider
+from providers.errors import InvalidConfiguration
+from providers.forms import REASON, VERSION, ProviderConfigForm, build_form
+from providers.models import PendingChange, ProviderConfig, ProviderHealth
+from providers.schema import mask_secrets
+from providers.services import (
+    ConfigurationConflict,
+    request_change,
+    stored_config,
+    two_person_rule,
+)
+from providers.services.trial import Trial, try_provider
+
+Action = PendingChange.Action
+
+_LOST = (
+    "The stored configuration cannot be decrypted: the key it was written with is not in "
+    "FERNET_KEYS. Put that key back, or enter the whole configuration anew."
+)
+_WAITS = "It waits for a second administrator, under pending changes."
+_HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at")
+_STATE = ("provider_name", "health", "in_service", "version", "updated_at")
+
+
+def _provider_of(request: HttpRequest, row: ProviderConfig | None) -> type[SandboxProvider] | None:
+    try:
+        return registry.get(row.provider_id if row else request.GET.get("provider", ""))
+    except InvalidConfiguration:
+        return None
+
+
+def _provider_or_404(provider_id: str) -> type[SandboxProvider]:
+    try:
+        return registry.get(provider_id)
+    except InvalidConfiguration:
+        raise Http404 from None
+
+
+@admin.register(ProviderConfig)
+class ProviderConfigAdmin(ProviderConfigModelAdmin):
+    list_display = _STATE
+    readonly_fields = (*_STATE, "configuration")
+    actions = ("activate_selected",)
+    warn_unsaved_form = True
+    change_form_template = "admin/providers/providerconfig/change_form.html"
+    show_full_result_count = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ProviderConfig]:
+        # One row whose key is lost must not take the whole list down.
+        found = ProviderHealth.objects.filter(provider_id=OuterRef("provider_id"))
+        health = {f"health_{name}": Subquery(found.values(name)) for name in _HEALTH}
+        return super().get_queryset(request).defer("config").annotate(**health)
+
+    @admin.display(description="Provider", ordering="provider_id")
+    def provider_name(self, row: ProviderConfig) -> str:
+        return provider_name(row.provider_id)
+
+    @admin.display(description="In service", ordering="is_active")
+    def in_service(self, row: ProviderConfig) -> SafeString:
+        return badge("Active", "good") if row.is_active else badge("Standby", "quiet")
+
+    @admin.display(description="Health")
+    def health(self, row: ProviderConfig) -> SafeString:
+        """What the last background check found, unless the configuration is another by now."""
+        if getattr(row, "health_config_version", None) != row.version:
+            return badge("Not checked yet", "quiet")
+        found = {name: getattr(row, f"health_{name}") for name in _HEALTH}
+        when = f"{found['checked_at']:%Y-%m-%d %H:%M:%S} UTC, {found['latency_ms']:g} ms"
+        if found["healthy"]:
+            return badge("Healthy", "good", when)
+        return badge(f"{found['code']} Unhealthy", "bad", f"{found['message']} {when}")
+
+    @admin.display(description="Configuration")
+    def configuration(self, row: ProviderConfig) -> SafeString | str:
+        """The stored values with masked secrets, for those who may only look."""
+        try:
+            schema = registry.get(row.provider_id).config_fields
+        except InvalidConfiguration:
+            schema = {}
+        config = stored_config(row)
+        if config is None:
+            return _LOST
+        shown = mask_secrets(schema, config).items()
+        labelled = ((schema[key].label if key in schema else key, value) for key, value in shown)
+        return format_html_join("", "<div>{}: {}</div>", labelled)
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: ProviderConfig | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> type[Any]:
+        provider = _provider_of(request, obj)
+        if provider is None or not self._may_edit(request, obj):
+            return super().get_form(request, obj, change, fields=())
+        return build_form(provider, stored_config(obj))
+
+    def has_change_permission(
+        self, request: HttpRequest, obj: ProviderConfig | None = None
+    ) -> bool:
+        # Of a provider whose package is gone there is no form: its page is only to be read.
+        editable = obj is None or _provider_of(request, obj) is not None
+        return editable and super().has_change_permission(request, obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: ProviderConfig | None = None) -> Any:
+        provider = _provider_of(request, obj)
+        state = [(None, {"fields": _STATE})] if obj else []
+        if provider is None or not self._may_edit(request, obj):
+            return [*state, (None, {"fields": ("configuration",)})]
+        form = self.get_form(request, obj, change=obj is not None)
+        description: str = escape(provider.description)
+        if obj and stored_config(obj) is None:
+            description = _LOST
+        options = {"fields": list(form.base_fields), "description": description}
+        return [(provider.name, options), *state]
+
+    def _may_edit(self, request: HttpRequest, row: ProviderConfig | None) -> bool:
+        if row is None:
+            return self.has_add_permission(request)
+        return self.has_change_permission(request, row)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        # The address names the provider; it must not prefill a field that has the same name.
+        return {}
+
+    @method_decorator(sensitive_post_parameters())
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except ConfigurationConflict as conflict:
+            # Somebody saved between the form's own check and the write.
+            self.message_user(request, str(conflict), messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+
+    def add_view(
+        self,
+        request: HttpRequest,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        provider = _provider_of(request, None)
+        if provider is None:
+            return self._pick(request)
+        row = self.get_queryset(request).filter(provider_id=provider.id).first()
+        if row is not None and request.method == "GET":
+            return HttpResponseRedirect(f"../{row.pk}/change/")
+        return super().add_view(
+            request, form_url, {**(extra_context or {}), **self._live(request, provider.id, None)}
+        )
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        row = self.get_object(request, object_id)
+        live = self._live(request, row.provider_id, row) if row else {}
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **live})
+
+    def _live(
+        self, request: HttpRequest, provider_id: str, row: ProviderConfig | None
+    ) -> dict[str, Any]:
+        edits = self._may_edit(request, row)
+        tests = edits or request.user.has_perm("providers.test_providerconfig")
+        return {
+            "provider_id": provider_id,
+            "may_edit": edits,
+            "may_test": tests,
+            "may_activate": edits and self._may_activate(request),
+            "two_person_rule": two_person_rule(),
+            "waiting": PendingChange.objects.filter(
+                provider_id=provider_id, status=PendingChange.Status.WAITING
+            ).count(),
+        }
+
+    def _pick(self, request: HttpRequest) -> HttpResponse:
+        providers = registry.all_providers()
+        configured = {row.provider_id: row for row in self.get_queryset(request)}
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.model._meta,
+            "title": "Choose a provider",
+            "providers": [(p, configured.get(p.id)) for p in providers.values()],
+            "broken": registry.broken(),
+        }
+        return TemplateResponse(request, "admin/providers/providerconfig/pick.html", context)
+
+    def save_model(
+        self, request: HttpRequest, obj: ProviderConfig, form: ProviderConfigForm, change: bool
+    ) -> None:
+        both = "_activate" in request.POST and self._may_activate(request)
+        saved = request_change(
+            obj.provider_id,
+            Action.SAVE_AND_ACTIVATE if both else Action.SAVE,
+            form.config,
+            author=author_of(request),
+            reason=form.cleaned_data[REASON],
+            expected_version=form.cleaned_data[VERSION],
+            clear=form.cleared,
+        )
+        if isinstance(saved, ProviderConfig):
+            obj.pk, obj.version, obj.is_active = saved.pk, saved.version, saved.is_active
+
+    def log_addition(self, request: HttpRequest, obj: ProviderConfig, message: Any) -> Any:
+        # A first configuration that waits has no row yet.
+        return super().log_addition(request, obj, message) if obj.pk else None
+
+    def response_add(
+        self, request: HttpRequest, obj: ProviderConfig, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        return self._saved(request, obj) or super().response_add(request, obj, post_url_continue)
+
+    def response_change(self, request: HttpRequest, obj: ProviderConfig) -> HttpResponse:
+        return self._saved(request, obj) or super().response_change(request, obj)
+
+    def _saved(self, request: HttpRequest, row: ProviderConfig) -> HttpResponse | None:
+        if two_person_rule():
+            self.message_user(request, f"{self.provider_name(row)}: {_WAITS}", messages.WARNING)
+            return HttpResponseRedirect(reverse("admin:providers_providerconfig_changelist"))
+        if "_activate" in request.POST and self._may_activate(request):
+            self.log_change(request, row, "Activated.")
+            message = f"{self.provider_name(row)} runs the code now."
+            self.message_user(request, message, messages.SUCCESS)
+        return None
+
+    def _may_activate(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("providers.activate_providerconfig")
+
+    def has_activate_permission(self, request: HttpRequest) -> bool:
+        return self._may_activate(request)
+
+    @admin.action(description="Activate the selected provider", permissions=["activate"])
+    def activate_selected(self, request: HttpRequest, rows: QuerySet[ProviderConfig]) -> None:
+        chosen = list(rows[:2])
+        if len(chosen) != 1:
+            self.message_user(request, "Select one provider to activate.", messages.ERROR)
+            return
+        row = chosen[0]
+        try:
+            done = request_change(row.provider_id, Action.ACTIVATE, author=author_of(request))
+        except (InvalidConfiguration, ConfigurationConflict) as error:
+            self.message_user(request, f"Not activated. {error}", messages.ERROR)
+            return
+        if isinstance(done, PendingChange):
+            self.log_change(request, row, "Asked for: Activate.")
+            self.message_user(request, f"{self.provider_name(row)}: {_WAITS}", messages.WARNING)
+            return
+        self.log_change(request, row, "Activated.")
+        self.message_user(request, f"{self.provider_name(row)} runs the code now.")
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        # Removing is done one by one, on a page that says what it means.
+        return {k: v for k, v in super().get_actions(request).items() if k != "delete_selected"}
+
+    def delete_model(self, request: HttpRequest, obj: ProviderConfig) -> None:
+        request_change(obj.provider_id, Action.REMOVE, author=author_of(request))
+
+    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: int) -> HttpResponse:
+        if not two_person_rule():
+            return super().response_delete(request, obj_display, obj_id)
+        self.message_user(request, f"{obj_display}: {_WAITS}", messages.WARNING)
+        return HttpResponseRedirect(reverse("admin:providers_providerconfig_changelist"))
+
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path(
+                "live/<slug:provider_id>/validate/",
+                wrap(self.validate_view),
+                name="providers_validate",
+            ),
+            path("live/<slug:provider_id>/test/", wrap(self.test_view), name="providers_test"),
+            *super().get_urls(),
+        ]
+
+    @method_decorator(sensitive_post_parameters())
+    def validate_view(self, request: HttpRequest, provider_id: str) -> JsonResponse:
+        """What is wrong with the values as they are in the form, by field. Nothing is saved."""
+        _, form = self._unsaved(request, provider_id)
+        return JsonResponse({"errors": {key: list(texts) for key, texts in form.errors.items()}})
+
+    @method_decorator(sensitive_post_parameters())
+    def test_view(self, request: HttpRequest, provider_id: str) -> JsonResponse:
+        """Start a sandbox with the values in the form, or with the stored ones, and run code."""
+        if "_stored" in request.POST:
+            if not request.user.has_perm("providers.test_providerconfig"):
+                raise PermissionDenied
+            trial = try_provider(_provider_or_404(provider_id).id)
+        else:
+            row, form = self._unsaved(request, provider_id)
+            errors = {key: " ".join(map(str, texts)) for key, texts in form.errors.items()}
+            if errors:
+                trial = Trial(False, "The values are refused.", code="SB002", errors=errors)
+            else:
+                trial = try_provider(provider_id, form.config, clear=tuple(form.cleared))
+        row = self.get_queryset(request).filter(provider_id=provider_id).first()
+        if row is not None:
+            outcome = "worked" if trial.success else f"failed with {trial.code}"
+            self.log_change(request, row, f"Tested the connection, which {outcome}.")
+        return JsonResponse(trial.as_json())
+
+    def _unsaved(
+        self, request: HttpRequest, provider_id: str
+    ) -> tuple[ProviderConfig | None, ProviderConfigForm]:
+        """The form as it was sent, for those alone who may save it: stored secrets complete it."""
+        row = ProviderConfig.objects.filter(provider_id=provider_id).defer("config").first()
+        if not self._may_edit(request, row):
+            raise PermissionDenied
+        if request.method != "POST":
+            raise Http404
+        form_class = build_form(_provider_or_404(provider_id), stored_config(row))
+        form = form_class(request.POST, instance=row or ProviderConfig())
+        return row, form

@@ -1,0 +1,205 @@
+"""The two-person rule: with it, a change is asked for by one administrator and made by another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
+
+from providers import registry
+from providers.errors import InvalidConfiguration
+from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.services import history
+from providers.services.configuration import (
+    ConfigurationConflict,
+    activate,
+    merged_config,
+    remove_config,
+    save_config,
+    stored_config,
+)
+
+Action = PendingChange.Action
+_SAVES = (Action.SAVE, Action.SAVE_AND_ACTIVATE)
+_ACTIVATES = (Action.ACTIVATE, Action.SAVE_AND_ACTIVATE)
+
+
+class NotPermitted(Exception):
+    """Whoever asked for a change cannot approve it, and it can be decided only once."""
+
+
+def two_person_rule() -> bool:
+    return bool(settings.TWO_PERSON_RULE)
+
+
+@sensitive_variables()
+def request_change(
+    provider_id: str,
+    action: PendingChange.Action,
+    config: Mapping[str, Any] | None = None,
+    *,
+    author: str,
+    reason: str = "",
+    expected_version: int | None = None,
+    clear: Collection[str] = (),
+) -> ProviderConfig | PendingChange | None:
+    """Make a change, or leave it waiting when the two-person rule is on.
+
+    Returns the configured provider, the waiting change, or None when the provider was removed.
+    Raises InvalidConfiguration and ConfigurationConflict, as the change itself would.
+    """
+    if two_person_rule():
+        return _leave_waiting(
+            provider_id,
+            action,
+            config,
+            author=author,
+            reason=reason,
+            expected_version=expected_version,
+            clear=clear,
+        )
+    return _make(
+        provider_id,
+        action,
+        config,
+        author=author,
+        reason=reason,
+        expected_version=expected_version,
+        clear=clear,
+    )
+
+
+@sensitive_variables()
+def request_rollback(
+    version: ConfigVersion, *, author: str, reason: str = ""
+) -> ProviderConfig | PendingChange | None:
+    """Ask for an earlier configuration to be stored again. Raises as `request_change` does."""
+    config = history.config_of(version)
+    if not config:
+        raise InvalidConfiguration(f"{version} is the removal of the provider: nothing to restore.")
+    return request_change(
+        version.provider_id,
+        Action.SAVE,
+        {key: value for key, value in config.items() if value is not None},
+        clear=_emptied(version.provider_id, config),
+        author=author,
+        reason=reason or f"Rolled back to version {version.version}.",
+    )
+
+
+@sensitive_variables()
+def approve(change: PendingChange, *, approver: str) -> None:
+    """Make a waiting change. Raises NotPermitted, InvalidConfiguration, ConfigurationConflict."""
+    if approver == change.author:
+        raise NotPermitted("A second person has to approve it.")
+    config = PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
+    with transaction.atomic():
+        _decide(change, PendingChange.Status.APPROVED, approver)
+        _make(
+            change.provider_id,
+            Action(change.action),
+            config,
+            author=change.author,
+            reason=change.reason,
+            expected_version=change.base_version,
+            clear=_emptied(change.provider_id, config),
+            approved_by=approver,
+        )
+
+
+def reject(change: PendingChange, *, decided_by: str) -> None:
+    """Let a waiting change go. Its author may do that too. Raises NotPermitted."""
+    with transaction.atomic():
+        _decide(change, PendingChange.Status.REJECTED, decided_by)
+
+
+def _decide(change: PendingChange, status: PendingChange.Status, decided_by: str) -> None:
+    waiting = PendingChange.objects.filter(pk=change.pk, status=PendingChange.Status.WAITING)
+    now = timezone.now()
+    if not waiting.update(status=status, decided_by=decided_by, decided_at=now, config=None):
+        raise NotPermitted("It was decided already.")
+
+
+@sensitive_variables()
+def _make(
+    provider_id: str,
+    action: PendingChange.Action,
+    config: Mapping[str, Any] | None,
+    *,
+    author: str,
+    reason: str,
+    expected_version: int | None,
+    clear: Collection[str],
+    approved_by: str = "",
+) -> ProviderConfig | None:
+    with transaction.atomic():
+        row = ProviderConfig.objects.defer("config").filter(provider_id=provider_id).first()
+        if action in _SAVES:
+            row = save_config(
+                provider_id,
+                config or {},
+                expected_version=expected_version,
+                clear=clear,
+                author=author,
+                reason=reason,
+                approved_by=approved_by,
+            )
+        elif expected_version not in (None, row.version if row else 0):
+            raise ConfigurationConflict(
+                f"The configuration of {provider_id!r} was changed in the meantime."
+            )
+        if action in _ACTIVATES:
+            row = activate(provider_id, author=author, reason=reason)
+        if action == Action.REMOVE and row is not None:
+            remove_config(row, author=author, reason=reason, approved_by=approved_by)
+            return None
+    return row
+
+
+@sensitive_variables()
+def _leave_waiting(
+    provider_id: str,
+    action: PendingChange.Action,
+    config: Mapping[str, Any] | None,
+    *,
+    author: str,
+    reason: str,
+    expected_version: int | None,
+    clear: Collection[str],
+) -> PendingChange:
+    row = ProviderConfig.objects.filter(provider_id=provider_id).defer("config").first()
+    version = row.version if row else 0
+    if expected_version not in (None, version):
+        raise ConfigurationConflict(
+            f"The configuration of {provider_id!r} was changed in the meantime."
+        )
+    before = stored_config(row) or {}
+    diff: history.Diff = []
+    cleaned = None
+    if action in _SAVES:
+        provider = registry.get(provider_id)
+        cleaned = merged_config(provider, config or {}, before, clear)
+        diff = history.compare(provider.config_fields, before, cleaned)
+    elif row is None:
+        raise InvalidConfiguration(
+            f"Provider {provider_id!r} has no configuration yet. Save one first.", field="provider"
+        )
+    with transaction.atomic():
+        return PendingChange.objects.create(
+            provider_id=provider_id,
+            action=action,
+            base_version=version,
+            config=cleaned,
+            diff=diff,
+            author=author,
+            reason=reason[:500],
+        )
+
+
+def _emptied(provider_id: str, config: Mapping[str, Any] | None) -> set[str]:
+    """What a complete configuration leaves unset, so that a stored secret does not stay."""
+    return {key for key in history.schema_of(provider_id) if (config or {}).get(key) in (None, "")}

@@ -1,0 +1,159 @@
+"""Trying a configuration out: really starting a sandbox with it and running code there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from django.views.decorators.debug import sensitive_variables
+
+from providers import registry
+from providers.base import SandboxProvider
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.models import ProviderConfig
+from providers.schema import mask
+from providers.services.configuration import merged_config, stored_config
+
+DEADLINE_SECONDS = 45.0
+RUN_SECONDS = 10.0
+
+_EXPECTED = "42"
+_PROGRAMS = {
+    "python": "print(6 * 7)",
+    "nodejs": "console.log(6 * 7)",
+    "javascript": "console.log(6 * 7)",
+    "bash": "echo $((6 * 7))",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a try went.
+
+    `latency_ms` is from asking for a sandbox to having the program's output; without success,
+    to its failure. `runtime` is the isolation in force. `code` is the SB code of a failure.
+    `errors` maps refused fields to their messages.
+    """
+
+    success: bool
+    message: str
+    latency_ms: float | None = None
+    runtime: str = ""
+    language: str = ""
+    code: str = ""
+    field: str = ""
+    errors: Mapping[str, str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "success": self.success,
+            "message": self.message,
+            "latency_ms": self.latency_ms,
+            "runtime": self.runtime or None,
+            "language": self.language or None,
+            "code": self.code or None,
+            "field": self.field or None,
+            "errors": dict(self.errors or {}),
+        }
+
+
+@sensitive_variables()
+def try_provider(
+    provider_id: str, config: Mapping[str, Any] | None = None, *, clear: tuple[str, ...] = ()
+) -> Trial:
+    """Start the provider apart from the one in service, run a program, end it.
+
+    Without `config` the stored one is tried; with it, secrets that came masked or empty are the
+    stored ones. Never raises for what a backend does, and gives up after `DEADLINE_SECONDS`.
+    Raises InvalidConfiguration only for an unknown provider.
+    """
+    provider_class = registry.get(provider_id)
+    stored = stored_config(ProviderConfig.objects.filter(provider_id=provider_id).first()) or {}
+    try:
+        merged = merged_config(provider_class, stored if config is None else config, stored, clear)
+    except SandboxError as error:
+        return Trial(
+            False,
+            error.message,
+            code=error.code,
+            field=error.field or "",
+            errors=getattr(error, "errors", None),
+        )
+    return _bounded(provider_class, merged)
+
+
+@sensitive_variables()
+def _bounded(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial:
+    # A thread of its own, because a backend that never answers must not keep the caller.
+    outcome: list[Trial] = []
+    worker = threading.Thread(
+        target=lambda: outcome.append(_try(provider_class, config)), daemon=True, name="trial"
+    )
+    worker.start()
+    worker.join(DEADLINE_SECONDS)
+    if outcome:
+        return outcome[0]
+    error = ProviderUnavailable(f"It did not answer within {DEADLINE_SECONDS:g} s.")
+    return Trial(False, error.message, code=error.code, latency_ms=DEADLINE_SECONDS * 1000)
+
+
+@sensitive_variables()
+def _try(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial:
+    provider = provider_class()
+    began = perf_counter()
+    try:
+        if not provider.initialize(config):
+            return Trial(False, "The provider did not start.", code="SB001")
+        try:
+            return _run(provider)
+        finally:
+            provider.close()
+    except SandboxError as error:
+        message = redacted(provider_class, config, error.message)
+        return Trial(False, message, _ms_since(began), code=error.code, field=error.field or "")
+    except Exception as error:
+        # Its text may hold whatever the backend or the configuration held.
+        message = f"The provider failed with {type(error).__name__}, which it should not."
+        return Trial(False, message, _ms_since(began), code=ProviderUnavailable.entry.code)
+
+
+def _run(provider: SandboxProvider) -> Trial:
+    language = next((name for name in provider.get_supported_languages() if name in _PROGRAMS), "")
+    if not language:
+        raise ProviderUnavailable("It offers no language that a test program exists for.")
+    began = perf_counter()
+    instance = provider.create_instance(language, owner="connection-test")
+    try:
+        result = provider.execute_code(
+            instance.instance_id, _PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
+        )
+        latency = _ms_since(began)
+    finally:
+        provider.destroy_instance(instance.instance_id)
+    runtime = str(result.metadata.get("runtime") or instance.metadata.get("runtime") or "")
+    if result.timed_out:
+        return Trial(
+            False, "The test program was not done in time.", latency, runtime, language, "SB005"
+        )
+    if result.stdout.strip() != _EXPECTED:
+        message = f"The test program printed {result.stdout[:80]!r} and not {_EXPECTED!r}."
+        return Trial(False, message, latency, runtime, language, "SB009")
+    message = f"A sandbox was started and ran {language}."
+    return Trial(True, message, latency, runtime, language)
+
+
+@sensitive_variables()
+def redacted(provider: type[SandboxProvider], config: Mapping[str, Any], text: str) -> str:
+    """`text` without the configuration's secrets, should a backend have quoted one."""
+    for key, declared in provider.config_fields.items():
+        secret = config.get(key)
+        if declared.secret and secret and len(str(secret)) >= 4:
+            text = text.replace(str(secret), mask(str(secret)))
+    return text
+
+
+def _ms_since(began: float) -> float:
+    return round((perf_counter() - began) * 1000, 1)

@@ -1,0 +1,100 @@
+"""How the admin looks, and what its pages may load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest
+from django.templatetags.static import static
+from django.urls import reverse_lazy
+
+# Nothing inline and nothing from elsewhere: what a stored output or name smuggles into a page
+# cannot run. See docs/admin.md for what the theme needed to get along with it.
+POLICY: dict[str, Any] = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "base-uri": ["'none'"],
+        "form-action": ["'self'"],
+        "frame-ancestors": ["'none'"],
+    }
+}
+
+
+def _may(permission: str) -> Callable[[HttpRequest], bool]:
+    return lambda request: request.user.has_perm(permission)
+
+
+def _item(title: str, icon: str, model: str, app: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "icon": icon,
+        "link": reverse_lazy(f"admin:{app}_{model}_changelist"),
+        "permission": _may(f"{app}.view_{model}"),
+    }
+
+
+UNFOLD: dict[str, Any] = {
+    "SITE_TITLE": "Cofferdam",
+    "SITE_HEADER": "Cofferdam",
+    "SITE_SUBHEADER": "Sandbox control",
+    "SITE_SYMBOL": "shield_lock",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "href": lambda request: static("admin_ui/icon.svg"),
+        }
+    ],
+    "SITE_URL": None,
+    "SHOW_HISTORY": True,
+    "SHOW_VIEW_ON_SITE": False,
+    # Served as a style sheet of our own, static/admin_ui/admin.css.
+    "COLORS": {},
+    "ACCOUNT": {
+        "navigation": [{"title": "Authenticator", "link": reverse_lazy("authenticator")}],
+    },
+    "DASHBOARD_CALLBACK": "executions.admin.dashboard.dashboard_context",
+    "LOGIN": {"form": "sandbox_site.login.LoginForm"},
+    "SIDEBAR": {
+        "show_search": False,
+        "show_all_applications": True,
+        "navigation": [
+            {
+                "items": [
+                    {
+                        "title": "Dashboard",
+                        "icon": "monitoring",
+                        "link": reverse_lazy("admin:index"),
+                    },
+                    _item("Executions", "terminal", "execution", "executions"),
+                ],
+            },
+            {
+                "title": "Providers",
+                "separator": True,
+                "items": [
+                    _item("Providers", "dns", "providerconfig", "providers"),
+                    _item("History", "history", "configversion", "providers"),
+                    _item("Pending changes", "how_to_reg", "pendingchange", "providers"),
+                ],
+            },
+            {
+                "title": "Access",
+                "separator": True,
+                "items": [
+                    _item("Tenants", "domain", "tenant", "executions"),
+                    _item("API keys", "key", "apikey", "executions"),
+                    _item("Users", "person", "user", "auth"),
+                    _item("Roles", "group", "group", "auth"),
+                    _item("Admin actions", "fact_check", "logentry", "admin"),
+                ],
+            },
+        ],
+    },
+}

@@ -1,0 +1,77 @@
+"""Chromium for tests, signed in to the admin, which notes every complaint of the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from executions.models import Tenant
+from executions.services.keys import create_api_key
+from tests.conftest import Caller, require
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = require("chromium")
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        # Playwright keeps an event loop in this thread, which Django takes for asynchronous code.
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        yield playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"],
+        )
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """Errors in the console of `page`: a refused script, a broken expression, a missing file."""
+    return []
+
+
+@pytest.fixture
+def page(
+    browser: Browser, live_server: object, transactional_db: None, complaints: list[str]
+) -> Iterator[Page]:
+    User.objects.create_superuser("admin", password=PASSWORD)
+    context = browser.new_context(
+        base_url=str(live_server), viewport={"width": 1280, "height": 860}
+    )
+    page = context.new_page()
+    page.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    sign_in(page, "admin")
+    yield page
+    context.close()
+
+
+@pytest.fixture
+def caller(transactional_db: None) -> Caller:
+    require("bwrap")
+    tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
+    return Caller(*create_api_key(tenant, "alice"))
+
+
+def sign_in(page: Page, name: str, password: str = PASSWORD, code: str = "") -> None:
+    page.goto("/admin/")
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(password)
+    if code:
+        page.get_by_label("Authenticator code").fill(code)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("#nav-sidebar")).to_be_attached()
+
+
+def keep_picture(page: Page, name: str, *, whole: bool = False) -> None:
+    """With SCREENSHOTS=folder, a picture of the page."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=whole)

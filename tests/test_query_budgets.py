@@ -1,0 +1,144 @@
+"""Every page of the admin and every endpoint keeps to its number of queries, with many rows."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axes.models import AccessAttempt
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from executions.models import ApiKey, Execution, Tenant
+from executions.services.keys import create_api_key
+from providers import registry
+from providers.manager import manager
+from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.services import activate, save_config
+from tests.provider_package import Packages, install_probe
+
+pytestmark = pytest.mark.django_db
+
+BUDGETS = tomllib.loads((Path(__file__).parent / "query_budgets.toml").read_text())
+MANY = 60
+GOOD = {"endpoint": "http://a", "token": "tok-0123456789-wxyz"}
+BODIES = {
+    "POST /api/admin/sandbox/config": {"provider_type": "probe", "config": GOOD | {"size": 99}},
+    "POST /api/admin/sandbox/test": {"provider_type": "probe"},
+    "PUT /api/admin/sandbox/active": {"provider": "probe"},
+}
+
+
+@pytest.fixture
+def names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin_user: User
+) -> Iterator[dict[str, Any]]:
+    """Many rows of everything, and one of each for the addresses."""
+    manager.close()
+    install_probe(Packages(tmp_path, monkeypatch), f"budget_{tmp_path.name}")
+    for size in range(1, MANY):
+        save_config("probe", GOOD | {"size": size})
+    activate("probe")
+    PendingChange.objects.bulk_create(
+        PendingChange(provider_id="probe", action="activate", base_version=1, author=f"user:{n}")
+        for n in range(MANY)
+    )
+    tenants = Tenant.objects.bulk_create(Tenant(slug=f"t{n}", name="T") for n in range(MANY))
+    for tenant in tenants:
+        key, key_text = create_api_key(tenant, "k", None, "admin")
+    now = timezone.now()
+    executions = Execution.objects.bulk_create(
+        Execution(
+            tenant=tenant,
+            tenant_slug=tenant.slug,
+            language="python",
+            entrypoint="auto",
+            timeout=1,
+            code_hash="sha256:" + "0" * 64,
+            status="succeeded",
+            provider="probe",
+            deadline=now,
+            finished_at=now,
+        )
+        for tenant in tenants
+    )
+    users = User.objects.bulk_create(User(username=f"u{n}", is_staff=True) for n in range(MANY))
+    for n, user in enumerate(users):
+        user.groups.add(Group.objects.order_by("pk")[n % 3])
+        LogEntry.objects.create(user=user, action_flag=2, object_repr="x", change_message="y")
+    AccessAttempt.objects.bulk_create(
+        AccessAttempt(username=f"u{n}", ip_address="192.0.2.1", failures_since_start=1)
+        for n in range(MANY)
+    )
+    yield {
+        "provider": ProviderConfig.objects.get().pk,
+        "version": ConfigVersion.objects.first().pk,  # type: ignore[union-attr]
+        "pending": PendingChange.objects.first().pk,  # type: ignore[union-attr]
+        "execution": executions[-1].pk,
+        "tenant": tenants[-1].pk,
+        "key": key.pk,
+        "user": users[0].pk,
+        "group": Group.objects.order_by("pk")[0].pk,
+        "entry": LogEntry.objects.order_by("pk")[0].pk,
+        "key_text": key_text,
+    }
+    manager.close()
+    monkeypatch.undo()
+    registry.refresh()
+
+
+def taken(call: Any) -> tuple[int, int]:
+    """Status and number of queries of the second call: the first fills caches and sessions."""
+    call()
+    with CaptureQueriesContext(connection) as queries:
+        status = call().status_code
+    number = len([q for q in queries if not q["sql"].startswith(("SAVEPOINT", "RELEASE"))])
+    return status, number
+
+
+def test_pages_keep_to_their_budgets(names: dict[str, Any], admin_client: Client) -> None:
+    over = {}
+    for template, budget in BUDGETS["pages"].items():
+        path = template.format(**names)
+        status, number = taken(lambda path=path: admin_client.get(path))
+        assert status in (200, 302), path
+        if number > budget:
+            over[template] = number
+    assert not over
+
+
+def test_endpoints_keep_to_their_budgets(names: dict[str, Any]) -> None:
+    client = Client(headers={"X-API-Key": names["key_text"]})
+    execution = Execution.objects.filter(tenant=ApiKey.objects.get(pk=names["key"]).tenant).first()
+    assert execution is not None
+    over = {}
+    for template, budget in BUDGETS["endpoints"].items():
+        method, path = template.format(execution=execution.pk).split()
+        body = json.dumps(BODIES[template]) if template in BODIES else ""
+        status, number = taken(
+            lambda method=method, path=path, body=body: client.generic(
+                method, path, body, content_type="application/json"
+            )
+        )
+        assert status == 200, template
+        if number > budget:
+            over[template] = number
+    assert not over
+
+
+def test_every_registered_page_has_a_budget() -> None:
+    listed = set(BUDGETS["pages"])
+    for model in admin.site._registry:
+        options = model._meta
+        page = reverse(f"admin:{options.app_label}_{options.model_name}_changelist")
+        assert page in listed, f"{page} has no budget in tests/query_budgets.toml"

@@ -1,0 +1,153 @@
+"""Signing in to the admin: guessing is held back, an authenticator is asked for where there is one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from axes.models import AccessAttempt
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.test import Client
+from django_otp.oath import TOTP
+from django_otp.plugins.otp_totp.models import TOTPDevice
+
+pytestmark = pytest.mark.django_db
+
+LOGIN = "/admin/login/"
+PAGE = "/admin/authenticator/"
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def ann() -> User:
+    return User.objects.create_superuser("ann", password=PASSWORD)
+
+
+def attempt(
+    client: Client, password: str = PASSWORD, name: str = "ann", code: str = "", **extra: Any
+) -> int:
+    body = {"username": name, "password": password, "otp_token": code}
+    status: int = client.post(LOGIN, body, **extra).status_code
+    return status
+
+
+def code_of(device: TOTPDevice, steps: int = 0) -> str:
+    totp = TOTP(device.bin_key, device.step, device.t0, device.digits, device.drift)
+    totp.time = time.time() + steps * device.step
+    return str(totp.token()).zfill(device.digits)
+
+
+def with_authenticator(user: User) -> TOTPDevice:
+    return TOTPDevice.objects.create(user=user, name="phone", confirmed=True)
+
+
+def test_a_name_is_locked_after_five_wrong_passwords_even_for_the_right_one(ann: User) -> None:
+    client = Client()
+    assert [attempt(client, "wrong") for _ in range(4)] == [200] * 4
+    assert attempt(client, "wrong") == 429
+    assert attempt(client) == 429
+    assert "sessionid" not in client.cookies
+
+
+def test_others_are_not_locked_out_with_it(ann: User) -> None:
+    User.objects.create_superuser("ben", password=PASSWORD)
+    for _ in range(5):
+        attempt(Client(), "wrong")
+    assert attempt(Client(), name="ben") == 302
+    assert attempt(Client(), REMOTE_ADDR="192.0.2.7") == 302
+
+
+def test_success_forgets_the_failures_before_it(ann: User) -> None:
+    for _ in range(3):
+        for _ in range(4):
+            attempt(Client(), "wrong")
+        assert attempt(Client()) == 302
+
+
+def test_a_kept_attempt_holds_no_password_and_no_code(ann: User) -> None:
+    attempt(Client(), "s3cret-guess", code="271828")
+    kept = str(AccessAttempt.objects.values().get())
+    assert "s3cret-guess" not in kept
+    assert "271828" not in kept
+
+
+def test_an_administrator_lets_a_name_in_again(ann: User, admin_client: Client) -> None:
+    for _ in range(5):
+        attempt(Client(), "wrong")
+    pk = AccessAttempt.objects.get(username="ann").pk
+    admin_client.post(f"/admin/axes/accessattempt/{pk}/delete/", {"post": "yes"})
+    assert attempt(Client()) == 302
+
+
+def test_an_authenticator_is_set_up_with_a_number_it_shows(ann: User) -> None:
+    client = Client()
+    assert attempt(client) == 302
+    page = client.get(PAGE)
+    assert "data:image/svg+xml;base64," in page.content.decode()
+    assert "no-store" in page["Cache-Control"]
+    device = TOTPDevice.objects.get(user=ann)
+    client.post(PAGE, {"code": "000000"})
+    assert not TOTPDevice.objects.get().confirmed
+    TOTPDevice.objects.update(throttling_failure_count=0, throttling_failure_timestamp=None)
+    client.post(PAGE, {"code": code_of(device)})
+    assert TOTPDevice.objects.get().confirmed
+    assert device.key not in client.get(PAGE).content.decode()
+    assert LogEntry.objects.get().change_message == "The authenticator was set up."
+
+
+def test_with_an_authenticator_the_password_alone_does_not_do(ann: User) -> None:
+    device = with_authenticator(ann)
+    client = Client()
+    assert attempt(client) == 200
+    assert client.get("/admin/").status_code == 302
+    assert attempt(client, code=code_of(device)) == 302
+    assert client.get("/admin/").status_code == 200
+
+
+def test_a_code_is_good_only_once(ann: User) -> None:
+    code = code_of(with_authenticator(ann))
+    assert attempt(Client(), code=code) == 302
+    assert attempt(Client(), code=code) == 200
+
+
+def test_wrong_codes_are_counted_like_wrong_passwords(ann: User) -> None:
+    with_authenticator(ann)
+    client = Client()
+    assert [attempt(client, code="000000") for _ in range(5)][-1] in (200, 429)
+    assert attempt(client, code="000000") == 429
+
+
+def test_a_wrong_password_and_a_missing_code_look_the_same(ann: User) -> None:
+    with_authenticator(ann)
+    said = []
+    for password in (PASSWORD, "wrong"):
+        page = Client().post(LOGIN, {"username": "ann", "password": password})
+        said.append(page.context["form"].non_field_errors())
+    assert said[0] == said[1]
+
+
+def test_removing_it_takes_a_number(ann: User) -> None:
+    device = with_authenticator(ann)
+    client = Client()
+    attempt(client, code=code_of(device))
+    client.post(PAGE, {"code": "000000"})
+    assert TOTPDevice.objects.exists()
+    TOTPDevice.objects.update(
+        throttling_failure_count=0, throttling_failure_timestamp=None, last_t=-1
+    )
+    client.post(PAGE, {"code": code_of(device)})
+    assert not TOTPDevice.objects.exists()
+    assert attempt(Client()) == 302
+
+
+def test_the_page_is_for_the_signed_in_and_shows_nobody_elses(ann: User) -> None:
+    assert Client().get(PAGE).status_code == 302
+    ben = User.objects.create_user("ben", is_staff=True)
+    theirs = TOTPDevice.objects.create(user=ben, name="x", confirmed=False)
+    client = Client()
+    client.force_login(ann)
+    page = client.get(PAGE).content.decode()
+    assert theirs.key not in page
+    assert TOTPDevice.objects.filter(user=ann).count() == 1
