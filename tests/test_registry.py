@@ -29,7 +29,7 @@ def test_the_built_in_provider_is_there() -> None:
 def test_a_provider_of_an_installed_package_appears(packages: Packages) -> None:
     install_probe(packages, "registry_probe")
     assert registry.get("probe").name == "Probe"
-    assert list(registry.all_providers()) == ["local", "probe"]
+    assert list(registry.all_providers()) == ["local", "e2b", "aliyun_codeinterpreter", "probe"]
     assert registry.broken() == []
 
 
@@ -85,7 +85,7 @@ def test_a_broken_package_takes_nothing_else_down(
         {f"healthy_beside_{case}": healthy},
     )
     with caplog.at_level(logging.ERROR, "providers.registry"):
-        assert set(registry.all_providers()) == {"local", "healthy"}
+        assert set(registry.all_providers()) == {"local", "e2b", "aliyun_codeinterpreter", "healthy"}
     (entry,) = registry.broken()
     assert (entry.provider_id, entry.source) == ("probe", "broken_package")
     assert reason in entry.reason

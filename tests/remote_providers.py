@@ -1,0 +1,53 @@
+"""Remote providers for tests, each with the server of its service on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from providers.base import ExecutionResult, SandboxProvider
+from providers.e2b.provider import E2BProvider
+from tests.e2b_server import E2BServer
+from tests.sandboxes import Local
+
+
+def run(
+    provider: SandboxProvider,
+    code: str,
+    language: str = "python",
+    *,
+    timeout: float = 10,
+    **options: Any,
+) -> ExecutionResult:
+    """Run code in an instance of its own."""
+    instance = provider.create_instance(language, owner="wonderland")
+    try:
+        return provider.execute_code(instance.instance_id, code, language, timeout, **options)
+    finally:
+        provider.destroy_instance(instance.instance_id)
+
+
+def open_e2b(server: E2BServer, **config: Any) -> E2BProvider:
+    provider = E2BProvider()
+    provider.initialize(E2BProvider.check_config({**e2b_config(server), **config}))
+    return provider
+
+
+def e2b_config(server: E2BServer) -> dict[str, Any]:
+    return {"api_key": server.api_key, "api_url": server.url, "sandbox_url": server.url}
+
+
+@pytest.fixture
+def e2b_server(bubblewrap: Local) -> Iterator[E2BServer]:
+    server = E2BServer(bubblewrap.provider)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def e2b(e2b_server: E2BServer) -> Iterator[E2BProvider]:
+    provider = open_e2b(e2b_server)
+    yield provider
+    provider.close()
