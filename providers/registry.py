@@ -24,6 +24,8 @@ GROUP = "cofferdam.providers"
 BUILT_IN = {
     "local": "providers.local.provider:LocalProvider",
     "e2b": "providers.e2b.provider:E2BProvider",
+    "aliyun_codeinterpreter": "providers.aliyun_codeinterpreter.provider:"
+    "AliyunCodeInterpreterProvider",
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

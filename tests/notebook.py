@@ -83,7 +83,7 @@ class Notebook:
         language = {"python": "python", "javascript": "nodejs", "typescript": "nodejs"}[language]
         if language != "python":
             # Such kernels wait for a top-level await; Node does so in modules alone.
-            if "\n;await " in code:
+            if ("await " in code and "import(" in code) or "\n;await " in code:
                 code += "\nexport {}"
             result = self._execute(code, language, timeout)
             if result.exit_code == 0:

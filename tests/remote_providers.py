@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.base import ExecutionResult, SandboxProvider
 from providers.e2b.provider import E2BProvider
+from tests.agentrun_server import AgentRunServer
 from tests.e2b_server import E2BServer
 from tests.sandboxes import Local
 
@@ -49,5 +51,39 @@ def e2b_server(bubblewrap: Local) -> Iterator[E2BServer]:
 @pytest.fixture
 def e2b(e2b_server: E2BServer) -> Iterator[E2BProvider]:
     provider = open_e2b(e2b_server)
+    yield provider
+    provider.close()
+
+
+def open_aliyun(server: AgentRunServer, **config: Any) -> AliyunCodeInterpreterProvider:
+    provider = AliyunCodeInterpreterProvider()
+    provider.initialize(
+        AliyunCodeInterpreterProvider.check_config({**aliyun_config(server), **config})
+    )
+    return provider
+
+
+def aliyun_config(server: AgentRunServer) -> dict[str, Any]:
+    return {
+        "access_key_id": server.access_key_id,
+        "access_key_secret": server.access_key_secret,
+        "account_id": "1234567890123456",
+        "region": server.region,
+        "template_name": "code",
+        "data_endpoint": server.url,
+        "control_endpoint": server.url,
+    }
+
+
+@pytest.fixture
+def aliyun_server(bubblewrap: Local) -> Iterator[AgentRunServer]:
+    server = AgentRunServer(bubblewrap.provider)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def aliyun(aliyun_server: AgentRunServer) -> Iterator[AliyunCodeInterpreterProvider]:
+    provider = open_aliyun(aliyun_server)
     yield provider
     provider.close()

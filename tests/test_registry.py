@@ -85,7 +85,12 @@ def test_a_broken_package_takes_nothing_else_down(
         {f"healthy_beside_{case}": healthy},
     )
     with caplog.at_level(logging.ERROR, "providers.registry"):
-        assert set(registry.all_providers()) == {"local", "e2b", "aliyun_codeinterpreter", "healthy"}
+        assert set(registry.all_providers()) == {
+            "local",
+            "e2b",
+            "aliyun_codeinterpreter",
+            "healthy",
+        }
     (entry,) = registry.broken()
     assert (entry.provider_id, entry.source) == ("probe", "broken_package")
     assert reason in entry.reason

@@ -33,23 +33,29 @@ _CALLS_MAIN = re.compile(r"^(?!.*\bfunction\s*\*?\s*main\b)\S.*\bmain\s*[(),]", 
 _CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
 
 _JAVASCRIPT_CALL = """
-;%(await)s(async () => {
+;%(await)s(() => {
   const finite = (_, item) => {
     if (typeof item === 'number' && !Number.isFinite(item)) throw new TypeError(`${item} is not JSON`)
     return item
   }
-  let text
+  const end = (text) => console.log(%(mark)s + text + %(mark)s)
+  const finish = (value) => {
+    const text = JSON.stringify(value === undefined ? null : value, finite)
+    if (text === undefined) throw new TypeError(`main() returned a ${typeof value}, which is not JSON`)
+    end(`{"exit_code": 0, "result": ${text}}`)
+  }
+  const fail = (error) => {
+    console.error(error?.stack ?? String(error))
+    end('{"exit_code": 1}')
+  }
   try {
     if (typeof main !== 'function') throw new Error("entrypoint 'main': the code defines no function main()")
-    const value = await main(%(arguments)s)
-    const encoded = JSON.stringify(value === undefined ? null : value, finite)
-    if (encoded === undefined) throw new TypeError(`main() returned a ${typeof value}, which is not JSON`)
-    text = `{"exit_code": 0, "result": ${encoded}}`
+    const value = main(%(arguments)s)
+    if (typeof value?.then === 'function') return value.then(finish).catch(fail)
+    finish(value)
   } catch (error) {
-    console.error(error?.stack ?? String(error))
-    text = '{"exit_code": 1}'
+    fail(error)
   }
-  console.log(%(mark)s + text + %(mark)s)
 })()
 """  # noqa: E501
 
