@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +12,10 @@ from django.conf import settings
 
 from executions.client import run_in_process
 from executions.services.requests import ExecutionRequest
-from executions.services.run import Route
+from executions.services.routing import Route
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.manager import Lease, ProviderManager, _Slot, manager
-from providers.models import ProviderConfig
+from providers.named import lease_of
 
 _PROVIDERS = {"local": "local", "docker": "self_managed", "e2b": "e2b"}
 
@@ -85,39 +81,4 @@ def get_sandbox() -> Sandbox:
             "Install it, or choose another SANDBOX_TYPE.",
             field="SANDBOX_TYPE",
         ) from error
-    return Sandbox(provider_id, _route(provider_id))
-
-
-def _route(provider_id: str) -> Route:
-    def lease() -> AbstractContextManager[Lease]:
-        active = ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists()
-        return manager.lease() if active else _named(provider_id).lease()
-
-    return lease
-
-
-class _NamedManager(ProviderManager):
-    """Lends one provider whether it is active or not, by its stored configuration or defaults."""
-
-    def __init__(self, provider_id: str) -> None:
-        self._provider_id = provider_id
-        super().__init__()
-
-    def _look(self) -> tuple[_Slot, ProviderConfig] | None:
-        row = ProviderConfig.objects.filter(provider_id=self._provider_id).first()
-        if row is None:
-            row = ProviderConfig(provider_id=self._provider_id, version=0)
-        key = (row.pk or 0, row.version)
-        return (self._put_in_force(_Slot(key)), row) if self._is_news(key) else None
-
-
-_managers: dict[str, _NamedManager] = {}
-_managers_lock = threading.Lock()
-
-
-def _named(provider_id: str) -> _NamedManager:
-    with _managers_lock:
-        if provider_id not in _managers:
-            _managers[provider_id] = _NamedManager(provider_id)
-            atexit.register(_managers[provider_id].close)
-        return _managers[provider_id]
+    return Sandbox(provider_id, lambda: lease_of(provider_id))

@@ -172,6 +172,11 @@ class SandboxProvider(ABC):
         """The longest run this provider carries out, in seconds. None: as long as is asked for."""
         return None
 
+    def is_full(self) -> bool:
+        """Whether a caller would have to wait for a sandbox now. Asked before every run that
+        could go to another provider instead, so it looks at nothing but this process."""
+        return False
+
     def stream_code(
         self,
         instance_id: str,

@@ -10,9 +10,18 @@ import pytest
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.base import ExecutionResult, SandboxProvider
 from providers.e2b.provider import E2BProvider
+from providers.services import breaker
+from providers.services.kept import forget_all
 from tests.agentrun_server import AgentRunServer
 from tests.e2b_server import E2BServer
 from tests.sandboxes import Local
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> None:
+    """What one test's database said is nothing for the next one to go by."""
+    breaker.forget()
+    forget_all()
 
 
 def run(

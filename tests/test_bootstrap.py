@@ -120,6 +120,9 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
 def test_stale_executions_are_swept_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
     call_command("bootstrap", stdout=StringIO())
-    assert [task.func for task in Schedule.objects.all()] == [
-        "executions.tasks.end_stale_executions"
+    assert sorted(task.func for task in Schedule.objects.all()) == [
+        "executions.tasks.end_stale_executions",
+        "executions.tasks.probe_providers",
+        "executions.tasks.sweep_leftovers",
+        "executions.tasks.watch_spending",
     ]

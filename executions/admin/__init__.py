@@ -1,5 +1,13 @@
 from executions.admin.api_key import ApiKeyAdmin
 from executions.admin.execution import ExecutionAdmin
+from executions.admin.spending import BudgetAdmin, SpendingAdmin, SpendingAlertAdmin
 from executions.admin.tenant import TenantAdmin
 
-__all__ = ("ApiKeyAdmin", "ExecutionAdmin", "TenantAdmin")
+__all__ = (
+    "ApiKeyAdmin",
+    "BudgetAdmin",
+    "ExecutionAdmin",
+    "SpendingAdmin",
+    "SpendingAlertAdmin",
+    "TenantAdmin",
+)

@@ -9,6 +9,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.stale import ensure_schedule
+from executions.services.upkeep import ensure_upkeep
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
 
@@ -31,6 +32,7 @@ class Command(BaseCommand):
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         bootstrap.ensure_provider()
         ensure_schedule()
+        ensure_upkeep()
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():

@@ -1,0 +1,54 @@
+"""Leasing one provider by its id, whether it is the active one or not."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from contextlib import AbstractContextManager
+
+from providers.manager import Lease, ProviderManager, _Slot, manager
+from providers.models import ProviderConfig
+
+
+def lease_of(provider_id: str) -> AbstractContextManager[Lease]:
+    """The provider with its stored configuration, or with its defaults where none is stored.
+
+    The active one is shared with everybody who leases the active one.
+    """
+    active = ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists()
+    return manager.lease() if active else _named(provider_id).lease()
+
+
+def close_all() -> None:
+    """End every provider leased by its id. A later lease loads it anew."""
+    with _managers_lock:
+        managers = list(_managers.values())
+    for one in managers:
+        one.close()
+
+
+class _NamedManager(ProviderManager):
+    """Lends one provider whether it is active or not, by its stored configuration or defaults."""
+
+    def __init__(self, provider_id: str) -> None:
+        self._provider_id = provider_id
+        super().__init__()
+
+    def _look(self) -> tuple[_Slot, ProviderConfig] | None:
+        row = ProviderConfig.objects.filter(provider_id=self._provider_id).first()
+        if row is None:
+            row = ProviderConfig(provider_id=self._provider_id, version=0)
+        key = (row.pk or 0, row.version)
+        return (self._put_in_force(_Slot(key)), row) if self._is_news(key) else None
+
+
+_managers: dict[str, _NamedManager] = {}
+_managers_lock = threading.Lock()
+
+
+def _named(provider_id: str) -> _NamedManager:
+    with _managers_lock:
+        if provider_id not in _managers:
+            _managers[provider_id] = _NamedManager(provider_id)
+            atexit.register(_managers[provider_id].close)
+        return _managers[provider_id]
