@@ -13,7 +13,12 @@ from rest_framework.test import APIClient
 from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
 
-pytest_plugins = ["tests.provider_fixtures", "tests.sandboxes", "tests.remote_providers"]
+pytest_plugins = [
+    "tests.provider_fixtures",
+    "tests.sandboxes",
+    "tests.remote_providers",
+    "tests.routing",
+]
 
 
 def require(component: str) -> str:

@@ -141,6 +141,16 @@ def test_health_is_what_the_service_answers_now(
     assert aliyun.health_check().details["code"] == "SB009"
 
 
+def test_what_could_not_be_destroyed_is_destroyed_later(
+    aliyun: Aliyun, aliyun_server: AgentRunServer
+) -> None:
+    instance = aliyun.create_instance().instance_id
+    aliyun_server.fail("delete", "500", "503")
+    with pytest.raises(SandboxError):
+        aliyun.destroy_instance(instance)
+    assert eventually(lambda: aliyun_server.sandboxes == {})
+
+
 def test_a_closed_provider_leaves_nothing(aliyun_server: AgentRunServer) -> None:
     provider = open_aliyun(aliyun_server)
     provider.create_instance()

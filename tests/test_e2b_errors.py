@@ -129,6 +129,16 @@ def test_destroying_fails_loudly_and_what_is_gone_is_no_error(
     assert e2b.destroy_instance(instance) is False
 
 
+def test_what_could_not_be_destroyed_is_destroyed_later(
+    e2b: E2BProvider, e2b_server: E2BServer
+) -> None:
+    instance = e2b.create_instance().instance_id
+    e2b_server.fail("kill", "500", "503")
+    with pytest.raises(SandboxError):
+        e2b.destroy_instance(instance)
+    assert eventually(lambda: e2b_server.sandboxes == {})
+
+
 def test_health_is_what_the_service_answers_now(e2b: E2BProvider, e2b_server: E2BServer) -> None:
     assert e2b.health_check()
     e2b_server.fail("list", "401")

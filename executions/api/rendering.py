@@ -55,6 +55,8 @@ def execution_detail(
         "outputs": [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "error": _error(execution),
+        "hops": execution.hops,
+        "cost": None if execution.cost is None else str(execution.cost),
         "timings": _timings(execution),
         "created_at": execution.created_at.isoformat(),
         "receipt": None,

@@ -12,7 +12,12 @@ from executions.services.requests import ExecutionRequest
 from executions.text import storable
 from providers import errors
 from providers.base import FILES
-from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import (
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
 from providers.manager import Lease, manager
 from providers.named import lease_of
 from providers.services import breaker
@@ -32,6 +37,10 @@ _LEAVABLE = (
 
 class PassedOver(ProviderUnavailable):
     """A provider was not asked at all, which says nothing of its health."""
+
+
+class Unfit(PassedOver):
+    """It could never carry out this request."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +76,11 @@ def admit(step: Step, request: ExecutionRequest, *, is_only: bool, is_last: bool
         provider = lease.provider
         languages = supported_languages(lease)
         if request.language not in languages:
-            raise PassedOver(f"{step.provider_id} does not run {request.language}.")
+            raise Unfit(f"{step.provider_id} does not run {request.language}.")
         if provider.max_timeout is not None and request.seconds > provider.max_timeout:
-            raise PassedOver(
-                f"{step.provider_id} runs code for {provider.max_timeout:g} s at most."
-            )
+            raise Unfit(f"{step.provider_id} runs code for {provider.max_timeout:g} s at most.")
         if request.files and FILES not in provider.capabilities:
-            raise PassedOver(f"{step.provider_id} takes no files.")
+            raise Unfit(f"{step.provider_id} takes no files.")
         if not is_last and provider.is_full():
             raise RateLimited(f"{step.provider_id} is full.")
     if not breaker.admits(step.provider_id):
@@ -86,10 +93,12 @@ class Hops:
     def __init__(self) -> None:
         self.recorded: list[dict[str, Any]] = []
         self._failure: SandboxError | None = None
+        self._unfit_only = True
 
     def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         """Note a failure, for the record and for the breaker."""
         passed_over = isinstance(error, PassedOver)
+        self._unfit_only = self._unfit_only and isinstance(error, Unfit)
         if step.provider_id:
             self.recorded.append(
                 {
@@ -125,4 +134,5 @@ class Hops:
         if self._failure is not None:
             return self._failure
         reasons = " ".join(hop["reason"] for hop in self.recorded)
-        return ProviderUnavailable(f"No provider of the route can serve this. {reasons}")
+        kind = InvalidConfiguration if self._unfit_only else ProviderUnavailable
+        return kind(f"No provider of the route can serve this. {reasons}")

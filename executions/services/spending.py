@@ -55,7 +55,7 @@ def refuse_over_budget(tenant_slug: str) -> None:
         if spent >= budget.limit:
             whose = "The tenant's" if budget.tenant_slug else "The"
             message = f"{whose} budget for this {budget.period} is used up."
-            _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, f"{message} {spent} spent.")
+            _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, f"{message} {spent:.4f} spent.")
             raise RateLimited(
                 f"{message} An administrator can raise it.", retry_after=_seconds_left(budget)
             )
@@ -68,15 +68,17 @@ def watch_spending() -> int:
         spent = _spent(budget)
         if spent >= budget.limit * budget.warn_percent / 100:
             whose = budget.tenant_slug or "all tenants"
-            message = f"{spent} of {budget.limit} for this {budget.period} spent by {whose}."
+            message = (
+                f"{spent:.4f} of {budget.limit:.4f} for this {budget.period} spent by {whose}."
+            )
             alerts += _alert(SpendingAlert.Kind.WARNING, budget.tenant_slug, message)
     today = _today()
     for row in Spending.objects.filter(day=today, amount__gt=0):
         average = _daily_average(row.tenant_slug, today)
         if average and row.amount > SPIKE_FACTOR * average:
             message = (
-                f"{row.tenant_slug} has spent {row.amount} today, "
-                f"against {average.quantize(_PLACES)} on an average day."
+                f"{row.tenant_slug} has spent {row.amount:.4f} today, "
+                f"against {average:.4f} on an average day."
             )
             alerts += _alert(SpendingAlert.Kind.SPIKE, row.tenant_slug, message)
     return alerts

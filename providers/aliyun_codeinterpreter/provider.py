@@ -216,9 +216,14 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
 
     def destroy_instance(self, instance_id: str) -> bool:
         account = self._opened()
+        try:
+            deleted = account.delete(instance_id)
+        except SandboxError:
+            threading.Thread(target=self._end_later, args=(instance_id,), daemon=True).start()
+            raise
         with self._lock:
             self._ours.discard(instance_id)
-        return account.delete(instance_id)
+        return deleted
 
     def health_check(self) -> Health:
         account = self._account
@@ -272,6 +277,16 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
         with suppress(SandboxError):
             if self._account is not None:
                 self._account.delete(instance_id)
+
+    def _end_later(self, instance_id: str) -> None:
+        """Go on trying. Should that fail too, closing tries again, and idleness ends it."""
+        for delay in RECLAIM_SECONDS:
+            time.sleep(delay)
+            with suppress(SandboxError):
+                self._opened().delete(instance_id)
+                with self._lock:
+                    self._ours.discard(instance_id)
+                return
 
     def _reclaim(self, instance_id: str) -> None:
         """End what a creation that failed for us has made after all. It may still be at it."""

@@ -267,9 +267,14 @@ class E2BProvider(SandboxProvider):
 
     def destroy_instance(self, instance_id: str) -> bool:
         account = self._opened()
+        try:
+            killed = account.kill(instance_id)
+        except SandboxError:
+            threading.Thread(target=self._kill_later, args=(instance_id,), daemon=True).start()
+            raise
         with self._lock:
             self._sandboxes.pop(instance_id, None)
-        return account.kill(instance_id)
+        return killed
 
     def health_check(self) -> Health:
         details = {"region": self._region, "template": self._template or "code-interpreter-v1"}
@@ -329,6 +334,16 @@ class E2BProvider(SandboxProvider):
         with suppress(SandboxError):
             if self._account is not None:
                 self._account.kill(instance_id)
+
+    def _kill_later(self, instance_id: str) -> None:
+        """Go on trying. Should that fail too, closing tries again, and its lifetime ends it."""
+        for delay in RECLAIM_SECONDS:
+            time.sleep(delay)
+            with suppress(SandboxError):
+                self._opened().kill(instance_id)
+                with self._lock:
+                    self._sandboxes.pop(instance_id, None)
+                return
 
     def _reclaim(self, attempt: str) -> None:
         """End what a creation that failed for us has made after all. It may still be at it."""
