@@ -31,8 +31,9 @@ lint: venv-dev ## Check style, types and migrations
 	@$(TEST_SETTINGS) $(PY) manage.py makemigrations --check --dry-run
 	@$(TEST_SETTINGS) $(PY) manage.py check --fail-level WARNING
 
-bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start
+bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start and a bare SDK
 	@$(PY) -m benchmarks.executions $(ARGS)
+	@$(PY) -m benchmarks.remote
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _CONFIGURE = """
 from providers.services import activate, save_config
 import json, os
-save_config("local", json.loads(os.environ["BENCH_CONFIG"]))
-activate("local")
+save_config(os.environ["BENCH_PROVIDER"], json.loads(os.environ["BENCH_CONFIG"]))
+activate(os.environ["BENCH_PROVIDER"])
 """
 
 
@@ -47,7 +47,9 @@ class Service:
 
 
 @contextmanager
-def running_service(data_dir: Path, config: dict[str, object]) -> Iterator[Service]:
+def running_service(
+    data_dir: Path, config: dict[str, object], *, provider: str = "local"
+) -> Iterator[Service]:
     """Start everything on a free port with an empty data directory; end it afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -55,6 +57,7 @@ def running_service(data_dir: Path, config: dict[str, object]) -> Iterator[Servi
     environment = os.environ | {
         "DATA_DIR": str(data_dir),
         "PORT": str(port),
+        "BENCH_PROVIDER": provider,
         "BENCH_CONFIG": json.dumps(config),
         "LOG_LEVEL": "ERROR",
     }

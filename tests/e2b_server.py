@@ -103,8 +103,8 @@ class E2BServer(WireServer):
             Notebook(self.provider),
             uuid.uuid4().hex,
             asked["templateID"],
-            asked["metadata"],
-            asked["timeout"],
+            asked.get("metadata", {}),
+            asked.get("timeout", 300),
             time.time(),
         )
         sandbox_id = f"i{uuid.uuid4().hex[:18]}"
