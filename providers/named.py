@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import atexit
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from providers.manager import Lease, ProviderManager, _Slot, manager
 from providers.models import ProviderConfig
 
 
-def lease_of(provider_id: str) -> AbstractContextManager[Lease]:
+@contextmanager
+def lease_of(provider_id: str) -> Iterator[Lease]:
     """The provider with its stored configuration, or with its defaults where none is stored.
 
     The active one is shared with everybody who leases the active one.
     """
-    active = ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists()
-    return manager.lease() if active else _named(provider_id).lease()
+    if ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists():
+        with manager.lease() as lease:
+            # Another one may have been activated in between.
+            if lease.provider_id == provider_id:
+                yield lease
+                return
+    with _named(provider_id).lease() as lease:
+        yield lease
 
 
 def close_all() -> None:

@@ -240,6 +240,16 @@ def test_a_region_has_no_host_that_nobody_published(e2b_server: E2BServer) -> No
     assert provider.health_check().details["region"] == "eu"
 
 
+def test_the_environment_may_name_the_address(
+    e2b_server: E2BServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("E2B_API_URL", e2b_server.url)
+    monkeypatch.setenv("E2B_SANDBOX_URL", e2b_server.url)
+    monkeypatch.setenv("E2B_DEBUG", "true")
+    provider = open_e2b(e2b_server, api_url="", sandbox_url="")
+    assert run(provider, "print('there')").stdout == "there\n"
+
+
 def test_a_missing_sdk_is_told_with_the_line_that_installs_it(
     e2b_server: E2BServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

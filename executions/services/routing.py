@@ -114,10 +114,11 @@ class Hops:
             if step.provider_id:
                 breaker.report_failure(step.provider_id, error)
 
-    def served(self, step: Step, milliseconds: float, *, alone: bool) -> None:
+    def served(self, step: Step, milliseconds: float, start_ms: float, *, alone: bool) -> None:
+        """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's."""
         if not step.provider_id:
             return
-        breaker.report_success(step.provider_id, milliseconds)
+        breaker.report_success(step.provider_id, start_ms)
         if not alone:
             self.recorded.append(
                 {"provider": step.provider_id, "outcome": "served", "ms": milliseconds}

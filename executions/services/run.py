@@ -116,7 +116,8 @@ class _Attempt:
                 if error.started or number == len(steps) or not self.hops.may_leave(error):
                     raise self.hops.telling(error) from None
             else:
-                self.hops.served(step, _ms(began, perf_counter()), alone=len(steps) == 1)
+                ms = _ms(began, perf_counter())
+                self.hops.served(step, ms, self.changes["start_ms"], alone=len(steps) == 1)
                 return result
         raise ProviderUnavailable("The route names no provider. Add one in the admin.")
 

@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
                 ('retry_at', models.DateTimeField(null=True)),
                 ('error_code', models.CharField(blank=True, max_length=8)),
                 ('error_message', models.TextField(blank=True)),
-                ('latency_ms', models.FloatField(help_text='Of getting a sandbox and running code in it, smoothed.', null=True)),
+                ('latency_ms', models.FloatField(help_text='Of getting a sandbox, smoothed.', null=True)),
                 ('changed_at', models.DateTimeField(auto_now=True)),
             ],
             options={

@@ -27,7 +27,7 @@ class CircuitBreaker(models.Model):
     error_code = models.CharField(max_length=8, blank=True)
     error_message = models.TextField(blank=True)
     latency_ms = models.FloatField(
-        null=True, help_text="Of getting a sandbox and running code in it, smoothed."
+        null=True, help_text="Of getting a sandbox, smoothed."
     )
     changed_at = models.DateTimeField(auto_now=True)
 

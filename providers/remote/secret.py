@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _SHOWN = "••••"
 _LONGEST = 300
+# A caller has no business with the addresses inside our network.
+_ADDRESS = re.compile(r"https?://[^\s)'\"]+")
 
 
 class Secret:
@@ -27,9 +30,9 @@ class Secret:
 
 
 def scrub(text: str, secrets: Iterable[Secret]) -> str:
-    """What a service said, short enough for a message and without any of our credentials."""
+    """What a service said, short enough for a message, without our credentials and addresses."""
     for secret in secrets:
         if secret:
             text = text.replace(secret.reveal(), _SHOWN)
-    text = " ".join(text.split())
+    text = " ".join(_ADDRESS.sub("the service", text).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
