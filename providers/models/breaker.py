@@ -26,9 +26,7 @@ class CircuitBreaker(models.Model):
     retry_at = models.DateTimeField(null=True)
     error_code = models.CharField(max_length=8, blank=True)
     error_message = models.TextField(blank=True)
-    latency_ms = models.FloatField(
-        null=True, help_text="Of getting a sandbox, smoothed."
-    )
+    latency_ms = models.FloatField(null=True, help_text="Of getting a sandbox, smoothed.")
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:
