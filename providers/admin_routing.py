@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db.models import ForeignKey, QuerySet
 from django.http import HttpRequest
 
-from providers.models import CircuitBreaker, ProviderPrice, Route, RouteStep
+from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
 
 if TYPE_CHECKING:
     _RouteAdmin = admin.ModelAdmin[Route]
@@ -22,6 +23,16 @@ else:
 class StepInline(_StepInline):
     model = RouteStep
     extra = 1
+
+    def formfield_for_foreignkey(
+        self, db_field: ForeignKey[Any, Any], request: HttpRequest, **kwargs: Any
+    ) -> Any:
+        # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
+        kwargs["queryset"] = ProviderConfig.objects.defer("config")
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RouteStep]:
+        return super().get_queryset(request).select_related("provider").defer("provider__config")
 
 
 @admin.register(Route)

@@ -10,7 +10,8 @@ from django.urls import reverse
 
 from executions.services.comparison import compare
 from providers.errors import ConnectionFailed
-from providers.models import CircuitBreaker, ProviderPrice, Route
+from providers.fields import DecryptionError
+from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker
 from providers.services.routing import planned
 from tests.agentrun_server import AgentRunServer
@@ -37,8 +38,6 @@ def test_a_route_made_in_the_admin_is_in_force_at_once(
     admin_client: Client, services: Services
 ) -> None:
     assert planned("wonderland", "python") == []
-    from providers.models import ProviderConfig
-
     form = {
         "owner": "wonderland",
         "language": "",
@@ -55,6 +54,20 @@ def test_a_route_made_in_the_admin_is_in_force_at_once(
     assert Route.objects.get().owner == "wonderland"
     assert planned("wonderland", "python") == ["e2b"]
     assert planned("elsewhere", "python") == []
+
+
+def test_a_route_can_be_opened_when_the_key_of_a_configuration_is_lost(
+    admin_client: Client, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = make_route("e2b")
+
+    def lost(*args: object) -> None:
+        raise DecryptionError("lost")
+
+    monkeypatch.setattr("providers.fields.EncryptedJSONField.from_db_value", lost)
+    page = reverse("admin:providers_route_change", args=[route.pk])
+    assert admin_client.get(page).status_code == 200
+    assert planned("", "python") == ["e2b"]
 
 
 def test_a_breaker_can_be_seen_and_reset_but_not_made_up(admin_client: Client) -> None:
