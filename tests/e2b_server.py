@@ -45,6 +45,7 @@ class E2BServer(WireServer):
         self.api_key = api_key
         self.sandboxes: dict[str, Sandbox] = {}
         self.created = 0
+        self.internet: list[bool | None] = []
         super().__init__(port)
 
     def operation(self, request: Request) -> str:
@@ -110,6 +111,7 @@ class E2BServer(WireServer):
         sandbox_id = f"i{uuid.uuid4().hex[:18]}"
         self.sandboxes[sandbox_id] = sandbox
         self.created += 1
+        self.internet.append(asked.get("allow_internet_access"))
         send_json(
             request, 201, self._described(sandbox_id, sandbox), truncated=fault == "truncated"
         )

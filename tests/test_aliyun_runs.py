@@ -8,7 +8,7 @@ import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.base import ARTIFACTS, STREAMING, InputFile, Limits
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, SandboxError
 from tests.agentrun_server import AgentRunServer
 from tests.remote_providers import open_aliyun, run
 from tests.wire_server import eventually
@@ -77,6 +77,20 @@ def test_output_beyond_the_limit_is_dropped_and_flagged(aliyun: Aliyun) -> None:
     result = run(aliyun, code, limits=Limits(output_bytes=1001))
     assert (result.stdout, result.stdout_truncated) == ("é" * 500, True)
     assert result.result == "still here"
+
+
+def test_a_flood_ends_the_run_and_not_us(aliyun: Aliyun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 100_000)
+    with pytest.raises(SandboxError, match="more than 100000 bytes") as caught:
+        run(aliyun, "print('x' * 300_000)")
+    assert caught.value.started
+
+
+def test_a_compressed_answer_is_not_unpacked(aliyun: Aliyun, aliyun_server: AgentRunServer) -> None:
+    aliyun_server.fail("execute", "compressed")
+    with pytest.raises(SandboxError, match="compressed answer") as caught:
+        run(aliyun, "print(1)")
+    assert caught.value.code == "SB003"
 
 
 def test_files_go_in_and_come_out(aliyun: Aliyun) -> None:

@@ -250,6 +250,22 @@ def test_the_environment_may_name_the_address(
     assert run(provider, "print('there')").stdout == "there\n"
 
 
+def test_the_environment_may_hold_the_key(e2b_server: E2BServer) -> None:
+    script = (
+        "from providers.e2b.provider import E2BProvider as E2B\n"
+        "provider = E2B()\nprovider.initialize(E2B.check_config({}))\n"
+        "print(provider.health_check())"
+    )
+    address = {"E2B_API_URL": e2b_server.url, "E2B_API_KEY": e2b_server.api_key}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | address | {"PYTHONPATH": "."},
+    )
+    assert "healthy=True" in ran.stdout, ran.stderr
+
+
 def test_a_missing_sdk_is_told_with_the_line_that_installs_it(
     e2b_server: E2BServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

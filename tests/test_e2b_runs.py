@@ -114,11 +114,26 @@ def test_output_beyond_the_limit_is_dropped_and_flagged(e2b: E2BProvider) -> Non
 
 
 def test_a_flood_ends_the_run_and_not_us(e2b: E2BProvider, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.e2b.client.MAX_RESPONSE_BYTES", 100_000)
+    monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 100_000)
     result = run(e2b, "print('x' * 300_000)", limits=Limits(output_bytes=1000))
     assert (result.exit_code, result.stdout) == (137, "x" * 1000)
     assert result.stdout_truncated
     assert "The run was ended" in result.stderr
+
+
+def test_a_compressed_answer_is_bounded_by_what_it_unpacks_to(
+    e2b: E2BProvider, e2b_server: E2BServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 1000)
+    e2b_server.fail("execute", "compressed")
+    result = run(e2b, "print(1)")
+    assert (result.exit_code, result.stdout_truncated) == (137, True)
+
+
+def test_a_sandbox_has_no_internet_unless_it_is_configured(e2b_server: E2BServer) -> None:
+    run(open_e2b(e2b_server), "print(1)")
+    run(open_e2b(e2b_server, internet_access=True), "print(1)")
+    assert e2b_server.internet == [False, True]
 
 
 def test_files_go_in_and_artifacts_come_out(e2b: E2BProvider) -> None:

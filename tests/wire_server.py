@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
@@ -172,6 +173,8 @@ class WireServer:
                 status = STATUSES[fault]
                 headers = {"Retry_After": "7"} if status == 429 else {}
                 raise Answer(status, self.error_body(status), **headers)
+            if fault == "compressed":
+                raise Answer(200, gzip.compress(b"{}\n" * 1000), Content_Encoding="gzip")
             if fault == "bad_json":
                 raise Answer(201 if operation == "create" else 200, b"<html>this is no JSON\n")
             self.answer(operation, request, fault)

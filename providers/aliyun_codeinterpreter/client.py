@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +48,10 @@ class Account:
             control_endpoint=self.control_endpoint or None,
         )
 
+    def control_config(self) -> Any:
+        """For the control plane, whose client takes the timeout for milliseconds."""
+        return self.config(REQUEST_SECONDS * 1000)
+
     @contextmanager
     def translated(self, *, creating: bool = False, running: bool = False) -> Iterator[None]:
         """Turn whatever the SDK raises within the block into a SandboxError."""
@@ -73,7 +77,7 @@ class Account:
             return created.sandbox_id or instance_id
 
         with self.translated(creating=True):
-            return self._soon(create)
+            return self._soon(create, too_late=self._delete_quietly)
 
     def delete(self, instance_id: str) -> bool:
         with self.translated():
@@ -133,7 +137,8 @@ class Account:
         token = None
         while True:
             page = sdk.Sandbox.list(
-                sdk.ListSandboxesInput(max_results=50, next_token=token), config=self.config()
+                sdk.ListSandboxesInput(max_results=50, next_token=token),
+                config=self.control_config(),
             )
             yield from (sandbox.sandbox_id for sandbox in page.sandboxes if sandbox.sandbox_id)
             token = page.next_token
@@ -144,21 +149,27 @@ class Account:
         """The name of our own template, which is made the first time it is missing."""
         with self._lock:
             if DEFAULT_TEMPLATE not in self._templates:
-                client = sdk.SandboxClient(self.config())
+                config = self.control_config()
+                client = sdk.SandboxClient(config)
                 try:
-                    client.get_template(DEFAULT_TEMPLATE, config=self.config())
+                    client.get_template(DEFAULT_TEMPLATE, config=config)
                 except sdk.ResourceNotExistError:
                     wanted = sdk.TemplateInput(
                         template_name=DEFAULT_TEMPLATE,
                         template_type=sdk.TemplateType.CODE_INTERPRETER,
                     )
-                    client.create_template(wanted, config=self.config())
+                    client.create_template(wanted, config=config)
                 self._templates.add(DEFAULT_TEMPLATE)
         return DEFAULT_TEMPLATE
 
-    def _soon(self, call: Callable[[], T]) -> T:
+    def _delete_quietly(self, instance_id: str) -> None:
+        # It ends by itself when it was idle for long enough.
+        with suppress(SandboxError):
+            self.delete(instance_id)
+
+    def _soon(self, call: Callable[[], T], *, too_late: Callable[[T], None] | None = None) -> T:
         try:
-            return call_within(REQUEST_SECONDS, call)
+            return call_within(REQUEST_SECONDS, call, too_late=too_late)
         except DeadlinePassed:
             raise ConnectionFailed(
                 f"Aliyun does not answer within {REQUEST_SECONDS:g} s."

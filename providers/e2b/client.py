@@ -14,53 +14,13 @@ from e2b_code_interpreter import Sandbox as CodeInterpreter
 
 from providers.e2b.errors import translate
 from providers.errors import ConnectionFailed, SandboxError
+from providers.remote.bounded import BoundedClient
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.secret import Secret
 
 T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
-MAX_RESPONSE_BYTES = 64 * 1024 * 1024
-
-
-class ResponseTooLarge(httpx.TransportError):
-    """An answer was longer than any honest one."""
-
-
-class _Bounded(httpx.BaseTransport):
-    """Ends an answer that grows beyond all bounds, or that is compressed so that it might.
-
-    User code shares a machine with the server that answers for it, and may answer in its stead.
-    """
-
-    def __init__(self, inner: httpx.BaseTransport) -> None:
-        self._inner = inner
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = self._inner.handle_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            response.close()
-            raise ResponseTooLarge("a compressed answer was not asked for")
-        stream = response.stream
-        if isinstance(stream, httpx.SyncByteStream):
-            response.stream = _BoundedStream(stream)
-        return response
-
-
-class _BoundedStream(httpx.SyncByteStream):
-    def __init__(self, inner: httpx.SyncByteStream) -> None:
-        self._inner = inner
-
-    def __iter__(self) -> Iterator[bytes]:
-        left = MAX_RESPONSE_BYTES
-        for chunk in self._inner:
-            left -= len(chunk)
-            if left < 0:
-                raise ResponseTooLarge(f"more than {MAX_RESPONSE_BYTES} bytes")
-            yield chunk
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Sandbox(CodeInterpreter):  # type: ignore[misc]
@@ -68,8 +28,8 @@ class Sandbox(CodeInterpreter):  # type: ignore[misc]
 
     @property
     def _client(self) -> httpx.Client:
-        transport = _Bounded(get_transport(self.connection_config, http_version="1.1"))
-        return httpx.Client(transport=transport, headers={"Accept-Encoding": "identity"})
+        transport = get_transport(self.connection_config, http_version="1.1")
+        return BoundedClient(transport=transport)
 
 
 @dataclass(frozen=True)
@@ -103,12 +63,18 @@ class Account:
             # Not chained: the SDK's frames hold the key.
             raise translate(error, [self.api_key], creating=creating, running=running) from None
 
-    def create(self, template: str, lifetime: int, metadata: dict[str, str]) -> Sandbox:
+    def create(
+        self, template: str, lifetime: int, metadata: dict[str, str], *, internet: bool
+    ) -> Sandbox:
         """A new sandbox that ends by itself after `lifetime` seconds."""
 
         def create() -> Sandbox:
             sandbox: Sandbox = Sandbox.create(
-                template=template or None, timeout=lifetime, metadata=metadata, **self.options()
+                template=template or None,
+                timeout=lifetime,
+                metadata=metadata,
+                allow_internet_access=internet,
+                **self.options(),
             )
             return sandbox
 

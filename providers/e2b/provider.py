@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from providers.base import (
     SandboxInstance,
     SandboxProvider,
 )
-from providers.e2b.schema import DOMAINS, FIELDS
+from providers.e2b.schema import DOMAINS, FIELDS, KEY_VARIABLE
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,
@@ -69,10 +70,13 @@ class E2BProvider(SandboxProvider):
         self._template = ""
         self._timeout = 30
         self._region = ""
+        self._internet = False
         self._sandboxes: dict[str, Sandbox] = {}
         self._lock = threading.Lock()
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
+        if not (config["api_key"] or os.environ.get(KEY_VARIABLE)):
+            return False, "api_key: This field is required."
         if config["region"] not in DOMAINS and not (config["domain"] or config["api_url"]):
             return False, (
                 f"domain: E2B publishes no host for the region {config['region']!r}. Enter the "
@@ -92,7 +96,7 @@ class E2BProvider(SandboxProvider):
                 "pip install e2b-code-interpreter"
             ) from None
         self._account = Account(
-            Secret(config["api_key"]),
+            Secret(config["api_key"] or os.environ[KEY_VARIABLE]),
             config["domain"] or DOMAINS.get(config["region"], ""),
             config["api_url"] or "",
             config["sandbox_url"] or "",
@@ -100,6 +104,7 @@ class E2BProvider(SandboxProvider):
         self._region = config["region"]
         self._template = config["template"] or ""
         self._timeout = config["timeout"]
+        self._internet = config["internet_access"]
         return True
 
     @property
@@ -112,7 +117,12 @@ class E2BProvider(SandboxProvider):
         attempt = uuid4().hex
         metadata = {_OWNER: process_tag(), _ATTEMPT: attempt}
         try:
-            sandbox = account.create(self._template, self._timeout + SPARE_SECONDS, metadata)
+            sandbox = account.create(
+                self._template,
+                self._timeout + SPARE_SECONDS,
+                metadata,
+                internet=self._internet,
+            )
         except ConnectionFailed:
             # Whether it was created nobody has told us.
             threading.Thread(target=self._reclaim, args=(attempt,), daemon=True).start()

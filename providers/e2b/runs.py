@@ -7,7 +7,8 @@ from typing import Any
 from e2b import CommandExitException
 from e2b_code_interpreter import Context, Execution, ExecutionError, Result
 
-from providers.e2b.client import Account, ResponseTooLarge, Sandbox
+from providers.e2b.client import Account, Sandbox
+from providers.remote.bounded import ResponseTooLarge
 from providers.remote.output import Output
 from providers.remote.programs import Program
 from providers.remote.text import exit_code_of, without_colours

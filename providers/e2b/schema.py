@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 from providers.schema import ConfigField
 
 # The regions whose host is public. E2B's default domain serves the US; for another region E2B
 # tells its customer the domain, and nothing here guesses it.
 DOMAINS = {"us": "e2b.app"}
 
+KEY_VARIABLE = "E2B_API_KEY"
+
 FIELDS = {
-    "api_key": ConfigField("string", "API key", required=True, secret=True, placeholder="e2b_..."),
+    "api_key": ConfigField(
+        "string",
+        "API key",
+        required=not os.environ.get(KEY_VARIABLE),
+        secret=True,
+        placeholder="e2b_...",
+        description=f"Empty: {KEY_VARIABLE} of the environment.",
+    ),
     "region": ConfigField(
         "string",
         "Region",
@@ -24,6 +35,12 @@ FIELDS = {
         min=5,
         max=300,
         description="Runs that ask for more are refused. A sandbox lives a minute longer.",
+    ),
+    "internet_access": ConfigField(
+        "boolean",
+        "Internet access",
+        default=False,
+        description="Whether code may reach the internet, to install packages for example.",
     ),
     "template": ConfigField(
         "string",
