@@ -54,7 +54,7 @@ RUNNING = [
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     open_module = "providers.aliyun_codeinterpreter"
-    monkeypatch.setattr(f"{open_module}.client.REQUEST_SECONDS", 1.5)
+    monkeypatch.setattr(f"{open_module}.client.REQUEST_SECONDS", 3)
     monkeypatch.setattr(f"{open_module}.provider.RECLAIM_SECONDS", (0.1, 0.5))
 
 

@@ -48,7 +48,7 @@ RUNNING = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.e2b.client.REQUEST_SECONDS", 1.5)
+    monkeypatch.setattr("providers.e2b.client.REQUEST_SECONDS", 3)
     monkeypatch.setattr("providers.e2b.provider.RECLAIM_SECONDS", (0.1, 0.5))
 
 
@@ -76,6 +76,29 @@ def test_a_run_that_fails(
     assert sum(e2b_server.executed.values()) <= 1
     assert started or not e2b_server.executed
     assert eventually(lambda: e2b_server.sandboxes == {})
+
+
+SHELL = [
+    ("cut", "SB003", True),
+    ("401", "SB003", False),
+    ("404", "SB009", False),
+    ("429", "SB008", False),
+    ("500", "SB009", True),
+    ("503", "SB009", True),
+    ("bad_json", "SB003", True),
+    ("dead", "SB009", True),
+]
+
+
+@pytest.mark.parametrize(("fault", "code", "started"), SHELL)
+def test_shell_code_that_fails_to_run(
+    e2b: E2BProvider, e2b_server: E2BServer, fault: str, code: str, started: bool
+) -> None:
+    e2b_server.fail("Start", fault)
+    with pytest.raises(SandboxError) as caught:
+        run(e2b, "echo 1", "bash")
+    assert (caught.value.code, caught.value.started) == (code, started)
+    assert not e2b_server.executed
 
 
 @pytest.mark.parametrize("fault", ["hang", "slow"])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 
 import httpx
+from connectrpc.errors import ConnectError
 from e2b.exceptions import (
     AuthenticationException,
     InvalidArgumentException,
@@ -21,6 +22,7 @@ from e2b.exceptions import (
     RateLimitException,
     SandboxException,
     SandboxNotRunningException,
+    SandboxUnreachableException,
     ServiceBusyException,
     TemplateException,
     TimeoutException,
@@ -64,6 +66,8 @@ def translate(
         if creating:
             return CreationFailed(f"E2B does not know the template. Check template. {said}")
         return ProviderUnavailable(f"The E2B sandbox is gone. {said}")
+    if isinstance(error, SandboxUnreachableException):
+        return ProviderUnavailable(f"The E2B sandbox cannot be reached. {said}", started=running)
     if isinstance(error, (TimeoutException, httpx.TimeoutException, TimeoutError)):
         return ConnectionFailed(f"E2B does not answer in time. {said}", started=running)
     if isinstance(error, NotEnoughSpaceException):
@@ -78,7 +82,7 @@ def translate(
         if creating:
             return CreationFailed(f"E2B could not create a sandbox. {said}")
         return ProviderUnavailable(f"E2B failed. {said}", started=running)
-    if isinstance(error, (httpx.TransportError, OSError, json.JSONDecodeError)):
+    if isinstance(error, (httpx.TransportError, OSError, json.JSONDecodeError, ConnectError)):
         return ConnectionFailed(f"E2B's answer is cut off or no JSON. {said}", started=running)
     return ConnectionFailed(
         f"E2B's answer is not understood ({type(error).__name__}). {said}", started=running
@@ -92,6 +96,8 @@ def _status(error: BaseException) -> int | None:
         return status
     if isinstance(error, SandboxException) and (found := _STATUS.match(str(error))):
         return int(found[1])
+    if isinstance(error, SandboxException) and str(error).startswith("Code.INTERNAL"):
+        return 500
     if isinstance(error, TimeoutException) and "due to sandbox timeout" in str(error):
         return 502
     return None
