@@ -300,9 +300,8 @@ def _takes_files(probe: Probe, code: str) -> None:
 @_check(
     "collects artifacts",
     ARTIFACTS,
-    python="import os\nos.makedirs('artifacts/sub', exist_ok=True)\n"
-    "open('artifacts/sub/out.csv', 'w').write('a,b')",
-    bash="mkdir -p artifacts/sub; printf a,b > artifacts/sub/out.csv",
+    python="import os\nos.mkdir('artifacts/sub')\nopen('artifacts/sub/out.csv', 'w').write('a,b')",
+    bash="mkdir artifacts/sub; printf a,b > artifacts/sub/out.csv",
 )
 def _collects(probe: Probe, code: str) -> None:
     found = [(one.name, one.mime_type, one.content) for one in probe.run(code).artifacts]

@@ -175,6 +175,9 @@ class E2BServer(WireServer):
             _read(notebook, request)
         elif operation == "Start":
             self._start(notebook, request, fault)
+        elif operation == "MakeDir":
+            path = _workspace(request.json["path"])
+            raise Answer(200, {"entry": _entry(path, b"") | {"type": "FILE_TYPE_DIRECTORY"}})
         elif operation in ("ListDir", "Stat"):
             _look(notebook, operation, request)
         raise Answer(501, {"code": "unimplemented", "message": operation})

@@ -151,6 +151,15 @@ def test_files_go_in_and_artifacts_come_out(e2b: E2BProvider) -> None:
     }
 
 
+def test_the_folder_for_artifacts_is_made_once(e2b: E2BProvider, e2b_server: E2BServer) -> None:
+    instance = e2b.create_instance().instance_id
+    for _ in range(2):
+        e2b.execute_code(instance, "open('artifacts/x', 'w').write('x')", "python")
+    assert e2b_server.requests.count("MakeDir") == 1
+    assert e2b_server.requests.index("MakeDir") < e2b_server.requests.index("execute")
+    e2b.destroy_instance(instance)
+
+
 def test_artifacts_beyond_the_limits_stay_where_they_are(e2b: E2BProvider) -> None:
     code = (
         "import os\nos.makedirs('artifacts', exist_ok=True)\n"

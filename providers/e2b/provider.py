@@ -72,6 +72,7 @@ class E2BProvider(SandboxProvider):
         self._region = ""
         self._internet = False
         self._sandboxes: dict[str, Sandbox] = {}
+        self._prepared: set[str] = set()
         self._lock = threading.Lock()
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -186,6 +187,7 @@ class E2BProvider(SandboxProvider):
         limits = limits or Limits()
         program = build_program(code, language, entrypoint, arguments, top_level_await=True)
         sandbox = self._sandbox(instance_id)
+        self._prepare(account, sandbox)
         for file in files:
             _write(account, sandbox, file)
         output = Output(program.mark, limits, on_output)
@@ -284,6 +286,7 @@ class E2BProvider(SandboxProvider):
             raise
         with self._lock:
             self._sandboxes.pop(instance_id, None)
+            self._prepared.discard(instance_id)
         return killed
 
     def health_check(self) -> Health:
@@ -327,6 +330,14 @@ class E2BProvider(SandboxProvider):
             with self._lock:
                 self._sandboxes[instance_id] = sandbox
         return sandbox
+
+    def _prepare(self, account: Account, sandbox: Sandbox) -> None:
+        """Make the folder that code may leave artifacts in, as it is there in a local sandbox."""
+        if sandbox.sandbox_id not in self._prepared:
+            with account.translated():
+                sandbox.files.make_dir("artifacts")
+            with self._lock:
+                self._prepared.add(sandbox.sandbox_id)
 
     def _seconds(self, timeout: float) -> float:
         if timeout > self._timeout:
