@@ -7,11 +7,11 @@ from typing import Any
 
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
-from executions.services.run import Route, run_execution
+from executions.services.routing import Route
+from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
 from providers.base import ExecutionResult
 from providers.errors import ProviderUnavailable
-from providers.manager import manager
 
 
 def execute_code(
@@ -27,10 +27,10 @@ def execute_code(
     request is refused or could not be carried out.
     """
     request = ExecutionRequest(code, language=language, timeout=timeout, arguments=arguments)
-    return run_in_process(request, manager.lease)
+    return run_in_process(request)
 
 
-def run_in_process(request: ExecutionRequest, route: Route) -> ExecutionResult:
+def run_in_process(request: ExecutionRequest, route: Route | None = None) -> ExecutionResult:
     """Run and record a request of this process's own, for which no API key vouches."""
     outcome = run_execution(request, Caller(internal_tenant()), route=route)
     if outcome.error is not None:

@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +12,10 @@ from django.conf import settings
 
 from executions.client import run_in_process
 from executions.services.requests import ExecutionRequest
-from executions.services.run import Route
+from executions.services.routing import Route
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.manager import Lease, ProviderManager, _Slot, manager
-from providers.models import ProviderConfig
+from providers.named import lease_of
 
 _PROVIDERS = {"local": "local", "docker": "self_managed", "e2b": "e2b"}
 
@@ -94,46 +89,4 @@ def get_sandbox() -> Sandbox:
         for name, value in _OVERRIDES.get(sandbox_type, {}).items()
         if name in provider.config_fields
     }
-    return Sandbox(provider_id, _route(provider_id, overrides))
-
-
-def _route(provider_id: str, overrides: Mapping[str, Any]) -> Route:
-    def lease() -> AbstractContextManager[Lease]:
-        active = ProviderConfig.objects.filter(is_active=True, provider_id=provider_id).exists()
-        # What is active follows its configuration as it is stored.
-        shared = active and not overrides
-        return manager.lease() if shared else _named(provider_id, overrides).lease()
-
-    return lease
-
-
-class _NamedManager(ProviderManager):
-    """Lends one provider whether it is active or not, by its stored configuration or defaults.
-
-    `overrides` hold in place of what is stored.
-    """
-
-    def __init__(self, provider_id: str, overrides: Mapping[str, Any]) -> None:
-        self._provider_id = provider_id
-        self._overrides = overrides
-        super().__init__()
-
-    def _look(self) -> tuple[_Slot, ProviderConfig] | None:
-        row = ProviderConfig.objects.filter(provider_id=self._provider_id).first()
-        if row is None:
-            row = ProviderConfig(provider_id=self._provider_id, version=0, config={})
-        row.config = {**row.config, **self._overrides}
-        key = (row.pk or 0, row.version)
-        return (self._put_in_force(_Slot(key)), row) if self._is_news(key) else None
-
-
-_managers: dict[str, _NamedManager] = {}
-_managers_lock = threading.Lock()
-
-
-def _named(provider_id: str, overrides: Mapping[str, Any]) -> _NamedManager:
-    with _managers_lock:
-        if provider_id not in _managers:
-            _managers[provider_id] = _NamedManager(provider_id, overrides)
-            atexit.register(_managers[provider_id].close)
-        return _managers[provider_id]
+    return Sandbox(provider_id, lambda: lease_of(provider_id, overrides))

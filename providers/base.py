@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, SandboxError
 from providers.schema import ConfigField, describe, validate
 
 Entrypoint = Literal["auto", "main", "script", "repl"]
+Stream = Literal["stdout", "stderr"]
+OnOutput = Callable[[Stream, str], None]
 
 ARGUMENTS = "arguments"
 ARTIFACTS = "artifacts"
 FILES = "files"
 CONTEXTS = "contexts"
 STREAMING = "streaming"
+WORKSPACE = "workspace"
 INTERRUPT = "interrupt"
 
 
@@ -168,6 +171,72 @@ class SandboxProvider(ABC):
     @abstractmethod
     def get_supported_languages(self) -> list[str]:
         """The languages that really run here now."""
+
+    @property
+    def max_timeout(self) -> float | None:
+        """The longest run this provider carries out, in seconds. None: as long as is asked for."""
+        return None
+
+    def is_full(self) -> bool:
+        """Whether a caller would have to wait for a sandbox now. Asked before every run that
+        could go to another provider instead, so it looks at nothing but this process."""
+        return False
+
+    def stream_code(
+        self,
+        instance_id: str,
+        code: str,
+        language: str,
+        timeout: float = 10,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        on_output: OnOutput,
+        entrypoint: Entrypoint = "auto",
+        files: Sequence[InputFile] = (),
+        limits: Limits | None = None,
+    ) -> ExecutionResult:
+        """`execute_code`, with the output handed over as it comes. Needs STREAMING."""
+        raise self.lacks(STREAMING)
+
+    def create_context(self, instance_id: str, language: str = "python") -> str:
+        """The id of a new interpreter that keeps its state between runs. Needs CONTEXTS."""
+        raise self.lacks(CONTEXTS)
+
+    def execute_in_context(
+        self,
+        instance_id: str,
+        context_id: str,
+        code: str,
+        timeout: float = 10,
+        *,
+        limits: Limits | None = None,
+    ) -> ExecutionResult:
+        """Run code where earlier code of the context has left its state. Needs CONTEXTS."""
+        raise self.lacks(CONTEXTS)
+
+    def destroy_context(self, instance_id: str, context_id: str) -> bool:
+        """End an interpreter. False when it was not there. Needs CONTEXTS."""
+        raise self.lacks(CONTEXTS)
+
+    def write_file(self, instance_id: str, file: InputFile) -> None:
+        """Put a file into the workspace of a running instance. Needs WORKSPACE."""
+        raise self.lacks(WORKSPACE)
+
+    def read_file(self, instance_id: str, path: str, limit: int) -> bytes | None:
+        """A file of the workspace, None where there is none. Needs WORKSPACE.
+
+        Raises InvalidConfiguration for one of more than `limit` bytes.
+        """
+        raise self.lacks(WORKSPACE)
+
+    def sweep(self) -> int:
+        """Destroy instances that a process of ours has left behind by ending. How many."""
+        return 0
+
+    @classmethod
+    def lacks(cls, capability: str) -> SandboxError:
+        """The error for a caller who asks for what is not among `capabilities`."""
+        return InvalidConfiguration(f"Provider {cls.id!r} does not offer {capability}.")
 
     def close(self) -> None:
         """Release what `initialize` took. Nothing runs in the provider any more."""

@@ -24,6 +24,9 @@ GROUP = "cofferdam.providers"
 BUILT_IN = {
     "local": "providers.local.provider:LocalProvider",
     "self_managed": "providers.self_managed.provider:SelfManagedProvider",
+    "e2b": "providers.e2b.provider:E2BProvider",
+    "aliyun_codeinterpreter": "providers.aliyun_codeinterpreter.provider:"
+    "AliyunCodeInterpreterProvider",
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -46,6 +46,8 @@ def configuration(level: str) -> dict[str, Any]:
             "django.request": {"level": "ERROR"},
             "django.server": {"handlers": [], "propagate": True},
             "django-q": {"level": "WARNING"},
+            # A line for every request that a provider makes.
+            "httpx": {"level": "WARNING"},
             "gunicorn.error": {"handlers": [], "level": "WARNING", "propagate": True},
             "gunicorn.access": {"handlers": [], "level": "INFO", "propagate": True},
         },

@@ -13,7 +13,13 @@ from rest_framework.test import APIClient
 from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
 
-pytest_plugins = ["tests.provider_fixtures", "tests.sandboxes", "tests.docker_engine"]
+pytest_plugins = [
+    "tests.provider_fixtures",
+    "tests.sandboxes",
+    "tests.docker_engine",
+    "tests.remote_providers",
+    "tests.routing",
+]
 
 
 def require(component: str) -> str:

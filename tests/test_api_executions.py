@@ -35,6 +35,8 @@ SHAPE = {
     "outputs": list,
     "artifacts": list,
     "error": (dict, type(None)),
+    "hops": list,
+    "cost": (str, type(None)),
     "timings": dict,
     "created_at": str,
     "receipt": (dict, type(None)),

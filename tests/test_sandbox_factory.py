@@ -11,6 +11,7 @@ import pytest
 from executions import sandbox
 from executions.models import Execution
 from executions.sandbox import SandboxResult, get_sandbox
+from providers import named as providers_named
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.models import ProviderConfig
 from tests.conftest import require
@@ -27,7 +28,7 @@ def configured(db: None) -> Any:
         row.save()
 
     yield change
-    for named in sandbox._managers.values():
+    for named in providers_named._managers.values():
         named.close()
 
 
@@ -76,7 +77,7 @@ def test_a_changed_configuration_is_taken_up(
     settings.SANDBOX_TYPE = "local"
     configured("local", {"launcher": "bubblewrap", "pool_size": 1, "max_memory": "256m"})
     first = get_sandbox().execute("print(1)")
-    for named in sandbox._managers.values():
+    for named in providers_named._managers.values():
         named.close()
     configured("local", {"launcher": "bubblewrap", "pool_size": 1, "max_memory": "128m"})
 

@@ -56,6 +56,8 @@ def execution_detail(
         "outputs": from_json(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "error": _error(execution),
+        "hops": execution.hops,
+        "cost": None if execution.cost is None else str(execution.cost),
         "timings": _timings(execution),
         "created_at": execution.created_at.isoformat(),
         "receipt": receipt_of(execution),

@@ -123,6 +123,12 @@ class ExecutionSerializer(serializers.Serializer[Any]):
     )
     artifacts = ArtifactSerializer(many=True)
     error = VerdictSerializer(allow_null=True)
+    hops = serializers.ListField(
+        child=JsonObject(), help_text="The providers that were tried or passed over, and why."
+    )
+    cost = serializers.CharField(
+        allow_null=True, help_text="Estimated; null where the provider has no price."
+    )
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
     receipt = JsonObject(

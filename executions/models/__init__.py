@@ -4,12 +4,14 @@ from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
 from executions.models.ledger_entry import LedgerEntry
 from executions.models.saved_filter import SavedFilter
+from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.models.tenant import Tenant
 
 __all__ = (
     "ApiKey",
     "Artifact",
+    "Budget",
     "CodeSearchProgress",
     "CodeText",
     "Execution",
@@ -18,5 +20,7 @@ __all__ = (
     "ExecutionTenantCount",
     "LedgerEntry",
     "SavedFilter",
+    "Spending",
+    "SpendingAlert",
     "Tenant",
 )

@@ -112,6 +112,17 @@ class Execution(models.Model):
         default=dict, help_text="Limits, peak memory, CPU time and image, as far as known."
     )
 
+    hops = models.JSONField(
+        default=list,
+        help_text="The providers that were tried or passed over, and why.",
+    )
+    cost = models.DecimalField(
+        max_digits=14,
+        decimal_places=8,
+        null=True,
+        help_text="Estimated from the provider's price per second; null where it has none.",
+    )
+
     queue_ms = models.FloatField(null=True)
     start_ms = models.FloatField(null=True)
     run_ms = models.FloatField(null=True)

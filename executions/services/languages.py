@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from time import monotonic
 from weakref import WeakKeyDictionary
@@ -25,18 +25,23 @@ def supported_languages(lease: Lease) -> list[str]:
     return known[1]
 
 
-def refuse_unsupported(language: str, route: Callable[[], AbstractContextManager[Lease]]) -> None:
-    """Raise InvalidConfiguration for a language the provider does not run.
+def refuse_unsupported(
+    language: str, routes: Iterable[Callable[[], AbstractContextManager[Lease]]]
+) -> None:
+    """Raise InvalidConfiguration for a language that none of the providers runs.
 
     A provider that cannot be asked is no reason to refuse: the attempt is then made, and
     recorded with what became of it.
     """
-    try:
-        with route() as lease:
-            languages = supported_languages(lease)
-    except SandboxError:
-        return
-    if language not in languages:
-        raise InvalidConfiguration(
-            f"language: Must be one of: {', '.join(languages)}.", field="language"
-        )
+    known: set[str] = set()
+    for route in routes:
+        try:
+            with route() as lease:
+                known.update(supported_languages(lease))
+        except SandboxError:
+            return
+        if language in known:
+            return
+    raise InvalidConfiguration(
+        f"language: Must be one of: {', '.join(sorted(known))}.", field="language"
+    )

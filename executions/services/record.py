@@ -15,9 +15,9 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.services import statistics
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
-from executions.services import statistics
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
 from providers.base import ExecutionResult, InputFile

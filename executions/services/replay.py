@@ -15,7 +15,8 @@ from executions.services.actor import current_actor
 from executions.services.ledger import append
 from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest, refuse
-from executions.services.run import Route, run_execution
+from executions.services.routing import Route
+from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
 from executions.text import from_json
 from providers.manager import Lease, _start, manager

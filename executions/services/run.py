@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
+
+from django.db import transaction
 
 from executions.models import Artifact, Execution
 from executions.services import artifacts as artifact_service
@@ -21,15 +22,15 @@ from executions.services.record import (
     open_record,
 )
 from executions.services.requests import ExecutionRequest
+from executions.services.routing import Hops, Route, Step, admit, steps_for
+from executions.services.spending import cost_of, refuse_over_budget, spend
 from executions.text import from_json, storable, storable_value, to_json, without_surrogates
 from providers import errors
 from providers.base import ExecutionResult, SandboxInstance
 from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
-from providers.manager import Lease, manager
+from providers.manager import Lease
 
 logger = logging.getLogger(__name__)
-
-Route = Callable[[], AbstractContextManager[Lease]]
 
 _VERDICTS: dict[ErrorCode, Execution.Status] = {
     errors.TIMEOUT: Execution.Status.TIMED_OUT,
@@ -39,29 +40,32 @@ _VERDICTS: dict[ErrorCode, Execution.Status] = {
 
 
 def run_execution(
-    request: ExecutionRequest, caller: Caller, *, route: Route = manager.lease
+    request: ExecutionRequest, caller: Caller, *, route: Route | None = None
 ) -> Outcome:
     """Record, run or queue, and complete the record.
 
-    `route` lends the provider. Raises InvalidConfiguration for a language that is not served and
-    for a conflicting idempotency key; then nothing was recorded. Whatever happens after that is
-    in the outcome.
+    `route` lends one certain provider; without it the routes of the admin decide. Raises
+    InvalidConfiguration for a language that is not served and for a conflicting idempotency key,
+    and RateLimited for a budget that is used up; then nothing was recorded. Whatever happens
+    after that is in the outcome.
     """
     began = perf_counter()
-    refuse_unsupported(request.language, route)
+    steps = steps_for(request.language, caller.tenant.slug, route)
+    refuse_unsupported(request.language, [step.route for step in steps])
+    refuse_over_budget(caller.tenant.slug)
     execution, is_new = open_record(request, caller)
     if not is_new:
         return Outcome(execution)
     if request.mode == Execution.Mode.ASYNC:
         return enqueue(execution)
-    return carry_out(execution, request, route=route, began=began)
+    return carry_out(execution, request, steps, began=began)
 
 
 def carry_out(
     execution: Execution,
     request: ExecutionRequest,
+    steps: Sequence[Step],
     *,
-    route: Route,
     began: float,
     waited_ms: float = 0.0,
 ) -> Outcome:
@@ -71,7 +75,7 @@ def carry_out(
     """
     attempt = _Attempt(execution, request, began, waited_ms)
     try:
-        return attempt.end_with_result(attempt.run(route))
+        return attempt.end_with_result(attempt.run(steps))
     except SandboxError as error:
         return attempt.end_with_error(error)
     except Exception:
@@ -97,9 +101,28 @@ class _Attempt:
         self.handed_over = False
         self.instance: SandboxInstance | None = None
         self.changes: dict[str, Any] = {}
+        self.hops = Hops()
 
-    def run(self, route: Route) -> ExecutionResult:
-        with route() as lease:
+    def run(self, steps: Sequence[Step]) -> ExecutionResult:
+        """Try the providers in their order, and leave one only while no code can have started."""
+        for number, step in enumerate(steps, start=1):
+            self.handed_over = False
+            began = perf_counter()
+            try:
+                admit(step, self.request, is_only=len(steps) == 1, is_last=number == len(steps))
+                result = self._run_at(step)
+            except SandboxError as error:
+                self.hops.left(step, error, _ms(began, perf_counter()))
+                if error.started or number == len(steps) or not self.hops.may_leave(error):
+                    raise self.hops.telling(error) from None
+            else:
+                ms = _ms(began, perf_counter())
+                self.hops.served(step, ms, self.changes["start_ms"], alone=len(steps) == 1)
+                return result
+        raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+
+    def _run_at(self, step: Step) -> ExecutionResult:
+        with step.route() as lease:
             leased = perf_counter()
             self.changes = {
                 "provider": lease.provider_id,
@@ -190,7 +213,15 @@ class _Attempt:
         self, status: Execution.Status, changes: dict[str, Any], artifacts: Sequence[Artifact] = ()
     ) -> bool:
         total = self.waited_ms + _ms(self.began, perf_counter())
-        won = close_record(self.execution, status, {**changes, "total_ms": total}, artifacts)
+        cost = cost_of(changes.get("provider", ""), changes)
+        values = {**changes, "total_ms": total, "hops": self.hops.recorded, "cost": cost}
+        if cost:
+            with transaction.atomic():
+                won = close_record(self.execution, status, values, artifacts)
+                if won:
+                    spend(self.execution.tenant_slug, cost)
+        else:
+            won = close_record(self.execution, status, values, artifacts)
         if not won:
             logger.warning(
                 "execution %s ended after its record had been closed as %s",

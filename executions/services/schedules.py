@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from django_q.models import Schedule
 
-_EVERY = {
-    "executions.tasks.end_stale_executions": Schedule.MINUTES,
-    "executions.tasks.index_new_code": Schedule.MINUTES,
-    "executions.tasks.write_ledger_checkpoint": Schedule.HOURLY,
-    "executions.tasks.apply_retention": Schedule.DAILY,
+_EVERY_MINUTES = {
+    "executions.tasks.end_stale_executions": 1,
+    "executions.tasks.index_new_code": 1,
+    "executions.tasks.probe_providers": 1,
+    "executions.tasks.sweep_leftovers": 5,
+    "executions.tasks.watch_spending": 5,
+    "executions.tasks.write_ledger_checkpoint": 60,
+    "executions.tasks.apply_retention": 24 * 60,
+    "providers.tasks.check_health": 5,
 }
 
 
 def ensure_schedules() -> None:
     """Have the workers do what is due. Safe to call at every start."""
-    for task, how_often in _EVERY.items():
+    for task, minutes in _EVERY_MINUTES.items():
         Schedule.objects.update_or_create(
             name=task,
-            defaults={"func": task, "schedule_type": how_often, "minutes": 1, "repeats": -1},
+            defaults={
+                "func": task,
+                "schedule_type": Schedule.MINUTES,
+                "minutes": minutes,
+                "repeats": -1,
+            },
         )

@@ -11,14 +11,14 @@ from executions.models import Execution
 from executions.services.queue import claim
 from executions.services.record import Outcome, close_unrun
 from executions.services.requests import ExecutionRequest
-from executions.services.run import Route, carry_out
+from executions.services.routing import Route, steps_for
+from executions.services.run import carry_out
 from providers.errors import SandboxError
-from providers.manager import manager
 
 logger = logging.getLogger(__name__)
 
 
-def run_queued(execution_id: str, *, route: Route = manager.lease) -> Outcome | None:
+def run_queued(execution_id: str, *, route: Route | None = None) -> Outcome | None:
     """Run a queued execution by the same path as a synchronous one; None when it is not queued."""
     execution = claim(execution_id)
     if execution is None:
@@ -33,7 +33,7 @@ def run_queued(execution_id: str, *, route: Route = manager.lease) -> Outcome | 
     return carry_out(
         execution,
         request,
-        route=route,
+        steps_for(request.language, execution.tenant_slug, route),
         began=began,
         waited_ms=_waited_ms(execution),
     )

@@ -1,5 +1,17 @@
+from providers.models.breaker import CircuitBreaker
 from providers.models.config_version import ConfigVersion, PendingChange
+from providers.models.price import ProviderPrice
 from providers.models.provider_config import ProviderConfig
 from providers.models.provider_health import ProviderHealth
+from providers.models.route import Route, RouteStep
 
-__all__ = ("ConfigVersion", "PendingChange", "ProviderConfig", "ProviderHealth")
+__all__ = (
+    "CircuitBreaker",
+    "ConfigVersion",
+    "PendingChange",
+    "ProviderConfig",
+    "ProviderHealth",
+    "ProviderPrice",
+    "Route",
+    "RouteStep",
+)

@@ -6,16 +6,12 @@ from time import perf_counter
 
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
-from django_q.models import Schedule
 
 from providers import registry
 from providers.errors import UNAVAILABLE, SandboxError
 from providers.models import ProviderConfig, ProviderHealth
 from providers.services.configuration import stored_config
 from providers.services.trial import redacted
-
-EVERY_MINUTES = 5
-_TASK = "providers.tasks.check_health"
 
 
 def check_all() -> int:
@@ -64,14 +60,3 @@ def check(row: ProviderConfig) -> ProviderHealth:
         },
     )
     return found
-
-
-def ensure_schedule() -> None:
-    """Have the workers check every few minutes. Safe to call at every start."""
-    schedule = {
-        "func": _TASK,
-        "schedule_type": Schedule.MINUTES,
-        "minutes": EVERY_MINUTES,
-        "repeats": -1,
-    }
-    Schedule.objects.update_or_create(name=_TASK, defaults=schedule)

@@ -10,7 +10,6 @@ from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.schedules import ensure_schedules
 from executions.services.statistics import ensure_counted
-from providers.services import health
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
 
@@ -33,7 +32,6 @@ class Command(BaseCommand):
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         advice = bootstrap.ensure_provider()
         ensure_schedules()
-        health.ensure_schedule()
         ensure_counted()
         if created:
             self.stdout.write("Created, and shown only this once:")

@@ -1,0 +1,71 @@
+"""Budgets, what was spent, and the alerts about it, in plain pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+
+from executions.models import Budget, Spending, SpendingAlert
+from executions.services.comparison import compare
+
+HOURS = (24, 168, 720)
+
+if TYPE_CHECKING:
+    _BudgetAdmin = admin.ModelAdmin[Budget]
+    _SpendingAdmin = admin.ModelAdmin[Spending]
+    _AlertAdmin = admin.ModelAdmin[SpendingAlert]
+else:
+    _BudgetAdmin = _SpendingAdmin = _AlertAdmin = admin.ModelAdmin
+
+
+class _ReadOnly:
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+
+@admin.register(Budget)
+class BudgetAdmin(_BudgetAdmin):
+    list_display = ("__str__", "tenant_slug", "period", "limit", "warn_percent")
+
+
+@admin.register(Spending)
+class SpendingAdmin(_ReadOnly, _SpendingAdmin):
+    list_display = ("day", "tenant_slug", "amount", "executions")
+    list_filter = ("day",)
+
+    def get_urls(self) -> list[URLPattern]:
+        page = self.admin_site.admin_view(self.comparison)
+        return [path("comparison/", page, name="executions_comparison"), *super().get_urls()]
+
+    def comparison(self, request: HttpRequest) -> TemplateResponse:
+        """The providers beside each other, for who may see spending."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        asked = request.GET.get("hours", "")
+        hours = int(asked) if asked in map(str, HOURS) else HOURS[0]
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Compare providers",
+            "rows": compare(hours),
+            "hours": hours,
+            "choices": HOURS,
+        }
+        return TemplateResponse(request, "admin/executions/comparison.html", context)
+
+
+@admin.register(SpendingAlert)
+class SpendingAlertAdmin(_ReadOnly, _AlertAdmin):
+    list_display = ("created_at", "kind", "tenant_slug", "message")
+    list_filter = ("kind",)

@@ -1,0 +1,139 @@
+"""From one provider to the next: what is tried for a request, and when a provider is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from executions.services.languages import supported_languages
+from executions.services.requests import ExecutionRequest
+from executions.text import storable
+from providers import errors
+from providers.base import FILES
+from providers.errors import (
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
+from providers.manager import Lease, manager
+from providers.named import lease_of
+from providers.services import breaker
+from providers.services.routing import planned
+
+Route = Callable[[], AbstractContextManager[Lease]]
+
+# A full or throttled provider is left too: that is what overflowing to another one means.
+_LEAVABLE = (
+    errors.NOT_INITIALIZED,
+    errors.CONNECTION_FAILED,
+    errors.CREATION_FAILED,
+    errors.RATE_LIMITED,
+    errors.UNAVAILABLE,
+)
+
+
+class PassedOver(ProviderUnavailable):
+    """A provider was not asked at all, which says nothing of its health."""
+
+
+class Unfit(PassedOver):
+    """It could never carry out this request."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A provider to try. Without an id it is whichever is active, or one the caller chose."""
+
+    route: Route
+    provider_id: str = ""
+
+
+def steps_for(language: str, tenant_slug: str, route: Route | None = None) -> list[Step]:
+    """What to try for a request, in order; `route` alone where the caller has chosen."""
+    if route is not None:
+        return [Step(route)]
+    ids = planned(tenant_slug, language)
+    if not ids:
+        return [Step(manager.lease)]
+    return [Step(_lender(provider_id), provider_id) for provider_id in ids]
+
+
+def _lender(provider_id: str) -> Route:
+    return lambda: lease_of(provider_id)
+
+
+def admit(step: Step, request: ExecutionRequest, *, is_only: bool, is_last: bool) -> None:
+    """Raise PassedOver, or RateLimited for one that is full, where a step need not be tried.
+
+    The only provider there is is always asked: a wrong guess about it would cost an answer.
+    """
+    if is_only:
+        return
+    with step.route() as lease:
+        provider = lease.provider
+        languages = supported_languages(lease)
+        if request.language not in languages:
+            raise Unfit(f"{step.provider_id} does not run {request.language}.")
+        if provider.max_timeout is not None and request.seconds > provider.max_timeout:
+            raise Unfit(f"{step.provider_id} runs code for {provider.max_timeout:g} s at most.")
+        if request.files and FILES not in provider.capabilities:
+            raise Unfit(f"{step.provider_id} takes no files.")
+        if not is_last and provider.is_full():
+            raise RateLimited(f"{step.provider_id} is full.")
+    if not breaker.admits(step.provider_id):
+        raise PassedOver(f"{step.provider_id} is out of service for now.")
+
+
+class Hops:
+    """Who was tried, and why each was left. `recorded` is JSON, empty for a lone provider."""
+
+    def __init__(self) -> None:
+        self.recorded: list[dict[str, Any]] = []
+        self._failure: SandboxError | None = None
+        self._unfit_only = True
+
+    def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
+        """Note a failure, for the record and for the breaker."""
+        passed_over = isinstance(error, PassedOver)
+        self._unfit_only = self._unfit_only and isinstance(error, Unfit)
+        if step.provider_id:
+            self.recorded.append(
+                {
+                    "provider": step.provider_id,
+                    "outcome": "passed over" if passed_over else "failed",
+                    "code": "" if passed_over else error.code,
+                    "reason": storable(error.message),
+                    "ms": milliseconds,
+                }
+            )
+        if not passed_over:
+            self._failure = error
+            if step.provider_id:
+                breaker.report_failure(step.provider_id, error)
+
+    def served(self, step: Step, milliseconds: float, start_ms: float, *, alone: bool) -> None:
+        """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's."""
+        if not step.provider_id:
+            return
+        breaker.report_success(step.provider_id, start_ms)
+        if not alone:
+            self.recorded.append(
+                {"provider": step.provider_id, "outcome": "served", "ms": milliseconds}
+            )
+
+    @staticmethod
+    def may_leave(error: SandboxError) -> bool:
+        return error.entry in _LEAVABLE
+
+    def telling(self, error: SandboxError) -> SandboxError:
+        """The error to tell: what went wrong, rather than that the last one was passed over."""
+        if not isinstance(error, PassedOver):
+            return error
+        if self._failure is not None:
+            return self._failure
+        reasons = " ".join(hop["reason"] for hop in self.recorded)
+        kind = InvalidConfiguration if self._unfit_only else ProviderUnavailable
+        return kind(f"No provider of the route can serve this. {reasons}")

@@ -1,0 +1,129 @@
+"""What executions cost, and what happens when that is too much."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import F, Sum
+from django.utils import timezone
+
+from executions.models import Budget, Spending, SpendingAlert
+from providers.errors import RateLimited
+from providers.services.kept import Kept
+from providers.services.routing import prices
+
+logger = logging.getLogger(__name__)
+
+SPIKE_FACTOR = 2
+SPIKE_DAYS = 7
+_PLACES = Decimal("0.00000001")
+
+
+def cost_of(provider_id: str, timings: Mapping[str, Any]) -> Decimal | None:
+    """The estimate for a run: its seconds in a sandbox, starting included, times the price.
+
+    None where the provider has no price, or where it never got so far as to have a sandbox.
+    """
+    if timings.get("start_ms") is None:
+        return None
+    price = prices().get(provider_id)
+    if price is None:
+        return None
+    milliseconds = Decimal(timings["start_ms"] + (timings.get("run_ms") or 0.0))
+    return (price * milliseconds / 1000).quantize(_PLACES)
+
+
+def spend(tenant_slug: str, cost: Decimal) -> None:
+    """Add to what the tenant has spent today."""
+    today = _today()
+    Spending.objects.get_or_create(tenant_slug=tenant_slug, day=today)
+    Spending.objects.filter(tenant_slug=tenant_slug, day=today).update(
+        amount=F("amount") + cost, executions=F("executions") + 1
+    )
+
+
+def refuse_over_budget(tenant_slug: str) -> None:
+    """Raise RateLimited when the tenant's budget, or that of all together, is used up."""
+    for budget in _budgets():
+        if budget.tenant_slug not in ("", tenant_slug):
+            continue
+        spent = _spent(budget)
+        if spent >= budget.limit:
+            whose = "The tenant's" if budget.tenant_slug else "The"
+            message = f"{whose} budget for this {budget.period} is used up."
+            _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, f"{message} {spent:.4f} spent.")
+            raise RateLimited(
+                f"{message} An administrator can raise it.", retry_after=_seconds_left(budget)
+            )
+
+
+def watch_spending() -> int:
+    """Tell of budgets that are nearly used up and of spending that has jumped. New alerts."""
+    alerts = 0
+    for budget in Budget.objects.all():
+        spent = _spent(budget)
+        if spent >= budget.limit * budget.warn_percent / 100:
+            whose = budget.tenant_slug or "all tenants"
+            message = (
+                f"{spent:.4f} of {budget.limit:.4f} for this {budget.period} spent by {whose}."
+            )
+            alerts += _alert(SpendingAlert.Kind.WARNING, budget.tenant_slug, message)
+    today = _today()
+    for row in Spending.objects.filter(day=today, amount__gt=0):
+        average = _daily_average(row.tenant_slug, today)
+        if average and row.amount > SPIKE_FACTOR * average:
+            message = (
+                f"{row.tenant_slug} has spent {row.amount:.4f} today, "
+                f"against {average:.4f} on an average day."
+            )
+            alerts += _alert(SpendingAlert.Kind.SPIKE, row.tenant_slug, message)
+    return alerts
+
+
+_budgets = Kept(lambda: list(Budget.objects.all()), Budget)
+
+
+def _spent(budget: Budget) -> Decimal:
+    today = _today()
+    since = today if budget.period == Budget.Period.DAY else today.replace(day=1)
+    rows = Spending.objects.filter(day__gte=since)
+    if budget.tenant_slug:
+        rows = rows.filter(tenant_slug=budget.tenant_slug)
+    return rows.aggregate(total=Sum("amount"))["total"] or Decimal(0)
+
+
+def _daily_average(tenant_slug: str, today: date) -> Decimal | None:
+    """Of the days before today that it has spent anything on; None when there is none."""
+    past = Spending.objects.filter(
+        tenant_slug=tenant_slug, day__lt=today, day__gte=today - timedelta(days=SPIKE_DAYS)
+    )
+    amounts = list(past.values_list("amount", flat=True))
+    return sum(amounts, Decimal(0)) / len(amounts) if amounts else None
+
+
+def _alert(kind: SpendingAlert.Kind, tenant_slug: str, message: str) -> bool:
+    """Tell, unless it was told today. Whether it is news."""
+    _, is_new = SpendingAlert.objects.get_or_create(
+        kind=kind, tenant_slug=tenant_slug, day=_today(), defaults={"message": message}
+    )
+    if is_new:
+        logger.warning("spending: %s", message, extra={"alert": kind, "tenant_id": tenant_slug})
+    return is_new
+
+
+def _seconds_left(budget: Budget) -> float:
+    now = timezone.now()
+    if budget.period == Budget.Period.DAY:
+        end = datetime(now.year, now.month, now.day, tzinfo=now.tzinfo) + timedelta(days=1)
+    else:
+        following = (now.replace(day=1) + timedelta(days=32)).replace(day=1)
+        end = datetime(following.year, following.month, 1, tzinfo=now.tzinfo)
+    return (end - now).total_seconds()
+
+
+def _today() -> date:
+    return timezone.now().date()

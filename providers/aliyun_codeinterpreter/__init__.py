@@ -1,0 +1,1 @@
+"""The `aliyun_codeinterpreter` provider: Alibaba Cloud's Code Interpreter, through agentrun-sdk."""

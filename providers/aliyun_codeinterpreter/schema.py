@@ -1,0 +1,97 @@
+"""The Aliyun provider's configuration, and the environment variables that stand in for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from providers.schema import ConfigField
+
+REGIONS = ("cn-hangzhou", "cn-beijing", "cn-shanghai", "cn-shenzhen", "cn-guangzhou")
+MAX_SECONDS = 30
+
+# Which variables the SDK itself reads, in its order.
+ENVIRONMENT = {
+    "access_key_id": ("AGENTRUN_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_ID"),
+    "access_key_secret": ("AGENTRUN_ACCESS_KEY_SECRET", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"),
+    "account_id": ("AGENTRUN_ACCOUNT_ID", "FC_ACCOUNT_ID"),
+    "region": ("AGENTRUN_REGION", "FC_REGION"),
+    "data_endpoint": ("AGENTRUN_DATA_ENDPOINT",),
+    "control_endpoint": ("AGENTRUN_CONTROL_ENDPOINT",),
+}
+REQUIRED = ("access_key_id", "access_key_secret", "account_id")
+DEFAULT_REGION = REGIONS[0]
+
+
+def from_environment(name: str) -> str:
+    """The value that the environment has for a field, empty where there is none."""
+    return next((found for key in ENVIRONMENT[name] if (found := os.environ.get(key))), "")
+
+
+def chosen(config: Mapping[str, Any], name: str) -> str:
+    """A field's value: the configuration's own, or else the environment's."""
+    return config.get(name) or from_environment(name)
+
+
+def _is_required(name: str) -> bool:
+    return not from_environment(name)
+
+
+FIELDS = {
+    "access_key_id": ConfigField(
+        "string",
+        "AccessKey ID",
+        required=_is_required("access_key_id"),
+        secret=True,
+        placeholder="LTAI5t...",
+        description="Of a RAM user, never of the primary account. "
+        "Empty: AGENTRUN_ACCESS_KEY_ID of the environment.",
+    ),
+    "access_key_secret": ConfigField(
+        "string",
+        "AccessKey secret",
+        required=_is_required("access_key_secret"),
+        secret=True,
+        description="Empty: AGENTRUN_ACCESS_KEY_SECRET of the environment.",
+    ),
+    "account_id": ConfigField(
+        "string",
+        "Account ID",
+        required=_is_required("account_id"),
+        placeholder="1234567890123456",
+        description="The primary account's id. Empty: AGENTRUN_ACCOUNT_ID of the environment.",
+    ),
+    "region": ConfigField(
+        "string",
+        "Region",
+        options=REGIONS,
+        description=f"Empty: AGENTRUN_REGION of the environment, or {DEFAULT_REGION}.",
+    ),
+    "template_name": ConfigField(
+        "string",
+        "Template",
+        description="Name of a Code Interpreter template. "
+        "Empty: one named cofferdam, which is made when it does not exist.",
+    ),
+    "timeout": ConfigField(
+        "integer",
+        "Longest run (seconds)",
+        default=MAX_SECONDS,
+        min=1,
+        max=MAX_SECONDS,
+        description="The service's own limit is 30. Runs that ask for more are refused.",
+    ),
+    "data_endpoint": ConfigField(
+        "string",
+        "Data endpoint",
+        placeholder="https://ACCOUNT.agentrun-data.REGION.aliyuncs.com",
+        description="Empty: AGENTRUN_DATA_ENDPOINT of the environment, or by account and region.",
+    ),
+    "control_endpoint": ConfigField(
+        "string",
+        "Control endpoint",
+        placeholder="https://agentrun.REGION.aliyuncs.com",
+        description="Empty: AGENTRUN_CONTROL_ENDPOINT of the environment, or by region.",
+    ),
+}

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+
+class CircuitBreaker(models.Model):
+    """Whether a provider is fit to be used, as all processes know it.
+
+    Open after failures one after the other: then nothing is sent there until `retry_at`, when one
+    caller tries. Changed by conditional updates alone; see `providers.services.breaker`.
+    """
+
+    class State(models.TextChoices):
+        CLOSED = "closed", "In service"
+        OPEN = "open", "Out of service"
+
+    provider_id = models.CharField("provider", max_length=64, unique=True)
+    state = models.CharField(max_length=8, choices=State.choices, default=State.CLOSED)
+    failures = models.PositiveIntegerField(
+        default=0, help_text="One after the other, since the last success."
+    )
+    openings = models.PositiveIntegerField(
+        default=0, help_text="Since it was last in service; each doubles the time until a retry."
+    )
+    retry_at = models.DateTimeField(null=True)
+    error_code = models.CharField(max_length=8, blank=True)
+    error_message = models.TextField(blank=True)
+    latency_ms = models.FloatField(null=True, help_text="Of getting a sandbox, smoothed.")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("provider_id",)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(state="closed") | Q(state="open", retry_at__isnull=False),
+                name="breaker_open_has_a_retry",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.provider_id}: {self.get_state_display()}"

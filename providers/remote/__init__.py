@@ -1,0 +1,1 @@
+"""What providers over a network share: programs, bounded output, deadlines, whose a sandbox is."""

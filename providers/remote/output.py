@@ -1,0 +1,111 @@
+"""Output as it comes from a remote interpreter: bounded, and without what `main()` returned."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from providers.base import Limits, OnOutput, Stream
+
+_ENVELOPE_BYTES = 1024
+
+
+class Output:
+    """Collects stdout and stderr up to `limits.output_bytes` each, and the value between marks.
+
+    What is beyond the limit is dropped and flagged. `on_output` gets what is kept, as it comes.
+    """
+
+    def __init__(self, mark: str, limits: Limits, on_output: OnOutput | None = None) -> None:
+        self._mark = mark
+        self._limits = limits
+        self._on_output = on_output
+        self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
+        self._left: dict[Stream, int] = {
+            "stdout": limits.output_bytes,
+            "stderr": limits.output_bytes,
+        }
+        self.truncated: dict[Stream, bool] = {"stdout": False, "stderr": False}
+        self._held = ""
+        self._value: str | None = None
+        self._value_ended = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Take no more: the caller has been told what there is."""
+        self._closed = True
+
+    def stdout(self, text: str) -> None:
+        if not self._mark or self._value_ended:
+            self._keep("stdout", text)
+            return
+        text = self._held + text
+        self._held = ""
+        if self._value is None:
+            before, mark, after = text.partition(self._mark)
+            if not mark:
+                visible = len(before) - _overlap(before, self._mark)
+                self._held = before[visible:]
+                before = before[:visible]
+            self._keep("stdout", before)
+            if not mark:
+                return
+            self._value, text = "", after
+        value, mark, after = (self._value + text).partition(self._mark)
+        self._value = value[: self._limits.result_bytes + _ENVELOPE_BYTES]
+        if mark:
+            self._value_ended = True
+            self._keep("stdout", after.removeprefix("\n"))
+
+    def stderr(self, text: str) -> None:
+        self._keep("stderr", text)
+
+    def close_held(self) -> None:
+        """Nothing more comes: what might have been the beginning of a mark was none."""
+        held, self._held = self._held, ""
+        self._keep("stdout", held)
+
+    def text(self, stream: Stream) -> str:
+        return "".join(self._kept[stream])
+
+    def ended(self) -> dict[str, Any] | None:
+        """What the program said at its end: `exit_code`, and `result` where `main()` returned.
+
+        None when it said nothing, as when it was killed or ended itself.
+        """
+        if not self._value_ended or self._value is None:
+            return None
+        if len(self._value.encode()) > self._limits.result_bytes + _ENVELOPE_BYTES // 2:
+            self.stderr(f"main() returned more than {self._limits.result_bytes} bytes of JSON\n")
+            return {"exit_code": 1}
+        try:
+            said = json.loads(self._value)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict) or not isinstance(said.get("exit_code"), int):
+            self.stderr("The sandbox returned a value that is not JSON.\n")
+            return {"exit_code": 1}
+        return said
+
+    def _keep(self, stream: Stream, text: str) -> None:
+        if not text or self._closed:
+            return
+        data = text.encode("utf-8", "replace")
+        if len(data) > self._left[stream]:
+            self.truncated[stream] = True
+            text = data[: self._left[stream]].decode("utf-8", "ignore")
+            self._left[stream] = 0
+        else:
+            self._left[stream] -= len(data)
+        if text:
+            self._kept[stream].append(text)
+            if self._on_output is not None:
+                self._on_output(stream, text)
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `mark`."""
+    for size in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0

@@ -1,0 +1,145 @@
+"""The text that is sent so that a remote interpreter calls `main(arguments)` and tells its value.
+
+A service runs cells and knows no entry points, so the call is added to the caller's code. What
+`main()` returned comes back on stdout between two marks that no program can print by chance: 128
+random bits, made anew for every run. Arguments travel as a JSON text inside a string literal, so
+that `true`, `null`, `__proto__` and any character arrive as they were sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from providers.base import Entrypoint
+from providers.errors import InvalidConfiguration
+from providers.guest import python_runner
+
+JAVASCRIPT = ("javascript", "typescript")
+
+_DEFINES_MAIN = re.compile(
+    r"^(?:export\s+(?:default\s+)?)?(?:(?:async\s+)?function\s*\*?\s*main\b|"
+    r"(?:const|let|var)\s+main\s*[=:])",
+    re.MULTILINE,
+)
+_CALLS_MAIN = re.compile(r"^(?!.*\bfunction\s*\*?\s*main\b)\S.*\bmain\s*[(),]", re.MULTILINE)
+_CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
+
+_JAVASCRIPT_CALL = """
+;%(await)s(() => {
+  const finite = (_, item) => {
+    if (typeof item === 'number' && !Number.isFinite(item)) throw new TypeError(`${item} is not JSON`)
+    return item
+  }
+  const end = (text) => console.log(%(mark)s + text + %(mark)s)
+  const finish = (value) => {
+    const text = JSON.stringify(value === undefined ? null : value, finite)
+    if (text === undefined) throw new TypeError(`main() returned a ${typeof value}, which is not JSON`)
+    end(`{"exit_code": 0, "result": ${text}}`)
+  }
+  const fail = (error) => {
+    console.error(error?.stack ?? String(error))
+    end('{"exit_code": 1}')
+  }
+  try {
+    if (typeof main !== 'function') throw new Error("entrypoint 'main': the code defines no function main()")
+    const value = main(%(arguments)s)
+    if (typeof value?.then === 'function') return value.then(finish).catch(fail)
+    finish(value)
+  } catch (error) {
+    fail(error)
+  }
+})()
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to send. `mark` is empty when the code is sent as it is and nothing comes back."""
+
+    text: str
+    mark: str = ""
+
+
+def build_program(
+    code: str,
+    language: str,
+    entrypoint: Entrypoint,
+    arguments: Mapping[str, Any] | None,
+    *,
+    top_level_await: bool,
+) -> Program:
+    """The program for one run. Raises InvalidConfiguration where a language has no `main()`.
+
+    `top_level_await` says that the service's JavaScript waits for an `await` outside of functions.
+    """
+    if language == "python":
+        return _python(code, entrypoint, arguments)
+    if language in JAVASCRIPT:
+        return _javascript(code, entrypoint, arguments, top_level_await)
+    if entrypoint == "main" or arguments:
+        raise InvalidConfiguration(
+            f"{language} code has no main() that could be called with arguments here.",
+            field="entrypoint" if entrypoint == "main" else "arguments",
+        )
+    return Program(code)
+
+
+def _python(code: str, entrypoint: Entrypoint, arguments: Mapping[str, Any] | None) -> Program:
+    plain = entrypoint in ("script", "repl") or (entrypoint == "auto" and "main" not in code)
+    if plain and not arguments:
+        return Program(code)
+    mark = _mark()
+    given = "" if arguments is None else json.dumps(dict(arguments))
+    call = f"__cofferdam__({code!r}, {entrypoint!r}, {given!r}, {mark!r})"
+    return Program(f"{_python_source()}\n{call}\n", mark)
+
+
+def _javascript(
+    code: str, entrypoint: Entrypoint, arguments: Mapping[str, Any] | None, top_level_await: bool
+) -> Program:
+    if entrypoint == "auto":
+        entrypoint = "main" if _wants_main(code) else "script"
+    given = "" if arguments is None else f"JSON.parse({json.dumps(json.dumps(dict(arguments)))})"
+    if entrypoint != "main":
+        return Program(f"globalThis.arguments = {given}; {code}" if given else code)
+    mark = _mark()
+    call = _JAVASCRIPT_CALL % {
+        "await": "await " if top_level_await else "",
+        "arguments": given,
+        "mark": json.dumps(mark),
+    }
+    return Program(code + call, mark)
+
+
+def _wants_main(code: str) -> bool:
+    """Whether JavaScript seems to define a top-level `main` that it does not call itself.
+
+    The lines tell, not a syntax tree: callers' code is parsed in their sandbox and nowhere else.
+    """
+    if not _DEFINES_MAIN.search(code):
+        return False
+    return not (_CALLS_AT_START.search(code) or _CALLS_MAIN.search(code))
+
+
+def _mark() -> str:
+    return f"\x1e{secrets.token_hex(16)}\x1e"
+
+
+@cache
+def _python_source() -> str:
+    """The runner, and how the local guest decides whether code wants its `main()` called."""
+    own = Path(__file__).with_name("python_program.py").read_text(encoding="utf-8")
+    deciding = (
+        python_runner._wants_main,
+        python_runner._is_main,
+        python_runner._calls_main,
+    )
+    return own + "".join(f"\n\n{inspect.getsource(function)}" for function in deciding)

@@ -1,0 +1,154 @@
+"""The circuit breaker of each provider: kept in the database, so that all processes share it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import timedelta
+
+from django.db.models import F
+from django.utils import timezone
+
+from providers import errors
+from providers.errors import SandboxError
+from providers.models import CircuitBreaker
+
+logger = logging.getLogger(__name__)
+
+THRESHOLD = 3
+RETRY_AFTER = timedelta(seconds=10)
+LONGEST_RETRY = timedelta(minutes=5)
+TRIAL_TIME = timedelta(seconds=30)
+LATENCY_SHARE = 0.2
+FLUSH_SECONDS = 10.0
+
+# What says that a provider is ill. A rate limit or a refused request says nothing of the kind.
+_ILL = (
+    errors.NOT_INITIALIZED,
+    errors.CONNECTION_FAILED,
+    errors.CREATION_FAILED,
+    errors.UNAVAILABLE,
+)
+
+_lock = threading.Lock()
+_latencies: dict[str, tuple[float, float]] = {}
+_troubled: set[str] = set()
+_trials: set[str] = set()
+
+
+def admits(provider_id: str) -> bool:
+    """Whether a request may be sent there now.
+
+    Of an open breaker whose time has come one caller in all processes is admitted, who has
+    TRIAL_TIME to report; after that it is another one's turn.
+    """
+    now = timezone.now()
+    row = CircuitBreaker.objects.filter(provider_id=provider_id).first()
+    if row is None or row.state == CircuitBreaker.State.CLOSED:
+        if row is not None and row.failures:
+            _troubled.add(provider_id)
+        return True
+    if row.retry_at is None or row.retry_at > now:
+        return False
+    _troubled.add(provider_id)
+    mine = CircuitBreaker.objects.filter(pk=row.pk, state=row.state, retry_at=row.retry_at)
+    if mine.update(retry_at=now + TRIAL_TIME, changed_at=now) != 1:
+        return False
+    _trials.add(provider_id)
+    return True
+
+
+def report_success(provider_id: str, latency_ms: float | None = None) -> None:
+    """A request was carried out. Closes the breaker; writes only when there is news."""
+    if provider_id in _troubled:
+        _troubled.discard(provider_id)
+        _trials.discard(provider_id)
+        sick = CircuitBreaker.objects.filter(provider_id=provider_id).exclude(
+            state=CircuitBreaker.State.CLOSED, failures=0
+        )
+        if sick.update(
+            state=CircuitBreaker.State.CLOSED,
+            failures=0,
+            openings=0,
+            retry_at=None,
+            error_code="",
+            error_message="",
+            changed_at=timezone.now(),
+        ):
+            logger.info("provider %s is in service", provider_id)
+    if latency_ms is not None:
+        _note_latency(provider_id, latency_ms)
+
+
+def report_failure(provider_id: str, error: SandboxError) -> None:
+    """A request failed. THRESHOLD of them one after the other open the breaker."""
+    if error.entry not in _ILL:
+        return
+    _troubled.add(provider_id)
+    now = timezone.now()
+    row, _ = CircuitBreaker.objects.get_or_create(provider_id=provider_id)
+    mine = CircuitBreaker.objects.filter(pk=row.pk)
+    mine.update(
+        failures=F("failures") + 1,
+        error_code=error.code,
+        error_message=error.message,
+        changed_at=now,
+    )
+    row.refresh_from_db()
+    is_trial = provider_id in _trials
+    _trials.discard(provider_id)
+    # What had been sent before it opened may fail late; that says nothing new.
+    if row.failures < THRESHOLD or (row.state == CircuitBreaker.State.OPEN and not is_trial):
+        return
+    wait = min(RETRY_AFTER * 2 ** min(row.openings, 10), LONGEST_RETRY)
+    # One of those who fail at once opens it: the others find another count of openings.
+    opened = mine.filter(openings=row.openings).update(
+        state=CircuitBreaker.State.OPEN,
+        openings=F("openings") + 1,
+        retry_at=now + wait,
+    )
+    if opened:
+        logger.warning(
+            "provider %s is out of service for %d s. %s: %s",
+            provider_id,
+            wait.total_seconds(),
+            error.code,
+            error.message,
+        )
+
+
+def let_one_try(provider_id: str) -> None:
+    """Have the next request to an open breaker be its trial, because a probe gives hope."""
+    CircuitBreaker.objects.filter(provider_id=provider_id, state=CircuitBreaker.State.OPEN).update(
+        retry_at=timezone.now()
+    )
+
+
+def latencies() -> dict[str, float]:
+    """What is known of each provider's latency, in milliseconds."""
+    rows = CircuitBreaker.objects.exclude(latency_ms=None)
+    known = {row.provider_id: row.latency_ms for row in rows if row.latency_ms is not None}
+    with _lock:
+        return known | {provider_id: value for provider_id, (value, _) in _latencies.items()}
+
+
+def _note_latency(provider_id: str, latency_ms: float) -> None:
+    now = time.monotonic()
+    with _lock:
+        value, written = _latencies.get(provider_id, (latency_ms, 0.0))
+        value += LATENCY_SHARE * (latency_ms - value)
+        due = not written or now - written >= FLUSH_SECONDS
+        _latencies[provider_id] = (value, now if due else written)
+    if due:
+        CircuitBreaker.objects.update_or_create(
+            provider_id=provider_id, defaults={"latency_ms": value}
+        )
+
+
+def forget() -> None:
+    """Drop what this process remembers; what is shared stays."""
+    with _lock:
+        _latencies.clear()
+    _troubled.clear()
+    _trials.clear()

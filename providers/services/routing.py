@@ -1,0 +1,83 @@
+"""The order in which providers are tried for one request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from decimal import Decimal
+
+from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
+from providers.services.breaker import latencies
+from providers.services.kept import Kept
+
+
+def planned(owner: str, language: str) -> list[str]:
+    """The ids of the providers to try, the first one first. Empty: whichever is active.
+
+    The route for this tenant and language goes before the tenant's, that before the language's,
+    and that before the one for all.
+    """
+    known = _routes()
+    fitting = [
+        (bool(route.owner), bool(route.language), number)
+        for number, (route, _) in enumerate(known)
+        if route.owner in ("", owner) and route.language in ("", language)
+    ]
+    if not fitting:
+        return []
+    route, steps = known[max(fitting)[2]]
+    return [step.provider.provider_id for step in _ORDERS[route.strategy](steps)]
+
+
+def prices() -> dict[str, Decimal]:
+    """What a second costs, by provider; one that is not there costs nothing."""
+    return _prices()
+
+
+def _load_routes() -> list[tuple[Route, list[RouteStep]]]:
+    return [
+        (route, list(route.steps.select_related("provider").defer("provider__config")))
+        for route in Route.objects.filter(is_active=True)
+    ]
+
+
+_routes = Kept(_load_routes, Route, RouteStep, ProviderConfig)
+_prices = Kept(
+    lambda: dict(ProviderPrice.objects.values_list("provider_id", "per_second")), ProviderPrice
+)
+
+
+def _by_position(steps: list[RouteStep]) -> list[RouteStep]:
+    return steps
+
+
+def _by_price(steps: list[RouteStep]) -> list[RouteStep]:
+    known = prices()
+    return sorted(steps, key=lambda step: known.get(step.provider.provider_id, Decimal(0)))
+
+
+def _by_latency(steps: list[RouteStep]) -> list[RouteStep]:
+    # One that nobody has measured yet goes first, so that it gets measured.
+    known = latencies()
+    return sorted(steps, key=lambda step: known.get(step.provider.provider_id, 0.0))
+
+
+def _by_weight(steps: list[RouteStep]) -> list[RouteStep]:
+    """Drawn without replacement: each is first as often as its share of the weights says.
+
+    Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
+    """
+    draw = {step.pk: random.random() for step in steps}  # noqa: S311 - no secret depends on it
+    return sorted(
+        steps,
+        key=lambda step: draw[step.pk] ** (1 / step.weight) if step.weight else -1.0,
+        reverse=True,
+    )
+
+
+_ORDERS: dict[str, Callable[[list[RouteStep]], list[RouteStep]]] = {
+    Route.Strategy.PRIORITY: _by_position,
+    Route.Strategy.CHEAPEST: _by_price,
+    Route.Strategy.LATENCY: _by_latency,
+    Route.Strategy.WEIGHTED: _by_weight,
+}

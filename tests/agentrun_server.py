@@ -1,0 +1,256 @@
+"""Aliyun's Code Interpreter protocol on loopback, for the unmodified SDK; it verifies signatures.
+
+Code runs for real in local sandboxes. The control plane (templates and lists of sandboxes) is
+spoken over HTTPS alone, so a test that needs it gives a certificate.
+"""
+
+from __future__ import annotations
+
+import email
+import json
+import ssl
+import uuid
+from datetime import UTC, datetime, timedelta
+from email import policy
+from pathlib import Path
+from typing import Any
+
+from tests.notebook import Cell, Context, Notebook
+from tests.wire_server import Answer, Request, WireServer, send_json
+
+HOME = "/home/user/"
+VERSION = "/2025-09-10/"
+
+
+class AgentRunServer(WireServer):
+    """Faults beyond the common ones: `truncated`, `dead` (the sandbox is found to be gone),
+    `lost` (the code runs, and then the connection is cut), `refused` (200, but no SUCCESS).
+    """
+
+    def __init__(
+        self,
+        provider: Any,
+        *,
+        access_key_id: str = "LTAI5t-key-id",
+        access_key_secret: str = "the-access-key-secret",
+        region: str = "cn-hangzhou",
+        certificate: Path | None = None,
+    ) -> None:
+        self.provider = provider
+        self.access_key_id = access_key_id
+        self.access_key_secret = access_key_secret
+        self.region = region
+        self.sandboxes: dict[str, Notebook] = {}
+        self.idle_seconds: list[int] = []
+        self.templates = {"code"}
+        self.unsigned = 0
+        super().__init__()
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.url = self.url.replace("http://127.0.0.1", "https://localhost")
+
+    def error_body(self, status: int) -> Any:
+        return {
+            "code": "Ordered",
+            "requestId": "request-4711",
+            "message": f"ordered to fail with {status}",
+        }
+
+    def operation(self, request: Request) -> str:
+        method, parts = request.method, request.path.strip("/").split("/")
+        if request.path.startswith(VERSION):
+            return f"{method} {parts[1]}"
+        if parts[0] != "sandboxes":
+            raise Answer(404, {"code": "NoRoute", "message": f"{method} {request.path}"})
+        if len(parts) == 1:
+            return "create"
+        if len(parts) == 2:
+            return "delete" if method == "DELETE" else "get"
+        if parts[2:] == ["contexts", "execute"]:
+            return "execute"
+        return parts[3] if parts[2] == "filesystem" and len(parts) > 3 else parts[2]
+
+    def answer(self, operation: str, request: Request, fault: str | None) -> None:
+        if request.path.startswith(VERSION):
+            self._control(operation, request)
+        self._verify(request)
+        if operation == "create":
+            self._create(request, fault)
+        sandbox_id = request.path.strip("/").split("/")[1]
+        if fault == "dead" and sandbox_id in self.sandboxes:
+            self.sandboxes.pop(sandbox_id).kill()
+        notebook = self.sandboxes.get(sandbox_id)
+        if notebook is None:
+            raise Answer(
+                404,
+                {
+                    "code": "SandboxNotFound",
+                    "requestId": "request-4711",
+                    "message": f"sandbox not found: {sandbox_id}",
+                },
+            )
+        if operation == "delete":
+            del self.sandboxes[sandbox_id]
+            notebook.kill()
+            raise Answer(200, _success({"sandboxId": sandbox_id, "status": "TERMINATED"}))
+        if operation == "execute":
+            self._execute(notebook, request, fault)
+        if operation == "contexts":
+            _contexts(notebook, request)
+        if operation == "upload":
+            _upload(notebook, request)
+        if operation == "download":
+            _download(notebook, request)
+        raise Answer(404, {"code": "NoRoute", "message": operation})
+
+    def _verify(self, request: Request) -> None:
+        """Compute the signature anew, from the secret, and refuse another one or an old one."""
+        from agentrun.utils.ram_signature.signer import get_agentrun_signed_headers
+
+        given = request.headers.get("Agentrun-Authorization", "")
+        try:
+            signed_at = datetime.strptime(
+                request.headers.get("x-acs-date", ""), "%Y-%m-%dT%H:%M:%SZ"
+            ).replace(tzinfo=UTC)
+        except ValueError:
+            signed_at = datetime.min.replace(tzinfo=UTC)
+        expected = get_agentrun_signed_headers(
+            url=f"http://{request.headers['Host']}{request.target}",
+            method=request.method,
+            access_key_id=self.access_key_id,
+            access_key_secret=self.access_key_secret,
+            region=self.region,
+            sign_time=signed_at,
+        )["Agentrun-Authorization"]
+        if given != expected or abs(datetime.now(UTC) - signed_at) > timedelta(minutes=15):
+            self.unsigned += 1
+            raise Answer(
+                403,
+                {
+                    "code": "SignatureNotMatch",
+                    "requestId": "request-4711",
+                    "message": f"The signature of {given.partition(',')[0]} does not match.",
+                },
+            )
+
+    def _create(self, request: Request, fault: str | None) -> None:
+        asked = request.json
+        if fault == "refused":
+            raise Answer(200, {"code": "QuotaExceeded", "message": "no more sandboxes for you"})
+        if asked["templateName"] not in self.templates:
+            raise Answer(404, {"code": "TemplateNotFound", "message": "template does not exist"})
+        sandbox_id = asked.get("sandboxId") or str(uuid.uuid4())
+        self.idle_seconds.append(asked["sandboxIdleTimeoutSeconds"])
+        self.sandboxes[sandbox_id] = Notebook(self.provider)
+        data = {
+            "sandboxId": sandbox_id,
+            "templateName": asked["templateName"],
+            "status": "READY",
+        }
+        send_json(request, 200, _success(data), truncated=fault == "truncated")
+        raise _Sent
+
+    def _execute(self, notebook: Notebook, request: Request, fault: str | None) -> None:
+        asked = request.json
+        context = None
+        if asked.get("contextId"):
+            context = notebook.contexts.get(asked["contextId"])
+            if context is None:
+                raise Answer(404, {"code": "ContextNotFound", "message": "context not found"})
+        language = context.language if context else asked.get("language", "python")
+        self.count(asked["code"])
+        try:
+            cell = notebook.run(asked["code"], language, asked["timeout"] + 60, context)
+        except Exception:
+            request.cut()
+            raise _Sent from None
+        if fault == "lost":
+            request.cut()
+            raise _Sent
+        if fault == "slow":
+            self.pause(5)
+        body = {"contextId": asked.get("contextId"), "results": _results(cell)}
+        send_json(request, 200, body, truncated=fault == "truncated")
+        raise _Sent
+
+    def _control(self, operation: str, request: Request) -> None:
+        if not request.headers.get("Authorization", "").startswith(
+            f"ACS3-HMAC-SHA256 Credential={self.access_key_id},"
+        ):
+            raise Answer(403, {"code": "SignatureNotMatch", "message": "not signed"})
+        if operation == "GET sandboxes":
+            names = list(self.sandboxes)
+            items = [{"sandboxId": name, "templateName": "code"} for name in names]
+            raise Answer(200, _success({"items": items}))
+        if operation == "POST templates":
+            name = request.json["templateName"]
+            self.templates.add(name)
+            raise Answer(200, _success({"templateName": name, "status": "READY"}))
+        if operation == "GET templates":
+            name = request.path.rsplit("/", 1)[1]
+            if name not in self.templates:
+                message = f"template {name} does not exist"
+                raise Answer(404, {"code": "TemplateNotFound", "message": message})
+            raise Answer(200, _success({"templateName": name, "status": "READY"}))
+        raise Answer(404, {"code": "NoRoute", "message": operation})
+
+
+class _Sent(Answer):
+    """The answer is already on its way."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def _success(data: Any) -> dict[str, Any]:
+    return {"code": "SUCCESS", "requestId": "request-4711", "data": data}
+
+
+def _results(cell: Cell) -> list[dict[str, Any]]:
+    results = [
+        {"type": kind, "text": text}
+        for kind, text in (("stdout", cell.stdout), ("stderr", cell.stderr))
+        if text
+    ]
+    if cell.text is not None:
+        results.append({"type": "result", "text": cell.text})
+    if cell.error is not None:
+        text = cell.error["traceback"] or f"{cell.error['name']}: {cell.error['value']}"
+        results.append({"type": "error", "text": text})
+    status = "error" if cell.error else "ok"
+    return [*results, {"type": "endOfExecution", "status": status}]
+
+
+def _contexts(notebook: Notebook, request: Request) -> None:
+    parts = request.path.strip("/").split("/")
+    if request.method == "POST":
+        name = uuid.uuid4().hex
+        asked = request.json
+        notebook.contexts[name] = Context(asked["language"])
+        raise Answer(200, {"id": name, "language": asked["language"], "cwd": asked["cwd"]})
+    if request.method == "DELETE":
+        if notebook.contexts.pop(parts[3], None) is None:
+            raise Answer(404, {"code": "ContextNotFound", "message": "context not found"})
+        raise Answer(200, {"id": parts[3]})
+    raise Answer(200, [{"id": name} for name in notebook.contexts])
+
+
+def _upload(notebook: Notebook, request: Request) -> None:
+    header = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
+    message = email.message_from_bytes(header + request.body, policy=policy.HTTP)
+    parts = {
+        part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
+        for part in message.iter_parts()
+    }
+    path = parts["path"].decode().removeprefix(HOME)
+    notebook.files[path] = parts["file"]
+    raise Answer(200, {"path": HOME + path, "size": len(parts["file"])})
+
+
+def _download(notebook: Notebook, request: Request) -> None:
+    content = notebook.files.get(request.query["path"].removeprefix(HOME))
+    if content is None:
+        raise Answer(404, json.dumps({"code": "FileNotFound"}).encode())
+    raise Answer(200, content, Content_Type="application/octet-stream")

@@ -1,0 +1,347 @@
+"""E2B's protocol on loopback, for the unmodified SDK: code runs for real in local sandboxes.
+
+`python -m tests.e2b_server PORT` serves it for a try: the key is `e2b_try`, and E2B_API_URL and
+E2B_SANDBOX_URL both are http://127.0.0.1:PORT.
+"""
+
+from __future__ import annotations
+
+import base64
+import email
+import json
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from email import policy
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from tests.notebook import Cell, Context, Notebook
+from tests.wire_server import Answer, Request, WireServer, send_json
+
+HOME = "/home/user/"
+STREAM_END = 2
+
+
+@dataclass
+class Sandbox:
+    notebook: Notebook
+    token: str
+    template: str
+    metadata: dict[str, str]
+    lifetime: float
+    started: float
+
+
+class E2BServer(WireServer):
+    """Faults beyond the common ones: `truncated`, `slow` (a stream that dribbles), `dead` (the
+    sandbox is found to be gone), `lost` (the code runs, and then the connection is cut).
+    """
+
+    def __init__(self, provider: Any, *, api_key: str = "e2b_secret_key", port: int = 0) -> None:
+        self.provider = provider
+        self.api_key = api_key
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.created = 0
+        self.internet: list[bool | None] = []
+        super().__init__(port)
+
+    def operation(self, request: Request) -> str:
+        method, path = request.method, request.path
+        parts = path.strip("/").split("/")
+        if "E2b-Sandbox-Id" in request.headers:
+            if path.startswith(("/filesystem.", "/process.")):
+                return parts[-1]
+            return {
+                ("POST", "execute"): "execute",
+                ("GET", "files"): "read",
+                ("POST", "files"): "write",
+                ("GET", "health"): "health",
+            }.get((method, parts[0]), f"{method} contexts")
+        if parts[0] in ("v2", "sandboxes"):
+            parts = parts[parts[0] == "v2" :]
+            rest = parts[2:]
+            names = {
+                ("POST", 1): "create",
+                ("GET", 1): "list",
+                ("DELETE", 2): "kill",
+                ("GET", 2): "info",
+            }
+            name = rest[0] if rest else names.get((method, len(parts)))
+            if name:
+                return str(name)
+        raise Answer(404, {"code": 404, "message": f"no such route {method} {path}"})
+
+    def answer(self, operation: str, request: Request, fault: str | None) -> None:
+        if "E2b-Sandbox-Id" in request.headers:
+            self._answer_in_sandbox(operation, request, fault)
+            return
+        if request.headers.get("X-API-KEY") != self.api_key:
+            raise Answer(401, {"code": 401, "message": "Invalid API key"})
+        if operation == "create":
+            self._create(request, fault)
+        if operation == "list":
+            self._list(request)
+        sandbox_id = request.path.split("/sandboxes/")[1].split("/")[0]
+        sandbox = self.sandboxes.get(sandbox_id)
+        if sandbox is None:
+            raise Answer(404, {"code": 404, "message": f"sandbox {sandbox_id} not found"})
+        if operation == "kill":
+            del self.sandboxes[sandbox_id]
+            sandbox.notebook.kill()
+            raise Answer(204)
+        if operation == "connect":
+            raise Answer(200, self._described(sandbox_id, sandbox))
+        raise Answer(404, {"code": 404, "message": f"{operation} is not served here"})
+
+    def _create(self, request: Request, fault: str | None) -> None:
+        asked = request.json
+        if asked["templateID"].startswith("missing"):
+            raise Answer(404, {"code": 404, "message": "template not found"})
+        sandbox = Sandbox(
+            Notebook(self.provider),
+            uuid.uuid4().hex,
+            asked["templateID"],
+            asked.get("metadata", {}),
+            asked.get("timeout", 300),
+            time.time(),
+        )
+        sandbox_id = f"i{uuid.uuid4().hex[:18]}"
+        self.sandboxes[sandbox_id] = sandbox
+        self.created += 1
+        self.internet.append(asked.get("allow_internet_access"))
+        send_json(
+            request, 201, self._described(sandbox_id, sandbox), truncated=fault == "truncated"
+        )
+        raise _Sent
+
+    def _list(self, request: Request) -> None:
+        wanted = dict(parse_qsl(unquote(request.query.get("metadata", ""))))
+        listed = [
+            {
+                "templateID": sandbox.template,
+                "sandboxID": sandbox_id,
+                "clientID": "0",
+                "startedAt": _time(sandbox.started),
+                "endAt": _time(sandbox.started + sandbox.lifetime),
+                "cpuCount": 1,
+                "memoryMB": 256,
+                "diskSizeMB": 100,
+                "state": "running",
+                "envdVersion": "0.6.4",
+                "metadata": sandbox.metadata,
+            }
+            for sandbox_id, sandbox in list(self.sandboxes.items())
+            if wanted.items() <= sandbox.metadata.items()
+        ]
+        raise Answer(200, listed)
+
+    def _described(self, sandbox_id: str, sandbox: Sandbox) -> dict[str, Any]:
+        return {
+            "templateID": sandbox.template,
+            "sandboxID": sandbox_id,
+            "clientID": "0",
+            "envdVersion": "0.6.4",
+            "envdAccessToken": sandbox.token,
+            "trafficAccessToken": None,
+            "domain": None,
+        }
+
+    def _answer_in_sandbox(self, operation: str, request: Request, fault: str | None) -> None:
+        sandbox_id = request.headers["E2b-Sandbox-Id"]
+        sandbox = self.sandboxes.get(sandbox_id)
+        if fault == "dead" and sandbox is not None:
+            del self.sandboxes[sandbox_id]
+            sandbox.notebook.kill()
+            sandbox = None
+        if sandbox is None:
+            raise Answer(502, {"code": 502, "message": "The sandbox was not found"})
+        if not operation.endswith("contexts") and (
+            request.headers.get("X-Access-Token") != sandbox.token
+        ):
+            raise Answer(401, {"code": 401, "message": "Invalid access token"})
+        notebook = sandbox.notebook
+        if operation == "execute":
+            self._execute(notebook, request, fault)
+        elif operation.endswith("contexts"):
+            _contexts(notebook, request)
+        elif operation == "health":
+            raise Answer(204)
+        elif operation == "write":
+            _write(notebook, request)
+        elif operation == "read":
+            _read(notebook, request)
+        elif operation == "Start":
+            self._start(notebook, request, fault)
+        elif operation == "MakeDir":
+            path = _workspace(request.json["path"])
+            raise Answer(200, {"entry": _entry(path, b"") | {"type": "FILE_TYPE_DIRECTORY"}})
+        elif operation in ("ListDir", "Stat"):
+            _look(notebook, operation, request)
+        raise Answer(501, {"code": "unimplemented", "message": operation})
+
+    def _execute(self, notebook: Notebook, request: Request, fault: str | None) -> None:
+        asked = request.json
+        context = None
+        if asked["context_id"]:
+            context = notebook.contexts.get(asked["context_id"])
+            if context is None:
+                raise Answer(404, f"Context {asked['context_id']} not found".encode())
+        language = context.language if context else asked["language"] or "python"
+        self.count(asked["code"])
+        try:
+            cell = notebook.run(asked["code"], language, 300, context)
+        except KeyError:
+            raise Answer(500, f"no kernel for {language}".encode()) from None
+        except Exception:
+            request.cut()
+            raise _Sent from None
+        if fault == "lost":
+            request.cut()
+            raise _Sent
+        request.start_stream("application/x-ndjson")
+        lines = [json.dumps(event).encode() + b"\n" for event in _events(cell)]
+        for line in lines:
+            if fault == "truncated" and line is lines[-2]:
+                request.send_chunk(line[: len(line) // 2])
+                request.cut()
+                raise _Sent
+            if fault == "slow":
+                self.pause(0.5)
+            request.send_chunk(line)
+        request.end_stream()
+        raise _Sent
+
+    def _start(self, notebook: Notebook, request: Request, fault: str | None) -> None:
+        process = json.loads(request.body[5:])["process"]
+        command = process["args"][-1]
+        self.count(notebook.files.get("main.sh", command.encode()).decode())
+        request.start_stream("application/connect+json")
+
+        def send(message: dict[str, Any], flags: int = 0) -> None:
+            body = json.dumps(message).encode()
+            request.send_chunk(bytes([flags]) + len(body).to_bytes(4, "big") + body)
+
+        send({"event": {"start": {"pid": 42}}})
+        try:
+            result = notebook.run_shell(command, 300)
+        except Exception:
+            request.cut()
+            raise _Sent from None
+        for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+            for start in range(0, len(text), 60_000):
+                piece = base64.b64encode(text[start : start + 60_000].encode()).decode()
+                send({"event": {"data": {stream: piece}}})
+        code = result.exit_code if result.exit_code is not None else -1
+        end = {"exitCode": code, "exited": True, "status": f"exit status {code}"}
+        send({"event": {"end": end | ({"error": end["status"]} if code else {})}})
+        send({}, STREAM_END)
+        request.end_stream()
+        raise _Sent
+
+
+class _Sent(Answer):
+    """The answer is already on its way."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def _events(cell: Cell) -> list[dict[str, Any]]:
+    now = time.time_ns()
+    events: list[dict[str, Any]] = [{"type": "number_of_executions", "execution_count": 1}]
+    for kind, text in (("stdout", cell.stdout), ("stderr", cell.stderr)):
+        for start in range(0, len(text), 8000):
+            piece = text[start : start + 8000]
+            events.append({"type": kind, "text": piece, "timestamp": now})
+    if cell.text is not None:
+        events.append({"type": "result", "text": cell.text, "is_main_result": True})
+    if cell.error is not None:
+        events.append({"type": "error", **cell.error})
+    return [*events, {"type": "keepalive"}, {"type": "end_of_execution"}]
+
+
+def _contexts(notebook: Notebook, request: Request) -> None:
+    parts = request.path.strip("/").split("/")
+    if request.method == "GET":
+        raise Answer(
+            200,
+            [
+                {"id": name, "language": context.language, "cwd": HOME}
+                for name, context in notebook.contexts.items()
+            ],
+        )
+    if request.method == "POST" and len(parts) == 1:
+        name = uuid.uuid4().hex
+        notebook.contexts[name] = context = Context(request.json.get("language") or "python")
+        raise Answer(200, {"id": name, "language": context.language, "cwd": HOME})
+    if notebook.contexts.pop(parts[1], None) is None:
+        raise Answer(404, f"Context {parts[1]} not found".encode())
+    raise Answer(204)
+
+
+def _write(notebook: Notebook, request: Request) -> None:
+    header = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
+    message = email.message_from_bytes(header + request.body, policy=policy.HTTP)
+    written = []
+    for part in message.iter_parts():
+        path = _workspace(request.query.get("path") or part.get_filename() or "")
+        notebook.files[path] = part.get_payload(decode=True) or b""
+        written.append({"path": HOME + path, "name": path.split("/")[-1], "type": "file"})
+    raise Answer(200, written)
+
+
+def _read(notebook: Notebook, request: Request) -> None:
+    path = _workspace(request.query["path"])
+    if path not in notebook.files:
+        raise Answer(404, {"code": 404, "message": f"file {path} not found"})
+    raise Answer(200, notebook.files[path], Content_Type="application/octet-stream")
+
+
+def _look(notebook: Notebook, operation: str, request: Request) -> None:
+    path = _workspace(request.json["path"])
+    if operation == "Stat":
+        if path not in notebook.files:
+            raise Answer(404, {"code": "not_found", "message": path})
+        raise Answer(200, {"entry": _entry(path, notebook.files[path])})
+    below = {name: data for name, data in notebook.files.items() if name.startswith(f"{path}/")}
+    if not below:
+        raise Answer(404, {"code": "not_found", "message": path})
+    raise Answer(200, {"entries": [_entry(name, data) for name, data in below.items()]})
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    return {
+        "name": path.split("/")[-1],
+        "type": "FILE_TYPE_FILE",
+        "path": HOME + path,
+        "size": str(len(content)),
+        "mode": 420,
+        "permissions": "-rw-r--r--",
+        "owner": "user",
+        "group": "user",
+        "modifiedTime": _time(time.time()),
+    }
+
+
+def _workspace(path: str) -> str:
+    return path.removeprefix(HOME)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    from tests.notebook import standalone_provider
+
+    server = E2BServer(standalone_provider(), api_key="e2b_try", port=int(sys.argv[1]))
+    print(f"E2B_API_URL={server.url} E2B_SANDBOX_URL={server.url}", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Code in E2B, through the unmodified SDK against a server that speaks E2B's protocol."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from providers.base import InputFile, Limits
+from providers.e2b.provider import E2BProvider
+from providers.errors import InvalidConfiguration
+from tests.e2b_server import E2BServer
+from tests.remote_providers import open_e2b, run
+from tests.wire_server import eventually
+
+
+def test_a_script_prints(e2b: E2BProvider, e2b_server: E2BServer) -> None:
+    result = run(e2b, "import sys\nprint('hello')\nprint('oops', file=sys.stderr)")
+    assert (result.stdout, result.stderr, result.exit_code) == ("hello\n", "oops\n", 0)
+    assert not result.has_result
+    assert e2b_server.sandboxes == {}
+
+
+ARGUMENTS = {
+    "yes": True,
+    "no": None,
+    "text": "ünï\u2028 'q' \"d\" \\ \n 🎈",
+    "n": [1, 2.5, {"a": []}],
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "def main(**given):\n    print('printed')\n    return given"),
+        ("javascript", "function main(given) { console.log('printed'); return given }"),
+        ("typescript", "async function main(given) { console.log('printed'); return given }"),
+        ("nodejs", "const main = (given) => { console.log('printed'); return given }"),
+    ],
+)
+def test_main_gets_its_arguments_and_returns_a_value(
+    e2b: E2BProvider, language: str, code: str
+) -> None:
+    result = run(e2b, code, language, arguments=ARGUMENTS)
+    assert (result.stderr, result.exit_code) == ("", 0)
+    assert result.has_result
+    assert result.result == ARGUMENTS
+    assert result.stdout == "printed\n"
+
+
+def test_an_argument_named_like_a_prototype_stays_data(e2b: E2BProvider) -> None:
+    code = "function main(given) { return Object.keys(given) }"
+    assert run(e2b, code, "javascript", arguments={"__proto__": {"a": 1}}).result == ["__proto__"]
+
+
+def test_an_awaitable_main_is_awaited(e2b: E2BProvider) -> None:
+    code = "import asyncio\nasync def main(n):\n    await asyncio.sleep(0)\n    return n + 1"
+    assert run(e2b, code, arguments={"n": 1}).result == 2
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "exit_code", "said"),
+    [
+        ("python", "import sys\nsys.exit(3)", 3, ""),
+        ("python", "import sys\nsys.exit('gone wrong')", 1, "gone wrong"),
+        ("python", "1/0", 1, "ZeroDivisionError"),
+        ("python", "def main():\n    import sys\n    sys.exit(4)", 4, ""),
+        (
+            "python",
+            "def main():\n    raise ValueError('bad')",
+            1,
+            'File "main.py", line 2, in main',
+        ),
+        ("python", "def main(:", 1, "SyntaxError"),
+        ("python", "def main():\n    return {1, 2}", 1, "not JSON"),
+        ("python", "x = 'main'", 0, ""),
+        ("javascript", "throw new Error('bad')", 1, "bad"),
+        ("javascript", "function main() { throw new Error('bad') }", 1, "bad"),
+        ("javascript", "function main() { return NaN }", 1, "not JSON"),
+        ("bash", "echo to stderr >&2\nexit 7", 7, "to stderr"),
+    ],
+)
+def test_how_code_ends_shows_in_its_exit_code(
+    e2b: E2BProvider, language: str, code: str, exit_code: int, said: str
+) -> None:
+    result = run(e2b, code, language)
+    assert result.exit_code == exit_code
+    assert said in result.stderr
+    assert not result.has_result
+
+
+def test_shell_code_prints(e2b: E2BProvider) -> None:
+    result = run(e2b, 'echo "héllo $((1 + 1))"', "bash")
+    assert (result.stdout, result.exit_code) == ("héllo 2\n", 0)
+
+
+def test_the_value_of_the_last_expression_is_a_rich_output(e2b: E2BProvider) -> None:
+    assert run(e2b, "[1] * 3").outputs == [{"text/plain": "[1, 1, 1]"}]
+
+
+def test_nothing_printed_is_taken_for_the_result(e2b: E2BProvider) -> None:
+    code = "def main():\n    print('\\x1e{\"exit_code\": 0, \"result\": 1}\\x1e', end='')\n    return 2"
+    result = run(e2b, code)
+    assert result.result == 2
+    assert result.stdout == '\x1e{"exit_code": 0, "result": 1}\x1e'
+
+
+def test_output_beyond_the_limit_is_dropped_and_flagged(e2b: E2BProvider) -> None:
+    code = "def main():\n    print('é' * 50_000)\n    return 'still here'"
+    result = run(e2b, code, limits=Limits(output_bytes=1001))
+    assert result.stdout == "é" * 500
+    assert result.stdout_truncated
+    assert result.result == "still here"
+
+
+def test_a_flood_ends_the_run_and_not_us(e2b: E2BProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 100_000)
+    result = run(e2b, "print('x' * 300_000)", limits=Limits(output_bytes=1000))
+    assert (result.exit_code, result.stdout) == (137, "x" * 1000)
+    assert result.stdout_truncated
+    assert "The run was ended" in result.stderr
+
+
+def test_a_compressed_answer_is_bounded_by_what_it_unpacks_to(
+    e2b: E2BProvider, e2b_server: E2BServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 1000)
+    e2b_server.fail("execute", "compressed")
+    result = run(e2b, "print(1)")
+    assert (result.exit_code, result.stdout_truncated) == (137, True)
+
+
+def test_a_sandbox_has_no_internet_unless_it_is_configured(e2b_server: E2BServer) -> None:
+    run(open_e2b(e2b_server), "print(1)")
+    run(open_e2b(e2b_server, internet_access=True), "print(1)")
+    assert e2b_server.internet == [False, True]
+
+
+def test_files_go_in_and_artifacts_come_out(e2b: E2BProvider) -> None:
+    code = (
+        "import os\nos.makedirs('artifacts/sub', exist_ok=True)\n"
+        "data = open('data/in.bin', 'rb').read()\n"
+        "open('artifacts/sub/out.bin', 'wb').write(data[::-1])\n"
+        "open('artifacts/plot.png', 'wb').write(b'png')"
+    )
+    files = [InputFile("data/in.bin", b"\x00\x01\xff")]
+    found = {a.name: (a.mime_type, a.content) for a in run(e2b, code, files=files).artifacts}
+    assert found == {
+        "plot.png": ("image/png", b"png"),
+        "sub/out.bin": ("application/octet-stream", b"\xff\x01\x00"),
+    }
+
+
+def test_the_folder_for_artifacts_is_made_once(e2b: E2BProvider, e2b_server: E2BServer) -> None:
+    instance = e2b.create_instance().instance_id
+    for _ in range(2):
+        e2b.execute_code(instance, "open('artifacts/x', 'w').write('x')", "python")
+    assert e2b_server.requests.count("MakeDir") == 1
+    assert e2b_server.requests.index("MakeDir") < e2b_server.requests.index("execute")
+    e2b.destroy_instance(instance)
+
+
+def test_artifacts_beyond_the_limits_stay_where_they_are(e2b: E2BProvider) -> None:
+    code = (
+        "import os\nos.makedirs('artifacts', exist_ok=True)\n"
+        "for name in 'abc':\n    open(f'artifacts/{name}', 'w').write(name * 10)\n"
+        "open('artifacts/big', 'w').write('x' * 1000)"
+    )
+    limits = Limits(artifact_count=2, artifact_bytes=100)
+    assert [a.name for a in run(e2b, code, limits=limits).artifacts] == ["a", "b"]
+
+
+def test_our_own_deadline_ends_the_run(e2b: E2BProvider, e2b_server: E2BServer) -> None:
+    began = time.monotonic()
+    result = run(e2b, "print('begun', flush=True)\nwhile True: pass", timeout=1)
+    assert time.monotonic() - began < 2.5
+    assert (result.timed_out, result.exit_code) == (True, None)
+    assert eventually(lambda: e2b_server.sandboxes == {})
+
+
+def test_a_run_longer_than_configured_is_refused(e2b_server: E2BServer) -> None:
+    provider = open_e2b(e2b_server, timeout=5)
+    assert provider.max_timeout == 5
+    with pytest.raises(InvalidConfiguration, match="at most 5 s"):
+        run(provider, "print(1)", timeout=6)
+    assert e2b_server.sandboxes == {}
+    assert not e2b_server.executed
+
+
+def test_a_context_keeps_its_state(e2b: E2BProvider) -> None:
+    instance = e2b.create_instance("python").instance_id
+    context, other = e2b.create_context(instance), e2b.create_context(instance)
+    e2b.execute_in_context(instance, context, "x = 41")
+    assert e2b.execute_in_context(instance, context, "print(x + 1)").stdout == "42\n"
+    assert "NameError" in e2b.execute_in_context(instance, other, "print(x)").stderr
+    assert e2b.destroy_context(instance, context) is True
+    assert e2b.destroy_context(instance, context) is False
+    e2b.destroy_instance(instance)
+
+
+def test_another_process_may_go_on_with_an_instance(
+    e2b: E2BProvider, e2b_server: E2BServer
+) -> None:
+    instance = e2b.create_instance("python").instance_id
+    e2b.write_file(instance, InputFile("kept.txt", b"kept"))
+    other = open_e2b(e2b_server)
+    code = "print(open('kept.txt').read())"
+    assert other.execute_code(instance, code, "python").stdout == "kept\n"
+    assert other.read_file(instance, "kept.txt", 100) == b"kept"
+    assert other.read_file(instance, "none.txt", 100) is None
+    with pytest.raises(InvalidConfiguration, match="More than 3 bytes"):
+        other.read_file(instance, "kept.txt", 3)
+    assert other.destroy_instance(instance) is True
+    assert e2b.destroy_instance(instance) is False
+
+
+def test_output_is_handed_over_as_it_comes(e2b: E2BProvider, e2b_server: E2BServer) -> None:
+    instance = e2b.create_instance("python").instance_id
+    e2b_server.fail("execute", "slow")
+    pieces: list[tuple[float, str, str]] = []
+    result = e2b.stream_code(
+        instance,
+        "import sys\nprint('one')\nprint('two', file=sys.stderr)",
+        "python",
+        10,
+        on_output=lambda stream, text: pieces.append((time.monotonic(), stream, text)),
+    )
+    ended = time.monotonic()
+    assert [piece[1:] for piece in pieces] == [("stdout", "one\n"), ("stderr", "two\n")]
+    assert ended - pieces[0][0] > 0.5
+    assert (result.stdout, result.stderr) == ("one\n", "two\n")
+    e2b.destroy_instance(instance)
+
+
+def test_a_language_without_a_kernel_is_refused_before_anything_runs(e2b: E2BProvider) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        e2b.create_instance("cobol")
+    assert caught.value.field == "language"
+
+
+@pytest.mark.parametrize("language", ["r", "java"])
+def test_the_language_is_the_services_to_offer(
+    e2b: E2BProvider, e2b_server: E2BServer, language: str
+) -> None:
+    with pytest.raises(Exception, match=f"no kernel for {language}"):
+        run(e2b, "1", language)

@@ -1,0 +1,81 @@
+"""Every provider keeps the same promises; which ones follows from its capabilities."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from providers.base import SandboxProvider
+from providers.contract import CHECKS, Check, Probe, examine
+from providers.services import save_config
+from tests.e2b_server import E2BServer
+from tests.remote_providers import e2b_config
+
+PROVIDERS = ("local", "e2b", "aliyun_codeinterpreter")
+
+
+@pytest.fixture
+def provider(request: pytest.FixtureRequest) -> SandboxProvider:
+    name = {"local": "bubblewrap", "aliyun_codeinterpreter": "aliyun"}.get(request.param)
+    found = request.getfixturevalue(name or request.param)
+    chosen: SandboxProvider = getattr(found, "provider", found)
+    return chosen
+
+
+CASES = [
+    pytest.param(check, language, id=f"{check.name}-{language}")
+    for check in CHECKS
+    for language in check.codes
+]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS, indirect=True)
+@pytest.mark.parametrize(("check", "language"), CASES)
+def test_the_provider_keeps_its_promise(
+    provider: SandboxProvider, check: Check, language: str
+) -> None:
+    offered = not check.capability or check.capability in provider.capabilities
+    if not offered or language not in provider.get_supported_languages():
+        verdicts = {(v.check, v.language): v.outcome for v in examine_only(provider, check)}
+        assert verdicts[check.name, language] == "not offered"
+        return
+    check.verify(Probe(provider, language), check.codes[language])
+
+
+def examine_only(provider: SandboxProvider, check: Check) -> list[object]:
+    """The verdicts of one check."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("providers.contract.CHECKS", [check])
+        return list(examine(provider))
+
+
+def test_the_command_prints_the_matrix(db: None, e2b_server: E2BServer) -> None:
+    save_config("e2b", e2b_config(e2b_server))
+    out = StringIO()
+    call_command("check_provider", "e2b", stdout=out)
+    lines = out.getvalue().splitlines()
+    assert lines[0].split() == ["python", "javascript", "bash"]
+    assert lines[1].split()[-3:] == ["ok", "ok", "ok"]
+    assert "FAILED" not in out.getvalue()
+    assert e2b_server.sandboxes == {}
+
+
+def test_the_command_fails_where_a_promise_is_broken(db: None, e2b_server: E2BServer) -> None:
+    save_config("e2b", e2b_config(e2b_server))
+    e2b_server.fail("execute", "500")
+    out = StringIO()
+    with pytest.raises(CommandError, match="breaks 1 of"):
+        call_command("check_provider", "e2b", "--json", stdout=out)
+    first, second = map(json.loads, out.getvalue().splitlines()[:2])
+    assert (first["outcome"], second["outcome"]) == ("failed", "ok")
+    assert first["message"].startswith("SB009: ")
+
+
+def test_the_command_names_an_unknown_or_unconfigured_provider(db: None) -> None:
+    with pytest.raises(CommandError, match="SB002: There is no provider 'nope'"):
+        call_command("check_provider", "nope")
+    with pytest.raises(CommandError, match="api_key"):
+        call_command("check_provider", "e2b")

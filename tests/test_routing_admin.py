@@ -1,0 +1,114 @@
+"""The plain pages for routes, prices, breakers, budgets and the comparison of providers."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+
+from executions.services.comparison import compare
+from providers.errors import ConnectionFailed
+from providers.fields import DecryptionError
+from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
+from providers.services import breaker
+from providers.services.routing import planned
+from tests.agentrun_server import AgentRunServer
+from tests.conftest import Caller
+from tests.e2b_server import E2BServer
+from tests.routing import make_route
+from tests.running import run
+
+Services = tuple[E2BServer, AgentRunServer]
+pytestmark = pytest.mark.django_db
+
+PAGES = [
+    *("providers_route", "providers_providerprice", "providers_circuitbreaker"),
+    *("executions_budget", "executions_spending", "executions_spendingalert"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_list_can_be_opened(admin_client: Client, page: str) -> None:
+    assert admin_client.get(reverse(f"admin:{page}_changelist")).status_code == 200
+
+
+def test_a_route_made_in_the_admin_is_in_force_at_once(
+    admin_client: Client, services: Services
+) -> None:
+    assert planned("wonderland", "python") == []
+    form = {
+        "owner": "wonderland",
+        "language": "",
+        "strategy": "priority",
+        "is_active": "on",
+        "steps-TOTAL_FORMS": "1",
+        "steps-INITIAL_FORMS": "0",
+        "steps-0-provider": ProviderConfig.objects.get(provider_id="e2b").pk,
+        "steps-0-position": "0",
+        "steps-0-weight": "1",
+    }
+    response = admin_client.post(reverse("admin:providers_route_add"), form)
+    assert response.status_code == 302, response.content.decode()
+    assert Route.objects.get().owner == "wonderland"
+    assert planned("wonderland", "python") == ["e2b"]
+    assert planned("elsewhere", "python") == []
+
+
+def test_a_route_can_be_opened_when_the_key_of_a_configuration_is_lost(
+    admin_client: Client, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = make_route("e2b")
+
+    def lost(*args: object) -> None:
+        raise DecryptionError("lost")
+
+    monkeypatch.setattr("providers.fields.EncryptedJSONField.from_db_value", lost)
+    page = reverse("admin:providers_route_change", args=[route.pk])
+    assert admin_client.get(page).status_code == 200
+    assert planned("", "python") == ["e2b"]
+
+
+def test_a_breaker_can_be_seen_and_reset_but_not_made_up(admin_client: Client) -> None:
+    for _ in range(breaker.THRESHOLD):
+        breaker.report_failure("e2b", ConnectionFailed("It does not answer."))
+    page = admin_client.get(reverse("admin:providers_circuitbreaker_changelist")).content.decode()
+    assert "Out of service" in page
+    assert "It does not answer." in page
+    assert admin_client.get(reverse("admin:providers_circuitbreaker_add")).status_code == 403
+    row = CircuitBreaker.objects.get()
+    assert not breaker.admits("e2b")
+    admin_client.post(
+        reverse("admin:providers_circuitbreaker_delete", args=[row.pk]), {"post": "yes"}
+    )
+    assert breaker.admits("e2b")
+
+
+def test_providers_are_compared(admin_client: Client, services: Services, alice: Caller) -> None:
+    make_route("e2b", "aliyun_codeinterpreter")
+    ProviderPrice.objects.create(provider_id="e2b", per_second="0.5")
+    run(alice, "print(1)")
+    services[0].fail("create", "503")
+    run(alice, "print(2)")
+    services[0].fail("execute", "500")
+    run(alice, "print(3)")
+    rows = {row.provider: row for row in compare()}
+    e2b, aliyun = rows["e2b"], rows["aliyun_codeinterpreter"]
+    assert (e2b.executions, e2b.errors, e2b.failed_over) == (2, 1, 1)
+    assert (aliyun.executions, aliyun.errors, aliyun.failed_over) == (1, 0, 0)
+    assert e2b.p50_ms is not None
+    assert e2b.cost is not None
+    assert aliyun.cost is None
+    page = admin_client.get(reverse("admin:executions_comparison")).content.decode()
+    assert "aliyun_codeinterpreter" in page
+    assert "1 (50.0 %)" in page
+    assert admin_client.get(reverse("admin:executions_comparison") + "?hours=x'").status_code == 200
+
+
+def test_the_comparison_is_for_who_may_see_spending(client: Client) -> None:
+    user = get_user_model().objects.create_user("clerk", password="x", is_staff=True)
+    client.force_login(user)
+    assert client.get(reverse("admin:executions_comparison")).status_code == 403
+    user.user_permissions.add(Permission.objects.get(codename="view_spending"))
+    assert client.get(reverse("admin:executions_comparison")).status_code == 200
