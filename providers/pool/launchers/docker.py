@@ -190,10 +190,16 @@ class DockerLauncher:
         now = time.time()
         found = self._engine.containers(OWNER_LABEL)
         orphans = [one for one in found if self._owner.is_orphan(one, self._known, now)]
+        removed = 0
         for one in orphans:
             logger.warning("removing an orphaned container", extra={"container": one.name})
-            self._engine.remove(one.id)
-        return len(orphans)
+            try:
+                self._engine.remove(one.id)
+                removed += 1
+            except SandboxError as error:
+                # One that the engine cannot end now must not keep the others; it is tried again.
+                logger.warning("orphan not removed", extra={"reason": error.message})
+        return removed
 
     def _reap_later(self) -> None:
         if self._loop is not None and not self._closed:
