@@ -183,29 +183,48 @@ def test_a_memory_bomb_next_door_does_not_disturb(containers: Containers) -> Non
         containers.loop.call(sandbox.destroy())
 
 
-def test_a_fork_bomb_leaves_the_others_their_latency(under_runc: Containers) -> None:
-    bomb = under_runc.start()
-    others = [under_runc.start() for _ in range(6)]
-    code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+NUISANCES = {
+    "a fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "a full disk": """
+while True:
+    try:
+        with open("filler", "wb") as file:
+            while True: file.write(bytes(1 << 20))
+    except OSError: pass
+""",
+    "a flood of output": "while True: print('x' * 10_000)",
+}
+
+
+@pytest.mark.parametrize("code", NUISANCES.values(), ids=NUISANCES)
+def test_a_nuisance_leaves_the_others_their_latency(containers: Containers, code: str) -> None:
+    nuisance = containers.start()
+    others = [containers.start() for _ in range(6)]
     times: list[float] = []
 
     async def side_by_side() -> Any:
-        job = run_request(Job(code, "python", 4), bomb.template)
-        exploding = asyncio.create_task(bomb.run(job))
+        job = run_request(Job(code, "python", 4), nuisance.template)
+        going_on = asyncio.create_task(nuisance.run(job))
         await asyncio.sleep(0.5)
         for sandbox in others:
             began = time.monotonic()
             small = run_request(Job("print(1)", "python", 10), sandbox.template)
             assert (await sandbox.run(small)).stdout == "1\n"
             times.append(time.monotonic() - began)
-        return await exploding
+        (ended,) = await asyncio.gather(going_on, return_exceptions=True)
+        return ended
 
-    assert under_runc.loop.call(side_by_side()).timed_out
-    # One CPU is the most the bomb has of this machine.
+    try:
+        ended = containers.loop.call(side_by_side())
+    finally:
+        for sandbox in (nuisance, *others):
+            containers.loop.call(sandbox.destroy())
+    # What fills the memory is ended for that, what only makes noise when its time is over; and
+    # gVisor's kernel itself ends when it may have no more threads.
+    assert isinstance(ended, ProviderUnavailable) or ended.timed_out or ended.out_of_memory
+    # One CPU is the most the nuisance has of this machine.
     assert statistics.median(times) < 0.25
-    for sandbox in (bomb, *others):
-        under_runc.loop.call(sandbox.destroy())
-    assert under_runc.present() == []
+    assert containers.present() == []
 
 
 HOLDER = """
@@ -260,9 +279,8 @@ def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
         dead.send_signal(signal.SIGKILL)
         dead.wait()
         own = mine.start()
-        mine.loop.call(mine.launcher.reap_orphans())
-        owners = sorted(_owner_pid(one) for one in mine.present())
-        assert owners == sorted([os.getpid(), sibling.pid, sibling.pid])
+        expected = sorted([os.getpid(), sibling.pid, sibling.pid])
+        asyncio.run(eventually(lambda: sorted(map(_owner_pid, _reaped(mine))) == expected, 20))
         assert mine.run_in(own, "print('alive')").stdout == "alive\n"
         mine.loop.call(own.destroy())
         stranger = Containers(runtime, pool_id=neighbour_id)
@@ -273,10 +291,14 @@ def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
             process.kill()
             process.wait()
         for each in (mine, Containers(runtime, pool_id=neighbour_id)):
-            each.loop.call(each.launcher.reap_orphans())
-            # Another pool's reaper may be at the same containers.
-            asyncio.run(eventually(lambda each=each: each.present() == [], 10))
+            asyncio.run(eventually(lambda each=each: _reaped(each) == [], 20))
             each.close()
+
+
+def _reaped(containers: Containers) -> list[Any]:
+    """What is there after another round: the engine may not be able to end all at once."""
+    containers.loop.call(containers.launcher.reap_orphans())
+    return containers.present()
 
 
 def _owner_pid(container: Any) -> int:

@@ -45,6 +45,12 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     write_files(parts)
     with open(FILE, "wb") as file:
         file.write(parts["code"])
+    if template["advise"]:
+        # Before anything of the program runs, which could write the like.
+        from . import advice
+
+        found = advice.remarks(parts["code"].decode())
+        outputs.report(wire.pack({"type": "advice", "remarks": found}, []))
     outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
     exit_code, result = run(
         parts["code"].decode(),

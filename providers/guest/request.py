@@ -60,6 +60,7 @@ class Run:
         self.done_parts: "dict[str, bytes]" = {}
         self.outputs: "list[dict[str, bytes]]" = []
         self.outputs_skipped = 0
+        self.remarks: "object" = None
         self._outputs_room = limits["rich_output_bytes"]
         self._watch_memory = watch_memory
         self._cpu_before = cpu_seconds(child.pid)
@@ -138,6 +139,8 @@ class Run:
             for header, parts in self._reports.feed(data):
                 if header.get("type") == "output":
                     self._keep_output(parts)
+                elif header.get("type") == "advice" and self.remarks is None:
+                    self.remarks = header.get("remarks")
                 elif header.get("type") == "done" and self.done is None:
                     self.done, self.done_parts = header, parts
         except wire.FrameError:
@@ -202,6 +205,7 @@ def answer(run: Run, request_id: object, seconds: float) -> bytes:
         "stderr_truncated": run.stderr.truncated,
         "artifacts_skipped": skipped,
         "outputs_skipped": run.outputs_skipped,
+        "remarks": run.remarks,
         "seconds": seconds,
         "cpu_seconds": run.cpu_seconds,
         "memory_peak_bytes": max(run.memory_peak, run.child.memory_peak),

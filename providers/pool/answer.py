@@ -35,6 +35,8 @@ def read_answer(
         metadata["artifacts_skipped"] = skipped
     if left_out := claims.measured(header.get("outputs_skipped")):
         metadata["outputs_skipped"] = left_out
+    if (remarks := claims.remarks(header.get("remarks"))) is not None:
+        metadata["advice"] = remarks
     bound = limits.output_bytes
     stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
     result = ExecutionResult(

@@ -31,6 +31,21 @@ def measured(claimed: object) -> int | float | None:
     return None
 
 
+def remarks(claimed: object) -> list[list[int | str]] | None:
+    """The [line, name, what it does] of an analysis, as far as they are that; None without one."""
+    if not isinstance(claimed, list):
+        return None
+    return [
+        [entry[0], entry[1][:100], entry[2][:100]]
+        for entry in claimed[:50]
+        if isinstance(entry, list)
+        and len(entry) == 3
+        and type(entry[0]) is int
+        and 0 < entry[0] < 2**31
+        and all(isinstance(text, str) and text.isprintable() for text in entry[1:])
+    ]
+
+
 def skipped_files(claimed: object) -> list[list[str]]:
     """The [name, reason] pairs of what was not taken, as far as they are that."""
     return [

@@ -77,7 +77,13 @@ def _check_path(path: str) -> None:
 
 
 def make_template(
-    name: str, language: str, launcher: Launcher, limits: Limits, preload: Sequence[str] = ()
+    name: str,
+    language: str,
+    launcher: Launcher,
+    limits: Limits,
+    preload: Sequence[str] = (),
+    *,
+    advise: bool = False,
 ) -> Template:
     """The template `name` of a language, in sandboxes of this launcher."""
     interpreter = launcher.interpreter(language) or ""
@@ -89,4 +95,4 @@ def make_template(
         runner = f"{launcher.guest_path()}/node_runner.js"
         command = (interpreter, "--expose-internals", "--no-warnings", heap, runner)
     modules = tuple(preload) if language == "python" else ()
-    return Template(name, language, command, limits, modules)
+    return Template(name, language, command, limits, modules, advise)

@@ -21,13 +21,17 @@ def normalize_language(language: str) -> str:
 
 @dataclass(frozen=True)
 class Template:
-    """One kind of sandbox. `command` is the interpreter's argument list inside the sandbox."""
+    """One kind of sandbox. `command` is the interpreter's argument list inside the sandbox.
+
+    `advise` has each result carry remarks on what the program uses (Python only).
+    """
 
     name: str
     language: str
     command: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     preload: tuple[str, ...] = ()
+    advise: bool = False
 
     def guest_argument(
         self,
@@ -48,6 +52,7 @@ class Template:
             "language": self.language,
             "command": list(self.command),
             "preload": list(self.preload),
+            "advise": self.advise,
             "workspace": workspace,
             "workspace_bytes": limits.workspace_bytes,
             "uid": uid,

@@ -226,7 +226,14 @@ class PoolKeeper:
         if kind == "docker":
             wanted |= settings.templates
         templates = {
-            name: make_template(name, language, launcher, settings.limits, settings.preload)
+            name: make_template(
+                name,
+                language,
+                launcher,
+                settings.limits,
+                settings.preload,
+                advise=settings.enable_ast_analysis,
+            )
             for name, language in wanted.items()
         }
         pool = Pool(launcher, templates, settings.pool_settings())

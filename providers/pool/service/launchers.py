@@ -33,7 +33,7 @@ class LauncherChoice:
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
         images = tuple(sorted(settings.images.items()))
-        return settings.runtime, settings.require_gvisor, images
+        return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images
 
     async def open(self, settings: ServiceSettings) -> tuple[str, Launcher]:
         """A launcher that is ready, and its kind. Raises ProviderUnavailable with the remedy."""
@@ -73,6 +73,7 @@ class LauncherChoice:
                     images={**DEFAULT_IMAGES, **settings.images},
                     runtime=settings.runtime,
                     require_gvisor=settings.require_gvisor,
+                    filter_system_calls=settings.enable_seccomp,
                     pool_id=self.pool_id,
                 )
             )

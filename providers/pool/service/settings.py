@@ -106,6 +106,19 @@ FIELDS: Mapping[str, ConfigField] = {
         description="Run nothing at all where gVisor is not in force.",
     ),
     **POOL_FIELDS,
+    "enable_seccomp": ConfigField(
+        "boolean",
+        "Filter system calls",
+        default=True,
+        description="With a filter of our own, beside the engine's profile, which always holds.",
+    ),
+    "enable_ast_analysis": ConfigField(
+        "boolean",
+        "Remark on Python code",
+        default=False,
+        description="Each result names the imports and calls worth a look. Advice only: it stops "
+        "nothing, as no such list can.",
+    ),
     "base_python_image": ConfigField(
         "string", "Python image", max=300, description="Empty: the one that build_images makes."
     ),
@@ -163,6 +176,8 @@ class ServiceSettings:
     require_gvisor: bool = False
     isolation: Isolation = "execution"
     preload: tuple[str, ...] = ()
+    enable_seccomp: bool = True
+    enable_ast_analysis: bool = False
     images: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
     max_lifetime: float = 300
@@ -187,6 +202,8 @@ class ServiceSettings:
             require_gvisor=given["require_gvisor"],
             isolation=given["isolation"],
             preload=module_names(given["preload"]),
+            enable_seccomp=given["enable_seccomp"],
+            enable_ast_analysis=given["enable_ast_analysis"],
             images=named | {name: image for name, (_, image) in templates.items()},
             templates={name: language for name, (language, _) in templates.items()},
             max_lifetime=given["max_lifetime"],
