@@ -7,6 +7,9 @@ class ExecutionsConfig(AppConfig):
     verbose_name = "Executions"
 
     def ready(self) -> None:
-        from executions import receivers
+        from executions import (
+            checks,  # noqa: F401  registers the checks
+            receivers,
+        )
 
         receivers.connect()

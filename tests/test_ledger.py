@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
+from django.core import checks
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
@@ -156,6 +157,7 @@ def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
         ("revoked", "first"),
         ("deleted", "first"),
     ]
+    assert "expires_at" in stated("api_key")[0]
     assert [(said["action"], said["is_active"]) for said in stated("tenant")] == [
         ("created", True),
         ("changed", False),
@@ -285,3 +287,9 @@ def test_a_key_that_is_none_is_refused_without_showing_it(db: None, settings: An
 def test_an_entry_cannot_name_its_own_place(db: None) -> None:
     with pytest.raises(ValueError, match="sequence"):
         append("note", "x", {"sequence": 7})
+
+
+@pytest.mark.parametrize("keys", [[], ["not-a-key"]])
+def test_nothing_serves_without_a_key_to_sign_with(keys: list[str], settings: Any) -> None:
+    settings.LEDGER_KEYS = keys
+    assert [message.id for message in checks.run_checks(tags=["security"])] == ["executions.E001"]

@@ -13,6 +13,8 @@ from executions.services.ledger.verification import Verification, verify
 NOT_INTACT = 1
 NOT_VERIFIED = 2
 
+_TELL_EVERY = 10_000
+
 
 class Command(BaseCommand):
     help = (
@@ -43,7 +45,8 @@ class Command(BaseCommand):
             sys.exit(NOT_INTACT)
 
     def _progress(self, found: Verification) -> None:
-        self.stderr.write(f"{found.entries} entries read")
+        if found.entries % _TELL_EVERY == 0:
+            self.stderr.write(f"{found.entries} entries read, {len(found.findings)} findings")
 
     def _print(self, found: Verification) -> None:
         if found.is_intact:
