@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +23,13 @@ from django.test import Client
 
 from executions.models import ApiKey, Execution, LedgerEntry, Tenant
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger import LedgerUnavailable, append
+from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.keyring import keyring
 from executions.services.ledger.verification import verify
 from executions.services.tenants import create_tenant
 from providers.signals import configuration_changed
 from tests.conftest import Caller
+from tests.processes import ROOT
 from tests.running import run
 
 pytestmark = pytest.mark.django_db
@@ -140,6 +145,48 @@ def test_threads_make_one_sequence(transactional_db: None) -> None:
         *range(1, 42)
     ]
     assert verify().is_intact
+
+
+_APPEND_30 = """
+import django
+django.setup()
+from django.conf import settings
+settings.LEDGER_CHECKPOINTS = {folder!r}
+settings.DATABASES["default"]["NAME"] = {name!r}
+from executions.services.ledger import append
+for number in range(30):
+    append("note", {prefix!r} + str(number), {{}})
+"""
+
+
+def test_processes_make_one_sequence_and_one_head(
+    transactional_db: None, tmp_path: Path, settings: Any
+) -> None:
+    settings.LEDGER_CHECKPOINTS = str(tmp_path)
+    name = str(connection.settings_dict["NAME"])
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _APPEND_30.format(folder=str(tmp_path), name=name, prefix=prefix),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"DJANGO_SETTINGS_MODULE": "tests.settings"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for prefix in "abc"
+    ]
+    for process in processes:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+
+    assert LedgerEntry.objects.filter(kind="note").count() == 90
+    found = verify()
+    assert (found.is_intact, found.entries, found.checkpoints) == (True, 91, 1)
+    assert checkpoints.head() == checkpoints.Point(91, found.head)
+    assert not (tmp_path / "checkpoints.jsonl").exists()
 
 
 def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
