@@ -36,19 +36,18 @@ _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
 
 P = ParamSpec("P")
 Row = TypeVar("Row", bound=Model)
-Drawn = SafeString | str
 
 
-def once(draw: Callable[Concatenate[Row, P], Drawn]) -> Callable[Concatenate[Row, P], Drawn]:
+def once(draw: Callable[Concatenate[Row, P], str]) -> Callable[Concatenate[Row, P], str]:
     """Draw a part of a row once per request: a theme may ask for the same field several times."""
 
     @wraps(draw)
-    def drawn(row: Row, *args: P.args, **kwargs: P.kwargs) -> Drawn:
+    def drawn(row: Row, *args: P.args, **kwargs: P.kwargs) -> str:
         kept = row.__dict__.setdefault("_drawn", {})
         key = (draw.__name__, args, tuple(kwargs.items()))
         if key not in kept:
             kept[key] = draw(row, *args, **kwargs)
-        return cast("Drawn", kept[key])
+        return cast("str", kept[key])
 
     return drawn
 
