@@ -49,7 +49,7 @@ def once(draw: Callable[Concatenate[Row, P], str]) -> Callable[Concatenate[Row, 
             kept[key] = draw(row, *args, **kwargs)
         return cast("str", kept[key])
 
-    return drawn
+    return cast("Callable[Concatenate[Row, P], str]", drawn)
 
 
 @once
