@@ -110,7 +110,7 @@ def test_without_a_key_nothing_is_given_out_and_the_answer_says_why(
 
 def test_a_change_that_cannot_be_entered_is_not_made(broken_ledger: None) -> None:
     user = get_user_model().objects.create_user("carol")
-    (group,) = Group.objects.bulk_create([Group(name="Auditor")])
+    (group,) = Group.objects.bulk_create([Group(name="Inspector")])
     with pytest.raises(Exception, match="no room"):
         Tenant.objects.create(slug="late", name="Late")
     with pytest.raises(Exception, match="no room"):
@@ -217,7 +217,7 @@ def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
 
 def test_a_role_given_or_taken_is_entered_with_who_did_it(admin_client: Client) -> None:
     user = get_user_model().objects.create_user("dora", is_staff=True)
-    group = Group.objects.create(name="Auditor")
+    group = Group.objects.create(name="Inspector")
     values = {"username": "dora", "is_active": "on", "is_staff": "on"}
     dates = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
     path = f"/admin/auth/user/{user.pk}/change/"
@@ -230,15 +230,15 @@ def test_a_role_given_or_taken_is_entered_with_who_did_it(admin_client: Client) 
         for said in stated("role")
         if "others" in said
     ] == [
-        ("added", "dora", ["Auditor"], "user:admin"),
-        ("removed", "dora", ["Auditor"], "user:admin"),
+        ("added", "dora", ["Inspector"], "user:admin"),
+        ("removed", "dora", ["Inspector"], "user:admin"),
     ]
     assert [said["object"] for said in stated("admin_action")] == ["dora", "dora"]
 
 
 def test_roles_are_entered_from_either_side_and_when_cleared(db: None) -> None:
     user = get_user_model().objects.create_user("dora")
-    group = Group.objects.create(name="Auditor")
+    group = Group.objects.create(name="Inspector")
     group.user_set.add(user)
     group.user_set.clear()
     permission = Permission.objects.first()
@@ -249,11 +249,11 @@ def test_roles_are_entered_from_either_side_and_when_cleared(db: None) -> None:
 
     said = [(entry["action"], entry["subject"], entry["others"]) for entry in stated("role")[1:]]
     assert said == [
-        ("added", "Auditor", ["dora"]),
-        ("removed", "Auditor", ["dora"]),
-        ("added", "Auditor", [str(permission)]),
-        ("added", "dora", ["Auditor"]),
-        ("removed", "dora", ["Auditor"]),
+        ("added", "Inspector", ["dora"]),
+        ("removed", "Inspector", ["dora"]),
+        ("added", "Inspector", [str(permission)]),
+        ("added", "dora", ["Inspector"]),
+        ("removed", "dora", ["Inspector"]),
     ]
 
 
