@@ -8,7 +8,10 @@ class ExecutionsConfig(AppConfig):
     verbose_name = "Executions"
 
     def ready(self) -> None:
-        from executions import receivers
+        from executions import (
+            checks,  # noqa: F401  registers the checks
+            receivers,
+        )
         from executions.services.roles import ensure_roles
 
         receivers.connect()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, cast
 
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
@@ -39,23 +40,27 @@ def _configuration(sender: Any, **sent: Any) -> None:
 
 
 def _tenant(sender: Any, instance: Tenant, **sent: Any) -> None:
-    facts = {
-        field.attname: getattr(instance, field.attname)
-        for field in Tenant._meta.concrete_fields
-        if field.name not in ("id", "slug", "created_at")
-    }
-    append("tenant", instance.slug, {"action": _what(sent), **storable_value(facts)})
+    facts = _facts(instance, leave_out=("id", "slug", "created_at"))
+    append("tenant", instance.slug, {"action": _what(sent), **facts})
 
 
 def _api_key(sender: Any, instance: ApiKey, **sent: Any) -> None:
-    content = {
-        "action": _what(sent),
-        "name": instance.name,
-        "tenant": instance.tenant.slug,
-        "expires_at": moment(instance.expires_at),
-        "revoked_at": moment(instance.revoked_at),
-    }
+    facts = _facts(
+        instance,
+        leave_out=("id", "tenant", "key_hash", "prefix", "created_at", "last_used_at"),
+    )
+    content = {"action": _what(sent), "tenant": instance.tenant.slug, **facts}
     append("api_key", instance.prefix, content)
+
+
+def _facts(instance: Model, *, leave_out: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of a row, whichever it has; none of them may be a secret."""
+    facts = {}
+    for field in instance._meta.concrete_fields:
+        if field.name not in leave_out:
+            value = getattr(instance, field.attname)
+            facts[field.attname] = moment(value) if isinstance(value, datetime) else value
+    return cast("dict[str, Any]", storable_value(facts))
 
 
 def _user(sender: Any, instance: Any, raw: bool = False, **sent: Any) -> None:

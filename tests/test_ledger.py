@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
+from django.core import checks
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
 from executions.models import ApiKey, Execution, LedgerEntry, Tenant
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger import LedgerUnavailable, append
+from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.keyring import keyring
 from executions.services.ledger.verification import verify
 from executions.services.tenants import create_tenant
 from providers.signals import configuration_changed
 from tests.conftest import Caller
+from tests.processes import ROOT
 from tests.running import run
 
 pytestmark = pytest.mark.django_db
@@ -104,7 +110,7 @@ def test_without_a_key_nothing_is_given_out_and_the_answer_says_why(
 
 def test_a_change_that_cannot_be_entered_is_not_made(broken_ledger: None) -> None:
     user = get_user_model().objects.create_user("carol")
-    (group,) = Group.objects.bulk_create([Group(name="Auditor")])
+    (group,) = Group.objects.bulk_create([Group(name="Inspector")])
     with pytest.raises(Exception, match="no room"):
         Tenant.objects.create(slug="late", name="Late")
     with pytest.raises(Exception, match="no room"):
@@ -141,6 +147,48 @@ def test_threads_make_one_sequence(transactional_db: None) -> None:
     assert verify().is_intact
 
 
+_APPEND_30 = """
+import django
+django.setup()
+from django.conf import settings
+settings.LEDGER_CHECKPOINTS = {folder!r}
+settings.DATABASES["default"]["NAME"] = {name!r}
+from executions.services.ledger import append
+for number in range(30):
+    append("note", {prefix!r} + str(number), {{}})
+"""
+
+
+def test_processes_make_one_sequence_and_one_head(
+    transactional_db: None, tmp_path: Path, settings: Any
+) -> None:
+    settings.LEDGER_CHECKPOINTS = str(tmp_path)
+    name = str(connection.settings_dict["NAME"])
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _APPEND_30.format(folder=str(tmp_path), name=name, prefix=prefix),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"DJANGO_SETTINGS_MODULE": "tests.settings"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for prefix in "abc"
+    ]
+    for process in processes:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+
+    assert LedgerEntry.objects.filter(kind="note").count() == 90
+    found = verify()
+    assert (found.is_intact, found.entries, found.checkpoints) == (True, 91, 1)
+    assert checkpoints.head() == checkpoints.Point(91, found.head)
+    assert not (tmp_path / "checkpoints.jsonl").exists()
+
+
 def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
     tenant = create_tenant("acme")
     api_key, key_text = create_api_key(tenant, "first")
@@ -156,6 +204,7 @@ def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
         ("revoked", "first"),
         ("deleted", "first"),
     ]
+    assert "expires_at" in stated("api_key")[0]
     assert [(said["action"], said["is_active"]) for said in stated("tenant")] == [
         ("created", True),
         ("changed", False),
@@ -168,7 +217,7 @@ def test_tenants_and_keys_are_entered_without_the_key(db: None) -> None:
 
 def test_a_role_given_or_taken_is_entered_with_who_did_it(admin_client: Client) -> None:
     user = get_user_model().objects.create_user("dora", is_staff=True)
-    group = Group.objects.create(name="Auditor")
+    group = Group.objects.create(name="Inspector")
     values = {"username": "dora", "is_active": "on", "is_staff": "on"}
     dates = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
     path = f"/admin/auth/user/{user.pk}/change/"
@@ -181,15 +230,15 @@ def test_a_role_given_or_taken_is_entered_with_who_did_it(admin_client: Client) 
         for said in stated("role")
         if "others" in said
     ] == [
-        ("added", "dora", ["Auditor"], "user:admin"),
-        ("removed", "dora", ["Auditor"], "user:admin"),
+        ("added", "dora", ["Inspector"], "user:admin"),
+        ("removed", "dora", ["Inspector"], "user:admin"),
     ]
     assert [said["object"] for said in stated("admin_action")] == ["dora", "dora"]
 
 
 def test_roles_are_entered_from_either_side_and_when_cleared(db: None) -> None:
     user = get_user_model().objects.create_user("dora")
-    group = Group.objects.create(name="Auditor")
+    group = Group.objects.create(name="Inspector")
     group.user_set.add(user)
     group.user_set.clear()
     permission = Permission.objects.first()
@@ -200,11 +249,11 @@ def test_roles_are_entered_from_either_side_and_when_cleared(db: None) -> None:
 
     said = [(entry["action"], entry["subject"], entry["others"]) for entry in stated("role")[1:]]
     assert said == [
-        ("added", "Auditor", ["dora"]),
-        ("removed", "Auditor", ["dora"]),
-        ("added", "Auditor", [str(permission)]),
-        ("added", "dora", ["Auditor"]),
-        ("removed", "dora", ["Auditor"]),
+        ("added", "Inspector", ["dora"]),
+        ("removed", "Inspector", ["dora"]),
+        ("added", "Inspector", [str(permission)]),
+        ("added", "dora", ["Inspector"]),
+        ("removed", "dora", ["Inspector"]),
     ]
 
 
@@ -285,3 +334,9 @@ def test_a_key_that_is_none_is_refused_without_showing_it(db: None, settings: An
 def test_an_entry_cannot_name_its_own_place(db: None) -> None:
     with pytest.raises(ValueError, match="sequence"):
         append("note", "x", {"sequence": 7})
+
+
+@pytest.mark.parametrize("keys", [[], ["not-a-key"]])
+def test_nothing_serves_without_a_key_to_sign_with(keys: list[str], settings: Any) -> None:
+    settings.LEDGER_KEYS = keys
+    assert [message.id for message in checks.run_checks(tags=["security"])] == ["executions.E001"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection
 
 from executions.models import Execution, LedgerEntry
@@ -370,3 +370,35 @@ def test_the_command_says_when_it_cannot_verify(settings: Any) -> None:
     with pytest.raises(Exception, match="LEDGER_KEYS") as caught:
         call_command("verify_ledger")
     assert getattr(caught.value, "returncode", None) == 2
+
+
+def test_a_receipt_that_was_given_out_contradicts_a_ledger_that_lost_it(
+    scripted: object,
+    alice: Caller,
+    tmp_path: Path,
+    verify_ledger: Callable[..., tuple[int, str]],
+) -> None:
+    """Without checkpoints, and with the record gone as well."""
+    given = tmp_path / "answer.json"
+    given.write_bytes(run(alice, "pass").content)
+    assert verify_ledger("--receipt", str(given))[0] == 0
+    entry = LedgerEntry.objects.get(kind="execution")
+    sql(f"DELETE FROM {TABLE} WHERE sequence = %s", entry.sequence)
+    Execution.objects.all().delete()
+    assert verify_ledger()[0] == 0
+
+    code, printed = verify_ledger("--receipt", str(given))
+    assert code == 1
+    assert f"entry {entry.sequence}: missing: a receipt was given out" in printed
+    run(alice, "pass # another")
+    code, printed = verify_ledger("--receipt", str(given))
+    assert code == 1
+    assert f"entry {entry.sequence}: replaced: a receipt" in printed
+
+    forged = json.loads(given.read_text())
+    forged["receipt"]["status"] = "failed"
+    for text in (json.dumps(forged), "[]", "{}", "no json"):
+        given.write_text(text)
+        with pytest.raises(CommandError) as caught:
+            verify_ledger("--receipt", str(given))
+        assert caught.value.returncode == 2

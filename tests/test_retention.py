@@ -178,8 +178,27 @@ def test_batches_reach_everything(
     keep(alice, code=1)
 
     assert [erased.executions for erased in apply_retention()] == [5]
-    assert LedgerEntry.objects.filter(kind=ERASURE).count() == 3
+    assert LedgerEntry.objects.get(kind=ERASURE).stated["executions"] == 5
     assert not Execution.objects.exclude(code="").exists()
+    assert verify().is_intact
+
+
+def test_an_erasure_that_was_broken_off_is_continued(
+    scripted: object, alice: Caller, later: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    for _ in range(3):
+        run(alice, CODE)
+    keep(alice, code=1)
+
+    def end_the_process(erasure: retention.Erasure) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply_retention(report=end_the_process)
+    assert Execution.objects.filter(code="").count() == 2
+    assert verify().is_intact
+    assert [erased.executions for erased in apply_retention()] == [1]
     assert verify().is_intact
 
 

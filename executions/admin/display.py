@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from django.db.models import Model
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -29,6 +34,25 @@ _FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
 
 
+P = ParamSpec("P")
+Row = TypeVar("Row", bound=Model)
+
+
+def once(draw: Callable[Concatenate[Row, P], str]) -> Callable[Concatenate[Row, P], str]:
+    """Draw a part of a row once per request: a theme may ask for the same field several times."""
+
+    @wraps(draw)
+    def drawn(row: Row, *args: P.args, **kwargs: P.kwargs) -> str:
+        kept = row.__dict__.setdefault("_drawn", {})
+        key = (draw.__name__, args, tuple(kwargs.items()))
+        if key not in kept:
+            kept[key] = draw(row, *args, **kwargs)
+        return cast("str", kept[key])
+
+    return cast("Callable[Concatenate[Row, P], str]", drawn)
+
+
+@once
 def code_block(execution: Execution) -> SafeString | str:
     if not execution.code:
         return "Not kept, see the code hash."
@@ -44,6 +68,7 @@ def code_block(execution: Execution) -> SafeString | str:
     )
 
 
+@once
 def text_block(execution: Execution, name: str, *, truncated: bool = False) -> SafeString | str:
     """Text as it was, set apart; a dash where there is none."""
     whole: str = getattr(execution, name)
@@ -55,6 +80,7 @@ def text_block(execution: Execution, name: str, *, truncated: bool = False) -> S
     )
 
 
+@once
 def timeline(execution: Execution) -> SafeString | str:
     """How long each phase took, drawn to scale and in figures."""
     total = execution.total_ms
@@ -84,6 +110,7 @@ def timeline(execution: Execution) -> SafeString | str:
     )
 
 
+@once
 def receipt(execution: Execution) -> SafeString | str:
     """Whether the ledger's entry of this execution holds, and what of the record does not fit."""
     entry = execution.ledger_entry
@@ -109,6 +136,7 @@ def receipt(execution: Execution) -> SafeString | str:
     )
 
 
+@once
 def artifact_preview(artifact: Artifact) -> SafeString | str:
     """A small picture, or the start of a text; a dash for anything else."""
     if not artifact.file:

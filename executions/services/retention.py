@@ -78,16 +78,30 @@ def _rules() -> Iterator[tuple[str, str, int]]:
 
 def _erase(erasure: Erasure, dry_run: bool, report: Callable[[Erasure], None]) -> Erasure:
     due = _due(erasure)
+    if not dry_run and not _enter(erasure, due.count()):
+        return erasure
     after = None
     while batch := list((due.filter(pk__gt=after) if after else due).order_by("pk")[:BATCH]):
         after = batch[-1].pk
         erasure.executions += len(batch)
-        if dry_run:
-            erasure.bytes += sum(_size(execution, erasure.data) for execution in batch)
-        else:
-            _erase_batch(erasure, batch)
+        erasure.bytes += sum(_size(execution, erasure.data) for execution in batch)
+        if not dry_run:
+            _erase_batch(erasure.data, batch)
         report(erasure)
     return erasure
+
+
+def _enter(erasure: Erasure, executions: int) -> bool:
+    """One entry for all batches, before the first: an erasure that is broken off is continued the
+    next time, and in between nothing is gone that no entry speaks of."""
+    if executions:
+        content = {
+            "data": erasure.data,
+            "created_before": moment(erasure.created_before),
+            "executions": executions,
+        }
+        append(ERASURE, erasure.tenant, content)
+    return executions > 0
 
 
 def _due(erasure: Erasure) -> QuerySet[Execution]:
@@ -107,29 +121,19 @@ def _due(erasure: Erasure) -> QuerySet[Execution]:
     ).only("pk", "code_hash", *(texts or ()))
 
 
-def _erase_batch(erasure: Erasure, batch: list[Execution]) -> None:
+def _erase_batch(data: str, batch: list[Execution]) -> None:
     """One batch in one transaction. Files go last: a row may miss its file, never the reverse."""
     ids = [execution.pk for execution in batch]
-    size = sum(_size(execution, erasure.data) for execution in batch)
     files = []
     with transaction.atomic():
-        rows = Execution.objects.filter(pk__in=ids)
-        if texts := _TEXTS.get(erasure.data):
-            rows.update(**dict.fromkeys(texts, ""))
-            if erasure.data == "code":
+        if texts := _TEXTS.get(data):
+            Execution.objects.filter(pk__in=ids).update(**dict.fromkeys(texts, ""))
+            if data == "code":
                 forget_code({execution.code_hash for execution in batch})
         else:
             artifacts = Artifact.objects.filter(execution__in=ids).exclude(file="")
             files = [(artifact.file.storage, str(artifact.file.name)) for artifact in artifacts]
             artifacts.update(file="")
-        content = {
-            "data": erasure.data,
-            "created_before": moment(erasure.created_before),
-            "executions": len(ids),
-            "bytes": size,
-        }
-        append(ERASURE, erasure.tenant, content)
-    erasure.bytes += size
     for storage, name in files:
         try:
             storage.delete(name)

@@ -3,15 +3,23 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.verification import Verification, verify
+from executions.services.ledger.verification import (
+    Finding,
+    Verification,
+    check_receipt,
+    verify,
+)
 
 NOT_INTACT = 1
 NOT_VERIFIED = 2
+
+_TELL_EVERY = 10_000
 
 
 class Command(BaseCommand):
@@ -28,12 +36,22 @@ class Command(BaseCommand):
             action="store_true",
             help="leave out comparing the records of executions",
         )
+        parser.add_argument(
+            "--receipt",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a receipt, or an answer with one, that the ledger must still hold",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
+            contradicted = [_contradicted(path) for path in options["receipt"]]
             found = verify(records=not options["ledger_only"], report=self._progress)
         except LedgerUnavailable as error:
             raise CommandError(error.message, returncode=NOT_VERIFIED) from error
+        found.findings += [finding for finding in contradicted if finding]
+        found.findings.sort(key=lambda finding: finding.sequence)
         if options["json"]:
             outcome = {"intact": found.is_intact, **asdict(found)}
             self.stdout.write(json.dumps(outcome))
@@ -43,7 +61,8 @@ class Command(BaseCommand):
             sys.exit(NOT_INTACT)
 
     def _progress(self, found: Verification) -> None:
-        self.stderr.write(f"{found.entries} entries read")
+        if found.entries % _TELL_EVERY == 0:
+            self.stderr.write(f"{found.entries} entries read, {len(found.findings)} findings")
 
     def _print(self, found: Verification) -> None:
         if found.is_intact:
@@ -56,3 +75,11 @@ class Command(BaseCommand):
         for finding in found.findings[1:100]:
             self.stdout.write(f"  then {finding}")
         self.stdout.write(f"{len(found.findings)} findings in {found.entries} entries.")
+
+
+def _contradicted(path: str) -> Finding | None:
+    try:
+        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        return check_receipt(read.get("receipt", read))
+    except (OSError, ValueError, AttributeError) as error:
+        raise CommandError(f"{path}: {error}", returncode=NOT_VERIFIED) from error

@@ -19,11 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.db import DatabaseError
 from django.utils import timezone
 
 from executions.models import LedgerEntry
 from executions.services.ledger.canonical import canonical, moment
-from executions.services.ledger.keyring import is_signed_by, keyring, signing_key
+from executions.services.ledger.keyring import (
+    LedgerUnavailable,
+    is_signed_by,
+    keyring,
+    signing_key,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +66,7 @@ def note(sequence: int, digest: str, previous: str) -> None:
         _raise_head(place, Point(sequence, digest), previous)
         if sequence % EVERY == 0:
             _write_line(place / _HISTORY, Point(sequence, digest))
-    except OSError as error:
+    except (OSError, DatabaseError, LedgerUnavailable) as error:
         logger.critical("the ledger's checkpoint %s could not be written: %s", sequence, error)
 
 

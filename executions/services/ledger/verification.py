@@ -75,6 +75,28 @@ def verify_entry(entry: LedgerEntry) -> str:
     return ""
 
 
+def check_receipt(receipt: Mapping[str, Any]) -> Finding | None:
+    """Whether the ledger still says what a receipt says that was given out; None when it does.
+
+    Raises ValueError for what is no receipt, or none that a key of LEDGER_KEYS signed: it then
+    tells nothing about the ledger.
+    """
+    stated = {name: value for name, value in receipt.items() if name != "signature"}
+    sequence, statement = stated.get("sequence"), canonical(stated)
+    key = keyring().get(str(stated.get("key_id")))
+    signature = receipt.get("signature")
+    if not isinstance(sequence, int) or not isinstance(signature, str):
+        raise ValueError("it is no receipt")
+    if key is None or not is_signed_by(key.public_key, statement, signature):
+        raise ValueError("no key of LEDGER_KEYS signed it")
+    entry = LedgerEntry.objects.filter(sequence=sequence).first()
+    if entry is None:
+        return Finding("missing", sequence, "a receipt was given out for it")
+    if entry.statement != statement:
+        return Finding("replaced", sequence, "a receipt was given out that says something else")
+    return None
+
+
 def _chunks() -> Iterator[list[LedgerEntry]]:
     after: int | None = None
     while True:
