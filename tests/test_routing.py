@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from django.db import DatabaseError
 
 from executions.models import Execution
 from executions.services.worker import run_queued
@@ -114,6 +115,31 @@ def test_the_most_specific_route_is_taken(
     assert run(charlie, "echo 1", language="bash").json()["provider"] == "e2b"
     assert run(alice, "print(1)").json()["provider"] == "aliyun_codeinterpreter"
     assert run(alice, "console.log(1)", language="javascript").json()["provider"] == "e2b"
+
+
+def test_each_tenant_is_told_the_languages_it_can_use(
+    services: Services, alice: Caller, bob: Caller, charlie: Caller
+) -> None:
+    make_route("aliyun_codeinterpreter")
+    make_route("e2b", owner=alice.tenant.slug, language="bash")
+
+    def languages(caller: Caller) -> list[str]:
+        found: list[str] = caller.client.get("/api/v1/languages").json()["languages"]
+        return found
+
+    assert languages(charlie) == ["javascript", "nodejs", "python"]
+    assert languages(alice) == languages(bob) == ["bash", "javascript", "nodejs", "python"]
+
+
+def test_what_became_of_the_code_counts_more_than_the_breaker(
+    services: Services, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*args: object) -> None:
+        raise DatabaseError("locked")
+
+    monkeypatch.setattr(breaker, "report_success", unreachable)
+    make_route(*BOTH)
+    assert run(alice, "print(1)").json()["status"] == "succeeded"
 
 
 def test_a_provider_that_cannot_do_it_is_passed_over(services: Services, alice: Caller) -> None:

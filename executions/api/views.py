@@ -20,13 +20,12 @@ from executions.api.errors import error_response
 from executions.api.files import download_response
 from executions.api.rendering import execution_detail, execution_summary, json_response
 from executions.models import Artifact, Execution
-from executions.services.languages import supported_languages
 from executions.services.listing import ExecutionFilter, list_executions
 from executions.services.record import Outcome
 from executions.services.requests import request_from_json
+from executions.services.routing import languages_for
 from executions.services.run import run_execution
 from providers.errors import CODES
-from providers.manager import manager
 
 
 # The row of an attempt must be committed before anything runs.
@@ -144,13 +143,12 @@ class LanguagesView(ApiView):
     @extend_schema(
         operation_id="list_languages",
         summary="List languages",
-        description="What the active provider can run now.",
+        description="What the providers that would serve the caller can run now.",
         tags=["executions"],
         responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
     )
     def get(self, request: Request) -> HttpResponse:
-        with manager.lease() as lease:
-            return json_response({"languages": supported_languages(lease)})
+        return json_response({"languages": languages_for(self.api_key.tenant.slug)})
 
 
 @extend_schema(exclude=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from django.db import DatabaseError
 
 from executions.services.languages import supported_languages
 from executions.services.requests import ExecutionRequest
@@ -21,7 +24,9 @@ from providers.errors import (
 from providers.manager import Lease, manager
 from providers.named import lease_of
 from providers.services import breaker
-from providers.services.routing import planned
+from providers.services.routing import planned, reachable
+
+logger = logging.getLogger(__name__)
 
 Route = Callable[[], AbstractContextManager[Lease]]
 
@@ -61,6 +66,31 @@ def steps_for(language: str, tenant_slug: str, route: Route | None = None) -> li
     return [Step(_lender(provider_id), provider_id) for provider_id in ids]
 
 
+def languages_for(tenant_slug: str) -> list[str]:
+    """Every language that a request of the tenant can be served in now. Raises SandboxError.
+
+    Providers that cannot be asked are left out, unless there is no other.
+    """
+    offered: dict[str, set[str]] = {}
+    failure: SandboxError | None = None
+    for provider_id in {*reachable(tenant_slug), ""}:
+        try:
+            with lease_of(provider_id) if provider_id else manager.lease() as lease:
+                offered[provider_id] = set(supported_languages(lease))
+        except SandboxError as error:
+            failure = error
+    if not offered and failure is not None:
+        raise failure
+    return sorted(
+        language
+        for language in set().union(*offered.values())
+        if any(
+            language in offered.get(step.provider_id, ())
+            for step in steps_for(language, tenant_slug)
+        )
+    )
+
+
 def _lender(provider_id: str) -> Route:
     return lambda: lease_of(provider_id)
 
@@ -85,6 +115,15 @@ def admit(step: Step, request: ExecutionRequest, *, is_only: bool, is_last: bool
             raise RateLimited(f"{step.provider_id} is full.")
     if not breaker.admits(step.provider_id):
         raise PassedOver(f"{step.provider_id} is out of service for now.")
+
+
+@contextmanager
+def _reporting(provider_id: str) -> Iterator[None]:
+    """What became of the code matters more than that the breaker hears of it."""
+    try:
+        yield
+    except DatabaseError:
+        logger.exception("the breaker of %s could not be told", provider_id)
 
 
 class Hops:
@@ -112,13 +151,15 @@ class Hops:
         if not passed_over:
             self._failure = error
             if step.provider_id:
-                breaker.report_failure(step.provider_id, error)
+                with _reporting(step.provider_id):
+                    breaker.report_failure(step.provider_id, error)
 
     def served(self, step: Step, milliseconds: float, start_ms: float, *, alone: bool) -> None:
         """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's."""
         if not step.provider_id:
             return
-        breaker.report_success(step.provider_id, start_ms)
+        with _reporting(step.provider_id):
+            breaker.report_success(step.provider_id, start_ms)
         if not alone:
             self.recorded.append(
                 {"provider": step.provider_id, "outcome": "served", "ms": milliseconds}

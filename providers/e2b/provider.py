@@ -25,6 +25,7 @@ from providers.base import (
     OnOutput,
     SandboxInstance,
     SandboxProvider,
+    Stream,
 )
 from providers.e2b.schema import DOMAINS, FIELDS, KEY_VARIABLE
 from providers.errors import (
@@ -146,8 +147,16 @@ class E2BProvider(SandboxProvider):
         files: Sequence[InputFile] = (),
         limits: Limits | None = None,
     ) -> ExecutionResult:
-        return self._run(
-            instance_id, code, language, timeout, arguments, entrypoint, files, limits, None
+        return self.stream_code(
+            instance_id,
+            code,
+            language,
+            timeout,
+            arguments,
+            on_output=_nobody_listens,
+            entrypoint=entrypoint,
+            files=files,
+            limits=limits,
         )
 
     def stream_code(
@@ -162,22 +171,6 @@ class E2BProvider(SandboxProvider):
         entrypoint: Entrypoint = "auto",
         files: Sequence[InputFile] = (),
         limits: Limits | None = None,
-    ) -> ExecutionResult:
-        return self._run(
-            instance_id, code, language, timeout, arguments, entrypoint, files, limits, on_output
-        )
-
-    def _run(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float,
-        arguments: Mapping[str, Any] | None,
-        entrypoint: Entrypoint,
-        files: Sequence[InputFile],
-        limits: Limits | None,
-        on_output: OnOutput | None,
     ) -> ExecutionResult:
         from providers.e2b.runs import run_cell, run_shell
 
@@ -376,6 +369,10 @@ class E2BProvider(SandboxProvider):
             with suppress(SandboxError):
                 for instance_id, _ in account.ours({_ATTEMPT: attempt}):
                     account.kill(instance_id)
+
+
+def _nobody_listens(stream: Stream, text: str) -> None:
+    pass
 
 
 def _language(language: str) -> str:

@@ -29,6 +29,16 @@ def planned(owner: str, language: str) -> list[str]:
     return [step.provider.provider_id for step in _ORDERS[route.strategy](steps)]
 
 
+def reachable(owner: str) -> set[str]:
+    """Every provider that some route of this tenant names."""
+    return {
+        step.provider.provider_id
+        for route, steps in _routes()
+        if route.owner in ("", owner)
+        for step in steps
+    }
+
+
 def prices() -> dict[str, Decimal]:
     """What a second costs, by provider; one that is not there costs nothing."""
     return _prices()
