@@ -72,8 +72,8 @@ def _axis(top: int, scale: float) -> SafeString:
 
 
 def _hours(hours: list[datetime], step: float) -> SafeString:
-    every = max(1, len(hours) // 8)
-    shown = "%d %b" if len(hours) > 48 else "%H:00"
+    long = len(hours) > 48
+    every, shown = (24, "%d %b") if long else (3, "%H:00")
     labels = (
         (f"{_LEFT + (index + 0.5) * step:.1f}", HEIGHT - 4, hour.strftime(shown))
         for index, hour in enumerate(hours)
