@@ -286,7 +286,7 @@ def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Cal
     assert len(hostile["X-Request-ID"]) == 32
 
 
-def test_an_execution_costs_three_statements(scripted: object, alice: Caller) -> None:
+def test_an_execution_costs_six_statements(scripted: object, alice: Caller) -> None:
     run(alice, "pass")
 
     with CaptureQueriesContext(
@@ -295,7 +295,9 @@ def test_an_execution_costs_three_statements(scripted: object, alice: Caller) ->
         assert run(alice, "pass").status_code == 200
 
     statements = [query["sql"].split()[0] for query in queries]
-    assert statements == ["SELECT", "INSERT", "UPDATE"]
+    # The key, the row, its end, and the counts by outcome, tenant and latency.
+    ended = ["SAVEPOINT", "UPDATE", "INSERT", "INSERT", "INSERT", "RELEASE"]
+    assert statements == ["SELECT", "INSERT", *ended]
 
 
 def test_the_sandbox_is_destroyed_after_every_outcome(scripted: object, alice: Caller) -> None:

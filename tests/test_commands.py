@@ -16,7 +16,13 @@ from executions.models import ApiKey, Execution, Tenant
 from executions.services.keys import authenticate
 from tests.conftest import Caller
 
-TESTED = {"create_tenant", "create_api_key", "execute", "end_stale_executions"}
+TESTED = {
+    "create_tenant",
+    "create_api_key",
+    "execute",
+    "end_stale_executions",
+    "recount_executions",
+}
 
 
 def execute(*arguments: str) -> int:
