@@ -119,6 +119,22 @@ def test_an_authenticator_is_set_up_and_asked_for(page: Page, browser: Browser) 
     context.close()
 
 
+def test_who_guesses_is_told_to_wait(page: Page, browser: Browser) -> None:
+    context = browser.new_context(base_url=page.url.split("/admin")[0])
+    guessing = context.new_page()
+    for _ in range(5):
+        guessing.goto("/admin/")
+        guessing.get_by_label("Username").fill("admin")
+        guessing.get_by_label("Password").fill("wrong")
+        guessing.get_by_role("button", name="Log in").click()
+    expect(guessing.get_by_role("heading", name="Too many attempts")).to_be_visible()
+    keep_picture(guessing, "locked-out")
+    context.close()
+    page.goto("/admin/axes/accessattempt/")
+    expect(page.get_by_role("row", name=re.compile("admin"))).to_be_visible()
+    keep_picture(page, "login-attempts")
+
+
 def test_the_keyboard_reaches_the_menu_and_the_form(page: Page) -> None:
     row = save_config("local", {"pool_size": 2})
     page.goto(f"/admin/providers/providerconfig/{row.pk}/change/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -15,36 +15,36 @@ _LEFT, _BOTTOM, _TOP = 44, 20, 8
 _COLOURS = 7
 
 
-def stacked_bars(title: str, hours: list[datetime], series: list[Series]) -> SafeString:
-    """One bar an hour, one colour a series; what a bar stands for shows when it is pointed at."""
+def stacked_bars(title: str, starts: list[datetime], series: list[Series]) -> SafeString:
+    """One bar for each start, one colour a series; what it stands for shows when pointed at."""
     highest = max(
         (sum(values) for values in zip(*(s.values for s in series), strict=True)), default=0
     )
     top = _rounded_up(highest)
-    step = (WIDTH - _LEFT) / len(hours)
+    step = (WIDTH - _LEFT) / len(starts)
     scale = (HEIGHT - _BOTTOM - _TOP) / top
-    bars: list[tuple[int, str, str, str, str, str]] = []
-    for index, hour in enumerate(hours):
+    drawn: list[tuple[int, str, str, str, str, str]] = []
+    for index, start in enumerate(starts):
         base = float(HEIGHT - _BOTTOM)
         for number, line in enumerate(series):
             if not (value := line.values[index]):
                 continue
             height = value * scale
             base -= height
-            bars.append(
+            drawn.append(
                 (
                     number % _COLOURS,
                     f"{_LEFT + index * step + step * 0.1:.1f}",
                     f"{base:.1f}",
                     f"{step * 0.8:.1f}",
                     f"{height:.1f}",
-                    f"{line.name}: {value} ({hour:%d %b %H:00} UTC)",
+                    f"{line.name}: {value} (from {start:%d %b %H:00} UTC)",
                 )
             )
     rects = format_html_join(
         "",
         '<rect class="series-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>',
-        bars,
+        drawn,
     )
     return format_html(
         '<svg class="bars" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}{}</svg>{}',
@@ -53,7 +53,7 @@ def stacked_bars(title: str, hours: list[datetime], series: list[Series]) -> Saf
         title,
         _axis(top, scale),
         rects,
-        _hours(hours, step),
+        _labels(starts, step),
         _legend(series),
     )
 
@@ -71,12 +71,12 @@ def _axis(top: int, scale: float) -> SafeString:
     )
 
 
-def _hours(hours: list[datetime], step: float) -> SafeString:
-    every = max(1, len(hours) // 8)
-    shown = "%d %b" if len(hours) > 48 else "%H:00"
+def _labels(starts: list[datetime], step: float) -> SafeString:
+    days = starts[-1] - starts[0] > timedelta(days=2)
+    every, shown = (4, "%d %b") if days else (3, "%H:00")
     labels = (
-        (f"{_LEFT + (index + 0.5) * step:.1f}", HEIGHT - 4, hour.strftime(shown))
-        for index, hour in enumerate(hours)
+        (f"{_LEFT + (index + 0.5) * step:.1f}", HEIGHT - 4, start.strftime(shown))
+        for index, start in enumerate(starts)
         if index % every == 0
     )
     return format_html_join(

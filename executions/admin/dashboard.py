@@ -23,15 +23,15 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
         return context
     chosen = request.GET.get("range", "")
     chosen = chosen if chosen in RANGES else next(iter(RANGES))
-    found = figures(RANGES[chosen])
+    found = figures(*RANGES[chosen])
     context |= {
         "figures": found,
         "target": TARGET_PERCENT,
         "latencies": [("p50", found.p50), ("p95", found.p95), ("p99", found.p99)],
         "ranges": list(RANGES),
         "chosen": chosen,
-        "provider_chart": stacked_bars("Executions by provider", found.hours, found.by_provider),
-        "tenant_chart": stacked_bars("Executions by tenant", found.hours, found.by_tenant),
+        "provider_chart": stacked_bars("Executions by provider", found.bars, found.by_provider),
+        "tenant_chart": stacked_bars("Executions by tenant", found.bars, found.by_tenant),
         "providers": _providers(),
     }
     return context

@@ -16,7 +16,8 @@ from executions.services.statistics import percentiles
 from providers import errors
 
 TARGET_PERCENT = 95.0
-RANGES = {"24h": 24, "7d": 24 * 7}
+# Hours shown, and hours a bar.
+RANGES = {"24h": (24, 1), "7d": (24 * 7, 6)}
 
 _TOP = 6
 _OTHERS = "others"
@@ -25,7 +26,7 @@ _RAN = (Execution.Status.SUCCEEDED, Execution.Status.FAILED)
 
 @dataclass
 class Series:
-    """One line of a stacked chart: a name and a number for each of the chart's hours."""
+    """One line of a stacked chart: a name and a number for each of the chart's bars."""
 
     name: str
     values: list[int]
@@ -41,7 +42,7 @@ class Figures:
     """
 
     since: datetime
-    hours: list[datetime]
+    bars: list[datetime]
     total: int = 0
     success_percent: float | None = None
     ran_percent: float | None = None
@@ -60,10 +61,11 @@ class Figures:
         return self.success_percent is not None and self.success_percent >= TARGET_PERCENT
 
 
-def figures(hours: int, now: datetime | None = None) -> Figures:
-    """The figures of the last `hours` hours, the current one included."""
+def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
+    """The figures of the last `hours` hours, the current one included, `step` hours a bar."""
     current = (now or timezone.now()).replace(minute=0, second=0, microsecond=0)
-    shown = [current - timedelta(hours=back) for back in range(hours - 1, -1, -1)]
+    first = current - timedelta(hours=hours - 1)
+    shown = [first + timedelta(hours=after) for after in range(0, hours, step)]
     found = Figures(shown[0], shown)
     counts = ExecutionCount.objects.filter(hour__gte=found.since).order_by()
     _outcomes(found, counts)
@@ -77,12 +79,12 @@ def figures(hours: int, now: datetime | None = None) -> Figures:
         for slug, number in busiest.order_by("-number", "tenant_slug")[:_TOP]
     ]
     found.by_provider = _series(
-        shown, counts.values_list("hour", "provider").annotate(number=Sum("count"))
+        shown, step, counts.values_list("hour", "provider").annotate(number=Sum("count"))
     )
     top = [entry["tenant_slug"] for entry in found.tenants]
-    of_top = of_tenants.filter(tenant_slug__in=top)
+    of_top = of_tenants.filter(tenant_slug__in=top).values_list("hour", "tenant_slug")
     found.by_tenant = _with_others(
-        _series(shown, of_top.values_list("hour", "tenant_slug").annotate(number=Sum("count"))),
+        _series(shown, step, of_top.annotate(number=Sum("count"))),
         [sum(values) for values in zip(*(s.values for s in found.by_provider), strict=True)],
     )
     return found
@@ -111,13 +113,16 @@ def _outcomes(found: Figures, counts: Any) -> None:
     ]
 
 
-def _series(hours: list[datetime], rows: Iterable[tuple[datetime, str, int]]) -> list[Series]:
+def _series(
+    bars: list[datetime], step: int, rows: Iterable[tuple[datetime, str, int]]
+) -> list[Series]:
     """The rows by name, the busiest first."""
-    position = {hour: index for index, hour in enumerate(hours)}
-    values: dict[str, list[int]] = defaultdict(lambda: [0] * len(hours))
+    width = timedelta(hours=step)
+    values: dict[str, list[int]] = defaultdict(lambda: [0] * len(bars))
     for hour, name, number in rows:
-        if hour in position:
-            values[name or "none"][position[hour]] += number
+        # A clock that was set back leaves counts of hours to come.
+        position = min((hour - bars[0]) // width, len(bars) - 1)
+        values[name or "none"][position] += number
     return [
         Series(name, values[name]) for name in sorted(values, key=lambda name: -sum(values[name]))
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
@@ -226,8 +228,31 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             obj.pk, obj.version, obj.is_active = saved.pk, saved.version, saved.is_active
 
     def log_addition(self, request: HttpRequest, obj: ProviderConfig, message: Any) -> Any:
-        # A first configuration that waits has no row yet.
-        return super().log_addition(request, obj, message) if obj.pk else None
+        if two_person_rule():
+            return self._log_request(request, obj, "Asked for a first configuration.")
+        return super().log_addition(request, obj, message)
+
+    def log_change(self, request: HttpRequest, obj: ProviderConfig, message: Any) -> Any:
+        # The form's own message, a list, says what was changed; under the rule nothing was yet.
+        if two_person_rule() and isinstance(message, list):
+            return self._log_request(request, obj, "Asked for a change.")
+        return super().log_change(request, obj, message)
+
+    def log_deletions(self, request: HttpRequest, queryset: QuerySet[ProviderConfig]) -> Any:
+        if not two_person_rule():
+            return super().log_deletions(request, queryset)
+        return [self._log_request(request, row, "Asked for removal.") for row in queryset]
+
+    def _log_request(self, request: HttpRequest, row: ProviderConfig, message: str) -> LogEntry:
+        """What waits is noted as asked for; a provider that is not configured has no row yet."""
+        return LogEntry.objects.create(
+            user_id=cast("int", request.user.pk),
+            content_type_id=ContentType.objects.get_for_model(ProviderConfig).pk,
+            object_id=None if row._state.adding else str(row.pk),
+            object_repr=row.provider_id,
+            action_flag=CHANGE,
+            change_message=message,
+        )
 
     def response_add(
         self, request: HttpRequest, obj: ProviderConfig, post_url_continue: str | None = None
