@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 from django.core import checks
-from django.utils.module_loading import autodiscover_modules
 
 
 class ProvidersConfig(AppConfig):
@@ -13,7 +12,6 @@ class ProvidersConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        autodiscover_modules("admin_routing")
         from providers.checks import check_fernet_keys
 
         checks.register(check_fernet_keys, checks.Tags.security)

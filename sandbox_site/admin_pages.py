@@ -73,6 +73,7 @@ UNFOLD: dict[str, Any] = {
                         "link": reverse_lazy("admin:index"),
                     },
                     _item("Executions", "terminal", "execution", "executions"),
+                    _item("Ledger", "link", "ledgerentry", "executions"),
                 ],
             },
             {
@@ -82,6 +83,24 @@ UNFOLD: dict[str, Any] = {
                     _item("Providers", "dns", "providerconfig", "providers"),
                     _item("History", "history", "configversion", "providers"),
                     _item("Pending changes", "how_to_reg", "pendingchange", "providers"),
+                    _item("Routes", "alt_route", "route", "providers"),
+                    _item("Circuit breakers", "electrical_services", "circuitbreaker", "providers"),
+                ],
+            },
+            {
+                "title": "Cost",
+                "separator": True,
+                "items": [
+                    _item("Spending", "payments", "spending", "executions"),
+                    _item("Budgets", "savings", "budget", "executions"),
+                    _item("Alerts", "notifications", "spendingalert", "executions"),
+                    _item("Prices", "sell", "providerprice", "providers"),
+                    {
+                        "title": "Compare providers",
+                        "icon": "compare_arrows",
+                        "link": reverse_lazy("admin:executions_comparison"),
+                        "permission": _may("executions.view_spending"),
+                    },
                 ],
             },
             {

@@ -12,11 +12,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from executions.models import Execution
+from tests.browser import browser, caller, complaints, keep_picture, page
 from tests.conftest import Caller
 from tests.running import LOCAL, activate, run
-from tests.test_browser import browser, caller, keep_picture, page
 
-__all__ = ["browser", "caller", "page"]
+__all__ = ["browser", "caller", "complaints", "page"]
 
 PLOT = """
 import os, struct, sys, zlib

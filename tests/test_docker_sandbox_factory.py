@@ -11,11 +11,11 @@ from typing import Any
 import docker
 import pytest
 
-from executions import sandbox
 from executions.models import Execution
 from executions.sandbox import get_sandbox
 from providers.errors import ProviderUnavailable
 from providers.models import ProviderConfig
+from providers.named import close_all
 from tests.pool_service import PoolService
 from tests.processes import NO_DOCKER, ROOT, clean_environment, free_port, started
 
@@ -30,8 +30,7 @@ def configured(no_provider: None, settings: Any) -> Iterator[int]:
     config = {"endpoint": f"http://127.0.0.1:{port}", "pool_size": 1}
     ProviderConfig.objects.create(provider_id="self_managed", config=config)
     yield port
-    for named in sandbox._managers.values():
-        named.close()
+    close_all()
 
 
 def test_without_an_engine_it_is_an_error_with_the_remedy(
@@ -57,8 +56,7 @@ def test_without_a_service_the_containers_are_kept_in_this_process(
     assert result.stdout == "contained\n"
     assert result.meta["runtime"] in ("gvisor", "runc")
     assert result.meta["image_digest"]
-    for named in sandbox._managers.values():
-        named.close()
+    close_all()
     label = {"label": "cofferdam.pool=in-process"}
     left = engine.containers.list(all=True, filters=label, ignore_removed=True)
     mine = f"/{os.getpid()}/"

@@ -19,11 +19,19 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution, Tenant
+from executions.models import ApiKey, Budget, Execution, LedgerEntry, Spending, Tenant
 from executions.services.keys import create_api_key
 from providers import registry
 from providers.manager import manager
-from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.models import (
+    CircuitBreaker,
+    ConfigVersion,
+    PendingChange,
+    ProviderConfig,
+    ProviderPrice,
+    Route,
+    RouteStep,
+)
 from providers.services import activate, save_config
 from tests.provider_package import Packages, install_probe
 
@@ -49,6 +57,16 @@ def names(
     for size in range(1, MANY):
         save_config("probe", GOOD | {"size": size})
     activate("probe")
+    route = Route.objects.create(owner="another tenant")
+    for n in range(MANY):
+        Route.objects.create(owner=f"another {n}")
+        Budget.objects.create(tenant_slug=f"t{n}", limit=1)
+        ProviderPrice.objects.create(provider_id=f"p{n}", per_second=1)
+        CircuitBreaker.objects.create(provider_id=f"p{n}")
+        RouteStep.objects.create(
+            route=route, provider=ProviderConfig.objects.create(provider_id=f"p{n}")
+        )
+        Spending.objects.create(tenant_slug=f"t{n}", day=timezone.now(), amount=1)
     PendingChange.objects.bulk_create(
         PendingChange(provider_id="probe", action="activate", base_version=1, author=f"user:{n}")
         for n in range(MANY)
@@ -81,7 +99,7 @@ def names(
         for n in range(MANY)
     )
     yield {
-        "provider": ProviderConfig.objects.get().pk,
+        "provider": ProviderConfig.objects.get(provider_id="probe").pk,
         "version": ConfigVersion.objects.first().pk,  # type: ignore[union-attr]
         "pending": PendingChange.objects.first().pk,  # type: ignore[union-attr]
         "execution": executions[-1].pk,
@@ -90,6 +108,8 @@ def names(
         "user": users[0].pk,
         "group": Group.objects.order_by("pk")[0].pk,
         "entry": LogEntry.objects.order_by("pk")[0].pk,
+        "route": route.pk,
+        "ledger_entry": LedgerEntry.objects.latest("sequence").pk,
         "key_text": key_text,
     }
     manager.close()
@@ -114,7 +134,7 @@ def test_pages_keep_to_their_budgets(names: dict[str, Any], admin_client: Client
         assert status in (200, 302), path
         if number > budget:
             over[template] = number
-    assert not over
+    assert not over, json.dumps(over)
 
 
 def test_endpoints_keep_to_their_budgets(names: dict[str, Any]) -> None:
@@ -133,7 +153,7 @@ def test_endpoints_keep_to_their_budgets(names: dict[str, Any]) -> None:
         assert status == 200, template
         if number > budget:
             over[template] = number
-    assert not over
+    assert not over, json.dumps(over)
 
 
 def test_every_registered_page_has_a_budget() -> None:

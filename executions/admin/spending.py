@@ -1,4 +1,4 @@
-"""Budgets, what was spent, and the alerts about it, in plain pages."""
+"""The pages of budgets, of what was spent, and of the alerts about it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from unfold.admin import ModelAdmin
 
 from executions.models import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     _SpendingAdmin = admin.ModelAdmin[Spending]
     _AlertAdmin = admin.ModelAdmin[SpendingAlert]
 else:
-    _BudgetAdmin = _SpendingAdmin = _AlertAdmin = admin.ModelAdmin
+    _BudgetAdmin = _SpendingAdmin = _AlertAdmin = ModelAdmin
 
 
 class _ReadOnly:

@@ -27,6 +27,7 @@ _OPERATES = Q(
     codename__in=(
         "activate_providerconfig",
         "test_providerconfig",
+        "delete_circuitbreaker",
         "add_tenant",
         "change_tenant",
         "add_apikey",

@@ -1,4 +1,4 @@
-"""Routes, prices and the state of the breakers, in plain pages."""
+"""The pages of routes, prices and circuit breakers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.db.models import ForeignKey, QuerySet
 from django.http import HttpRequest
+from unfold.admin import ModelAdmin, TabularInline
 
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     _PriceAdmin = admin.ModelAdmin[ProviderPrice]
     _BreakerAdmin = admin.ModelAdmin[CircuitBreaker]
 else:
-    _RouteAdmin = _PriceAdmin = _BreakerAdmin = admin.ModelAdmin
-    _StepInline = admin.TabularInline
+    _RouteAdmin = _PriceAdmin = _BreakerAdmin = ModelAdmin
+    _StepInline = TabularInline
 
 
 class StepInline(_StepInline):
@@ -29,7 +30,12 @@ class StepInline(_StepInline):
     ) -> Any:
         # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
         kwargs["queryset"] = ProviderConfig.objects.defer("config")
-        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+        form_field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        # Read once for the page, not once for every step on it.
+        if not hasattr(request, "_step_choices"):
+            request._step_choices = list(form_field.choices)  # type: ignore[attr-defined]
+        form_field.choices = request._step_choices  # type: ignore[attr-defined]
+        return form_field
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[RouteStep]:
         return super().get_queryset(request).select_related("provider").defer("provider__config")
