@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import unicodedata
 from collections.abc import Callable
@@ -152,6 +153,54 @@ def test_a_picture_is_shown_and_a_text_begun(
     text = leave(alice, "notes.txt", "text/plain", "<b>ü\x1b</b>".encode() + b"x" * 9000)
     page = page_of(auditor, str(text.execution_id))
     assert "&lt;b&gt;ü[U+001B]&lt;/b&gt;xxx" in page
+
+
+def show(caller: Caller, *bundles: dict[str, Any]) -> str:
+    body = run(caller, f"answer = ExecutionResult('', '', 0, 0.0, outputs={list(bundles)!r})")
+    return str(body.json()["id"])
+
+
+def test_a_plot_the_program_showed_is_drawn_and_the_rest_is_text(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    plot = {"text/plain": "<Figure>", "image/png": base64.b64encode(PNG).decode()}
+    table = {"text/html": "<table onclick='x()'></table>", "text/plain": "a\u202eb"}
+    only_html = {"text/html": "<script>x()</script>"}
+    execution_id = show(alice, plot, table, only_html, {"application/json": {"a": [1]}})
+
+    page = page_of(auditor, execution_id)
+
+    url = f"/admin/executions/execution/{execution_id}/outputs/0/image"
+    assert f'<img class="artifact-image" src="{url}"' in page
+    assert "a[U+202E]b" in page
+    assert "&lt;script&gt;x()&lt;/script&gt;" in page
+    assert "<script>x()" not in page
+    assert "{&quot;a&quot;:[1]}" in page
+    image = auditor.get(url)
+    assert (image.content, image["Content-Type"]) == (PNG, "image/png")
+    assert "sandbox" in image["Content-Security-Policy"]
+    for number in (1, 4):
+        assert auditor.get(url.replace("/0/", f"/{number}/")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        {"image/png": base64.b64encode(b"<html>").decode()},
+        {"image/png": "no base64"},
+        {"image/svg+xml": "<svg onload='x()'/>"},
+        {},
+    ],
+)
+def test_an_output_that_is_no_picture_is_not_served_as_one(
+    scripted: object, alice: Caller, auditor: Client, bundle: dict[str, str]
+) -> None:
+    execution_id = show(alice, bundle)
+    url = f"/admin/executions/execution/{execution_id}/outputs/0/image"
+    assert auditor.get(url).status_code == 404
+    page = page_of(auditor, execution_id)
+    assert url not in page
+    assert "<svg onload" not in page
 
 
 @pytest.mark.parametrize(

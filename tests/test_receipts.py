@@ -25,6 +25,7 @@ SCRIPT = ROOT / "examples" / "receipts" / "verify_receipt.py"
 CODE = (
     "answer = ExecutionResult('out\\u00fc', 'err', 0, 0.0, {'runtime': 'odd'}, has_result=True,"
     " result={'b': [1, 2.5, None, '\\u00fc'], 'a': 1e22},"
+    " outputs=[{'text/plain': '\\u00fc', 'application/json': {'b': 1, 'a': 2.0}}],"
     " artifacts=[ArtifactFile('a.txt', 'text/plain', b'content')])"
 )
 
@@ -101,6 +102,8 @@ def test_what_is_queued_has_no_receipt_yet(scripted: object, alice: Caller, keys
     [
         ("status", "failed"),
         ("result", {"a": 1}),
+        ("outputs", []),
+        ("outputs", [{"text/plain": "other"}]),
         ("stdout", "other"),
         ("stderr", ""),
         ("exit_code", 1),

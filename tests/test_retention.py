@@ -29,6 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 CODE = (
     "answer = ExecutionResult('out', 'err', 0, 0.0, has_result=True, result=[1],"
+    " outputs=[{'text/plain': 'rich'}],"
     " artifacts=[ArtifactFile('a.txt', 'text/plain', b'content')])"
 )
 
@@ -52,7 +53,7 @@ def bodies(execution_id: str) -> tuple[bool, bool, bool]:
     artifact = record.artifacts.get()
     return (
         bool(record.code and record.arguments),
-        bool(record.stdout and record.stderr and record.result),
+        bool(record.stdout and record.stderr and record.result and record.outputs),
         bool(artifact.file) and artifact.file.storage.exists(artifact.file.name),
     )
 

@@ -107,10 +107,14 @@ def signature_problems(receipt, keys):
         yield "it is no receipt of an execution"
 
 
+def json_text(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def answer_problems(answer, receipt):
     result = answer["result"] if answer["has_result"] else None
     error = answer["error"] or {}
-    result_text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
+    outputs = answer["outputs"]
     found = {
         "subject": answer["id"],
         "status": answer["status"],
@@ -119,7 +123,8 @@ def answer_problems(answer, receipt):
         "runtime": answer["runtime"] or None,
         "exit_code": answer["exit_code"],
         "error_code": error.get("code"),
-        "result_hash": text_hash(result_text) if answer["has_result"] else None,
+        "result_hash": text_hash(json_text(result)) if answer["has_result"] else None,
+        "outputs_hash": text_hash(json_text(outputs)) if outputs else None,
         "stdout_hash": text_hash(answer["stdout"]),
         "stderr_hash": text_hash(answer["stderr"]),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.contrib import messages
@@ -14,20 +14,23 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from executions.admin.display import image_type
+from executions.admin.display import artifact_image_type
 from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.presentation import visible
 from executions.services.replay import compare, configured_providers, recorded_request, replay
+from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from providers.errors import InvalidConfiguration, SandboxError
 
 if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
 
-TEXTS = ("code", "arguments", "result", "stdout", "stderr")
+TEXTS = ("code", "arguments", "result", "outputs", "stdout", "stderr")
 REPLAY = "executions.replay_execution"
+
+Response = TypeVar("Response", bound=HttpResponseBase)
 
 
 class Details:
@@ -60,6 +63,11 @@ class Details:
                 f"{one}/artifacts/<int:artifact_id>/image",
                 wrap(self.image),
                 name="executions_artifact_image",
+            ),
+            path(
+                f"{one}/outputs/<int:number>/image",
+                wrap(self.output_image),
+                name="executions_output_image",
             ),
         ]
 
@@ -121,14 +129,20 @@ class Details:
     def image(self, request: HttpRequest, execution_id: UUID, artifact_id: int) -> HttpResponseBase:
         """A raster image for the page; its content decides whether it is one, not its name."""
         artifact = self._artifact(request, execution_id, artifact_id)
-        mime_type = image_type(artifact) if artifact.file else ""
+        mime_type = artifact_image_type(artifact) if artifact.file else ""
         if not mime_type:
             raise Http404
-        response = FileResponse(artifact.file.open("rb"), content_type=mime_type)
-        response["X-Content-Type-Options"] = "nosniff"
-        response["Content-Security-Policy"] = "sandbox; default-src 'none'"
-        response["Cache-Control"] = "private, no-store"
-        return response
+        return _inert(FileResponse(artifact.file.open("rb"), content_type=mime_type))
+
+    def output_image(
+        self, request: HttpRequest, execution_id: UUID, number: int
+    ) -> HttpResponseBase:
+        """A plot that the program showed; its content decides whether it is one."""
+        outputs = rich_outputs(self._execution(request, execution_id))
+        if number >= len(outputs) or not outputs[number].image:
+            raise Http404
+        output = outputs[number]
+        return _inert(HttpResponse(output.image, content_type=output.mime_type))
 
     def replay(self, request: HttpRequest, execution_id: UUID) -> HttpResponseBase:
         """Asks on which provider, runs it there, and shows both outcomes side by side."""
@@ -204,6 +218,11 @@ def _shown(before: Execution, after: Execution) -> list[dict[str, Any]]:
 
 def _for_saving(response: HttpResponse, name: str) -> HttpResponse:
     response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return _inert(response)
+
+
+def _inert(response: Response) -> Response:
+    """Nothing in it can act, whatever a browser takes it for, and no cache keeps it."""
     response["X-Content-Type-Options"] = "nosniff"
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     response["Cache-Control"] = "private, no-store"

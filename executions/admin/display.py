@@ -20,6 +20,7 @@ from executions.models import Artifact, Execution
 from executions.services.ledger.records import Erasures, compare
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import Shown, shown, visible
+from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
 
 _LEXERS: dict[str, type[Lexer]] = {
     "python": PythonLexer,
@@ -77,6 +78,30 @@ def text_block(execution: Execution, name: str, *, truncated: bool = False) -> S
     text = shown(whole)
     return format_html(
         '<pre class="record">{}</pre>{}', text.text, _notes(execution, name, text, truncated)
+    )
+
+
+@once
+def outputs_block(execution: Execution) -> SafeString | str:
+    """Plots as pictures, everything else the program showed as text."""
+    drawn = []
+    for number, output in enumerate(rich_outputs(execution)):
+        if output.image:
+            url = reverse("admin:executions_output_image", args=[execution.pk, number])
+            part = format_html(
+                '<img class="artifact-image" src="{}" alt="output {}" loading="lazy">',
+                url,
+                number + 1,
+            )
+        else:
+            part = format_html('<pre class="record">{}</pre>', shown(output.text).text)
+        drawn.append((visible(output.mime_type), part))
+    if not drawn:
+        return "-"
+    return format_html(
+        "{}{}",
+        format_html_join("", '<p class="record-note">{}</p>{}', drawn),
+        _notes(execution, "outputs", Shown("")),
     )
 
 
@@ -141,7 +166,7 @@ def artifact_preview(artifact: Artifact) -> SafeString | str:
     """A small picture, or the start of a text; a dash for anything else."""
     if not artifact.file:
         return "erased"
-    if image_type(artifact):
+    if artifact_image_type(artifact):
         url = reverse("admin:executions_artifact_image", args=[artifact.execution_id, artifact.pk])
         return format_html(
             '<img class="artifact-image" src="{}" alt="{}" loading="lazy">', url, artifact.name
@@ -150,28 +175,15 @@ def artifact_preview(artifact: Artifact) -> SafeString | str:
     return format_html('<pre class="record">{}</pre>', text) if text else "-"
 
 
-IMAGE_SIGNATURES = {
-    "image/png": (b"\x89PNG\r\n\x1a\n",),
-    "image/jpeg": (b"\xff\xd8\xff",),
-    "image/gif": (b"GIF87a", b"GIF89a"),
-    "image/webp": (b"RIFF",),
-}
 _MAX_IMAGE_BYTES = 10_000_000
 _MAX_TEXT_BYTES = 4_000
 
 
-def image_type(artifact: Artifact) -> str:
-    """The MIME type under which a browser may draw it: by its content, "" when it is none.
-
-    No SVG: it is a document with scripts, not a picture.
-    """
+def artifact_image_type(artifact: Artifact) -> str:
+    """The MIME type under which a browser may draw it: by its content, "" when it is none."""
     if not 0 < artifact.size_bytes <= _MAX_IMAGE_BYTES:
         return ""
-    start = _start(artifact, 16)
-    for mime_type, signatures in IMAGE_SIGNATURES.items():
-        if start.startswith(signatures) and (start[:4] != b"RIFF" or start[8:12] == b"WEBP"):
-            return mime_type
-    return ""
+    return image_type(_start(artifact, SIGNATURE_BYTES))
 
 
 def text_start(artifact: Artifact) -> str:

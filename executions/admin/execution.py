@@ -17,6 +17,7 @@ from executions.admin.details import REPLAY, Details
 from executions.admin.display import (
     artifact_preview,
     code_block,
+    outputs_block,
     receipt,
     text_block,
     timeline,
@@ -36,7 +37,10 @@ from executions.services.presentation import visible
 from executions.services.saved_filters import filters_for
 from executions.text import to_json
 
-_LARGE = ("code", "arguments", "result", "stdout", "stderr", "meta", "error_message")
+_LARGE = (
+    *("code", "arguments", "result", "outputs", "stdout", "stderr"),
+    *("meta", "hops", "error_message"),
+)
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -121,6 +125,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "shown_code",
                     "shown_arguments",
                     "shown_result",
+                    "shown_outputs",
                     "shown_stdout",
                     "shown_stderr",
                 )
@@ -153,6 +158,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "timeout",
                     "code_hash",
                     "shown_files",
+                    "shown_hops",
+                    "cost",
                     "shown_meta",
                 )
             },
@@ -246,6 +253,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
     def shown_result(self, execution: Execution) -> SafeString | str:
         return text_block(execution, "result")
 
+    @admin.display(description="rich outputs")
+    def shown_outputs(self, execution: Execution) -> SafeString | str:
+        return outputs_block(execution)
+
     @admin.display(description="stdout")
     def shown_stdout(self, execution: Execution) -> SafeString | str:
         return text_block(execution, "stdout", truncated=execution.stdout_truncated)
@@ -267,6 +278,15 @@ class ExecutionAdmin(ExecutionModelAdmin):
     def shown_meta(self, execution: Execution) -> str:
         # Not the field itself, which the theme would colour with inline styles.
         return visible(to_json(execution.meta))
+
+    @admin.display(description="hops")
+    def shown_hops(self, execution: Execution) -> str:
+        hops = (
+            f"{hop['provider']} {hop['outcome']} {hop.get('code', '')} {hop.get('reason', '')}"
+            f" ({hop['ms']:.0f} ms)"
+            for hop in execution.hops
+        )
+        return visible(" → ".join(" ".join(hop.split()) for hop in hops)) or "-"
 
     @admin.display(description="input files")
     def shown_files(self, execution: Execution) -> str:

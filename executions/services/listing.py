@@ -12,7 +12,7 @@ from executions.services.requests import refuse
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
 
-_LARGE = ("pending", "code", "arguments", "result", "stdout", "stderr")
+_LARGE = ("pending", "code", "arguments", "result", "outputs", "stdout", "stderr")
 _EXACT = ("status", "language", "provider")
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Each may hold several hundred kilobytes.
 BATCH = 100
 KINDS = ("code", "output", "artifacts")
-_TEXTS = {"code": ("code", "arguments"), "output": ("stdout", "stderr", "result")}
+_TEXTS = {"code": ("code", "arguments"), "output": ("stdout", "stderr", "result", "outputs")}
 
 
 @dataclass

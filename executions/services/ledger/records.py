@@ -18,6 +18,7 @@ ERASURE = "erasure"
 _DATA_OF = {
     "arguments_hash": "code",
     "result_hash": "output",
+    "outputs_hash": "output",
     "stdout_hash": "output",
     "stderr_hash": "output",
 }

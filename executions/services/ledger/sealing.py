@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from executions.models import Artifact, Execution, LedgerEntry
@@ -41,6 +42,8 @@ _KEPT = (
     "error_field",
     "retryable",
     "meta",
+    "hops",
+    "cost",
     "queue_ms",
     "start_ms",
     "run_ms",
@@ -83,6 +86,7 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
     return {
         "arguments_hash": _hash(execution.arguments),
         "result_hash": _hash(execution.result),
+        "outputs_hash": _hash(execution.outputs),
         "stdout_hash": _hash(execution.stdout),
         "stderr_hash": _hash(execution.stderr),
     }
@@ -116,7 +120,9 @@ def _hash(text: str) -> str | None:
 
 
 def _value(value: Any) -> Any:
-    return moment(value) if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return moment(value)
+    return format(value, "f") if isinstance(value, Decimal) else value
 
 
 def _image_digest(execution: Execution) -> str | None:
