@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from executions.services import code_search, retention, spending, stale, worker
 from executions.services.ledger import checkpoints
-from providers.services import probe
 
 
 def run_queued_execution(execution_id: str) -> None:
@@ -26,14 +25,6 @@ def apply_retention() -> int:
 
 def index_new_code() -> int:
     return code_search.index_new_code()
-
-
-def probe_providers() -> int:
-    return probe.probe_providers()
-
-
-def sweep_leftovers() -> int:
-    return probe.sweep_leftovers()
 
 
 def watch_spending() -> int:

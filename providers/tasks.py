@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from providers.services import health
+from providers.services import health, leftovers
 
 
 def check_health() -> int:
     return health.check_all()
+
+
+def sweep_leftovers() -> int:
+    return leftovers.sweep_leftovers()

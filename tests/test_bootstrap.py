@@ -127,9 +127,8 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
         "executions.tasks.apply_retention",
         "executions.tasks.end_stale_executions",
         "executions.tasks.index_new_code",
-        "executions.tasks.probe_providers",
-        "executions.tasks.sweep_leftovers",
         "executions.tasks.watch_spending",
         "executions.tasks.write_ledger_checkpoint",
         "providers.tasks.check_health",
+        "providers.tasks.sweep_leftovers",
     ]

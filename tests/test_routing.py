@@ -11,13 +11,13 @@ from django.db import DatabaseError
 
 from executions.models import Execution
 from executions.services.worker import run_queued
-from executions.tasks import probe_providers, sweep_leftovers
 from providers.errors import ConnectionFailed, ProviderUnavailable
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
 from providers.named import lease_of
 from providers.services import breaker, save_config
 from providers.services.kept import forget_all
 from providers.services.routing import planned
+from providers.tasks import check_health, sweep_leftovers
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller, require
 from tests.e2b_server import E2BServer
@@ -259,10 +259,10 @@ def test_a_probe_takes_note_and_gives_hope(services: Services, alice: Caller) ->
     make_route(*BOTH)
     services[0].fault = lambda operation: "503"
     for _ in range(breaker.THRESHOLD):
-        assert probe_providers() == 1
+        assert check_health() == 1
     assert CircuitBreaker.objects.get(provider_id="e2b").state == "open"
     services[0].fault = lambda operation: None
-    assert probe_providers() == 2
+    assert check_health() == 2
     assert CircuitBreaker.objects.get(provider_id="e2b").state == "open"
     assert run(alice, "print(1)").json()["provider"] == "e2b"
     assert CircuitBreaker.objects.get(provider_id="e2b").state == "closed"

@@ -15,7 +15,7 @@ from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.models import ProviderHealth
 from providers.services import save_config, trial
-from providers.services.health import check_all, ensure_schedule
+from providers.services.health import check_all
 from providers.services.trial import try_provider
 from tests.conftest import Caller
 from tests.provider_package import Packages, install_probe
@@ -113,11 +113,3 @@ def test_a_check_forgets_providers_that_are_gone_and_notes_each_version(probe: A
     row.delete()
     check_all()
     assert not ProviderHealth.objects.filter(provider_id="probe").exists()
-
-
-def test_the_check_is_scheduled_once() -> None:
-    from django_q.models import Schedule
-
-    ensure_schedule()
-    ensure_schedule()
-    assert Schedule.objects.get(name="providers.tasks.check_health").minutes == 5

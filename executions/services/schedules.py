@@ -7,12 +7,11 @@ from django_q.models import Schedule
 _EVERY_MINUTES = {
     "executions.tasks.end_stale_executions": 1,
     "executions.tasks.index_new_code": 1,
-    "executions.tasks.probe_providers": 1,
-    "executions.tasks.sweep_leftovers": 5,
     "executions.tasks.watch_spending": 5,
     "executions.tasks.write_ledger_checkpoint": 60,
     "executions.tasks.apply_retention": 24 * 60,
-    "providers.tasks.check_health": 5,
+    "providers.tasks.check_health": 1,
+    "providers.tasks.sweep_leftovers": 5,
 }
 
 

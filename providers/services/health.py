@@ -1,4 +1,4 @@
-"""Looking at every configured provider in the background, for the admin's badges."""
+"""Looking at every configured provider in the background, for the badges and for the routes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
-from providers.errors import UNAVAILABLE, SandboxError
-from providers.models import ProviderConfig, ProviderHealth
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.models import ProviderConfig, ProviderHealth, RouteStep
+from providers.services import breaker
 from providers.services.configuration import stored_config
 from providers.services.trial import redacted
 
@@ -18,45 +19,55 @@ def check_all() -> int:
     """Check each configured provider and note what came of it. How many are healthy.
 
     A provider is started apart from the one in service, asked for its health, and closed: no
-    sandbox is bought from a service that charges for them.
+    sandbox is bought from a service that charges for them. The breakers of those that a route
+    names are told; a good answer does not close an open one, but lets one request try.
     """
     rows = list(ProviderConfig.objects.defer("config"))
     ProviderHealth.objects.exclude(provider_id__in=[row.provider_id for row in rows]).delete()
-    return sum(check(row).healthy for row in rows)
+    routed = set(RouteStep.objects.values_list("provider__provider_id", flat=True))
+    return sum(_check(row, tell_breaker=row.provider_id in routed) for row in rows)
+
+
+def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
+    began = perf_counter()
+    failure = _failure_of(row)
+    ProviderHealth.objects.update_or_create(
+        provider_id=row.provider_id,
+        defaults={
+            "config_version": row.version,
+            "healthy": failure is None,
+            "code": failure.code if failure else "",
+            "message": failure.message[:500] if failure else "",
+            "latency_ms": round((perf_counter() - began) * 1000, 1),
+            "checked_at": timezone.now(),
+        },
+    )
+    if tell_breaker and failure:
+        breaker.report_failure(row.provider_id, failure)
+    elif tell_breaker:
+        breaker.let_one_try(row.provider_id)
+    return failure is None
 
 
 @sensitive_variables()
-def check(row: ProviderConfig) -> ProviderHealth:
-    """Check one provider now and keep the finding. Never raises for what a backend does."""
-    began = perf_counter()
-    code, message = "", ""
+def _failure_of(row: ProviderConfig) -> SandboxError | None:
+    """Why it cannot serve now, without a secret; None when it can."""
     config: dict[str, object] = {}
     try:
         provider_class = registry.get(row.provider_id)
         config = provider_class.check_config(stored_config(row) or {})
         provider = provider_class()
-        provider.initialize(config)
+        provider.initialize_apart(config)
         try:
             health = provider.health_check()
         finally:
             provider.close()
-        if not health:
-            code, message = UNAVAILABLE.code, redacted(provider_class, config, health.message)
+        if health:
+            return None
+        return ProviderUnavailable(redacted(provider_class, config, health.message))
     except SandboxError as error:
-        code, message = error.code, error.message
         if config:
-            message = redacted(provider_class, config, message)
+            error.message = redacted(provider_class, config, error.message)
+        return error
     except Exception as error:
-        code, message = UNAVAILABLE.code, f"The check failed with {type(error).__name__}."
-    found, _ = ProviderHealth.objects.update_or_create(
-        provider_id=row.provider_id,
-        defaults={
-            "config_version": row.version,
-            "healthy": not code,
-            "code": code,
-            "message": message[:500],
-            "latency_ms": round((perf_counter() - began) * 1000, 1),
-            "checked_at": timezone.now(),
-        },
-    )
-    return found
+        return ProviderUnavailable(f"The check failed with {type(error).__name__}.")
