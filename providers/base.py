@@ -138,6 +138,13 @@ class SandboxProvider(ABC):
     def initialize(self, config: Mapping[str, Any]) -> bool:
         """Take a configuration that `check_config` has passed. True, or raises SandboxError."""
 
+    def initialize_apart(self, config: Mapping[str, Any]) -> bool:
+        """As `initialize`, to try a configuration out or to see how the backend is.
+
+        One sandbox will do, and nothing that others use may change by it.
+        """
+        return self.initialize(config)
+
     @abstractmethod
     def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
         """A sandbox ready to run `template` (a language or a named template).
@@ -178,8 +185,11 @@ class SandboxProvider(ABC):
         return None
 
     def is_full(self) -> bool:
-        """Whether a caller would have to wait for a sandbox now. Asked before every run that
-        could go to another provider instead, so it looks at nothing but this process."""
+        """Whether a caller would have to wait for a sandbox now.
+
+        Asked before every run that could go to another provider instead, so it costs no more
+        than a look at this process or next door.
+        """
         return False
 
     def stream_code(

@@ -47,7 +47,7 @@ class Lease:
 
 
 @dataclass(eq=False)
-class _Slot:
+class Slot:
     """One loading of one configuration: being loaded until `ready`, then a lease or an error."""
 
     key: _Key | None
@@ -91,8 +91,8 @@ class ProviderManager:
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._checking = threading.Lock()
-        self._slot: _Slot | None = None
-        self._slots: set[_Slot] = set()
+        self._slot: Slot | None = None
+        self._slots: set[Slot] = set()
         self._closers: set[threading.Thread] = set()
         self._next_check = 0.0
         self._database_failed = False
@@ -139,7 +139,7 @@ class ProviderManager:
         _inherited.append(self._slots)
         self._start_afresh()
 
-    def _take(self) -> tuple[_Slot, Lease]:
+    def _take(self) -> tuple[Slot, Lease]:
         deadline = time.monotonic() + self._load_seconds
         while True:
             self._check()
@@ -155,7 +155,7 @@ class ProviderManager:
             if time.monotonic() > deadline:
                 raise ProviderUnavailable("The provider is still starting. Try again later.")
 
-    def _give_back(self, slot: _Slot) -> None:
+    def _give_back(self, slot: Slot) -> None:
         with self._lock:
             slot.users -= 1
             unused = slot in self._slots and slot.retired and slot.users == 0
@@ -183,7 +183,7 @@ class ProviderManager:
         if found is not None:
             self._load(*found)
 
-    def _look(self) -> tuple[_Slot, ProviderConfig] | None:
+    def _look(self) -> tuple[Slot, ProviderConfig] | None:
         """What has to be loaded now: its slot, already in force, and its row."""
         active = ProviderConfig.objects.filter(is_active=True)
         try:
@@ -196,15 +196,15 @@ class ProviderManager:
             self._report_database(error)
             return None
         except DecryptionError as error:
-            self._put_in_force(_Slot(key)).fail(NotInitialized(str(error)))
+            self._put_in_force(Slot(key)).fail(NotInitialized(str(error)))
             return None
         self._database_failed = False
         if row is None:
-            self._put_in_force(_Slot(None)).fail(
+            self._put_in_force(Slot(None)).fail(
                 NotInitialized("No provider is active. Configure and activate one in the admin.")
             )
             return None
-        return self._put_in_force(_Slot((row.pk, row.version))), row
+        return self._put_in_force(Slot((row.pk, row.version))), row
 
     def _is_news(self, key: _Key | None) -> bool:
         slot = self._slot
@@ -220,7 +220,7 @@ class ProviderManager:
         if self._slot is None:
             raise ProviderUnavailable("The database cannot be reached.") from None
 
-    def _put_in_force(self, slot: _Slot) -> _Slot:
+    def _put_in_force(self, slot: Slot) -> Slot:
         with self._lock:
             former, self._slot = self._slot, slot
             self._slots.add(slot)
@@ -233,9 +233,9 @@ class ProviderManager:
             self._close_in_background(former)
         return slot
 
-    def _load(self, slot: _Slot, row: ProviderConfig) -> None:
+    def _load(self, slot: Slot, row: ProviderConfig) -> None:
         try:
-            provider = _start(row)
+            provider = start_provider(row)
         except SandboxError as error:
             logger.error("Provider %r did not start. %s: %s", row.provider_id, error.code, error)
             slot.fail(error)
@@ -250,14 +250,14 @@ class ProviderManager:
         if replaced:
             self._close_in_background(slot)
 
-    def _close_in_background(self, slot: _Slot) -> None:
+    def _close_in_background(self, slot: Slot) -> None:
         closer = threading.Thread(target=self._close, args=(slot,), name="provider-close")
         closer.daemon = True
         with self._lock:
             self._closers = {thread for thread in self._closers if thread.is_alive()} | {closer}
             closer.start()
 
-    def _close(self, slot: _Slot) -> None:
+    def _close(self, slot: Slot) -> None:
         with self._lock:
             self._slots.discard(slot)
             lease = slot.lease
@@ -271,7 +271,7 @@ class ProviderManager:
 
 
 @sensitive_variables()
-def _start(row: ProviderConfig) -> SandboxProvider:
+def start_provider(row: ProviderConfig) -> SandboxProvider:
     """The provider, initialized. Raises SandboxError, whatever went wrong."""
     secrets: list[str] = []
     try:
@@ -312,7 +312,7 @@ def _copy(error: SandboxError) -> SandboxError:
 
 
 _managers: WeakSet[ProviderManager] = WeakSet()
-_inherited: list[set[_Slot]] = []
+_inherited: list[set[Slot]] = []
 
 
 def _after_fork() -> None:

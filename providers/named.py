@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from providers.manager import Lease, ProviderManager, _Slot, manager
+from providers.manager import Lease, ProviderManager, Slot, manager
 from providers.models import ProviderConfig
 
 
@@ -48,14 +48,14 @@ class _NamedManager(ProviderManager):
         self._overrides = overrides
         super().__init__()
 
-    def _look(self) -> tuple[_Slot, ProviderConfig] | None:
+    def _look(self) -> tuple[Slot, ProviderConfig] | None:
         row = ProviderConfig.objects.filter(provider_id=self._provider_id).first()
         if row is None:
             row = ProviderConfig(provider_id=self._provider_id, version=0, config={})
         if self._overrides:
             row.config = {**row.config, **self._overrides}
         key = (row.pk or 0, row.version)
-        return (self._put_in_force(_Slot(key)), row) if self._is_news(key) else None
+        return (self._put_in_force(Slot(key)), row) if self._is_news(key) else None
 
 
 _managers: dict[tuple[str, str], _NamedManager] = {}

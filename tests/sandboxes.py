@@ -16,6 +16,7 @@ import pytest
 
 from providers.base import ExecutionResult
 from providers.local.provider import LocalProvider
+from providers.manager import manager
 from tests.conftest import require
 
 # How much later than its deadline a run may end.
@@ -218,6 +219,8 @@ def _opened() -> Iterator[Callable[[str], Local]]:
         return opened[launcher]
 
     yield get
+    # What it keeps from one test to the next would be taken for a remainder of these.
+    manager.close()
     for local in opened.values():
         local.close()
 

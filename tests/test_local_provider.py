@@ -230,6 +230,16 @@ def test_a_wrong_configuration_names_its_field(field: str, value: Any) -> None:
     assert list(caught.value.errors) == [field]
 
 
+@pytest.mark.parametrize("own", [{"pool_size": 1, "max_sandboxes": 2}], indirect=True)
+def test_it_is_full_while_every_sandbox_is_taken(own: Local) -> None:
+    provider = own.provider
+    assert not provider.is_full()
+    instances = [provider.create_instance("python").instance_id for _ in range(2)]
+    assert provider.is_full()
+    provider.destroy_instance(instances[0])
+    assert not provider.is_full()
+
+
 @pytest.mark.parametrize("own", [{"max_sandboxes": 1, "queue_timeout": 1}], indirect=True)
 def test_callers_beyond_the_capacity_are_refused_in_time(own: Local) -> None:
     instance = own.provider.create_instance("python")

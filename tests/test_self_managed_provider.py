@@ -23,7 +23,7 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
-from providers.self_managed.provider import SelfManagedProvider
+from providers.self_managed.provider import LOOK_SECONDS, SelfManagedProvider
 from tests.pool_service import PoolService, running
 from tests.processes import free_port
 
@@ -136,6 +136,52 @@ def test_settings_are_pushed_and_pushed_anew_to_a_service_that_was_started_again
             assert second.stats()["size"] == 3
     finally:
         context.__exit__(None, None, None)
+
+
+def test_a_configuration_is_tried_without_coming_into_force(pool: PoolService) -> None:
+    with provider_of(pool.url):
+        before = pool.stats()
+        tried = SelfManagedProvider()
+        config = {"endpoint": pool.url, "pool_size": 7, "max_memory": "512m", "isolation": "tenant"}
+        tried.initialize_apart(SelfManagedProvider.check_config(config))
+
+        result = run(tried, "print(1)")
+
+        assert result.stdout == "1\n"
+        assert result.metadata["limits"]["memory_bytes"] == 512 << 20
+        after = pool.stats()
+        for name in ("size", "isolation", "capacity"):
+            assert after[name] == before[name]
+        assert tried.health_check()
+        tried.close()
+        pool.wait_for(lambda stats: stats["instances"] == 0 and stats["retired_pools"] == 0)
+
+
+def test_a_configuration_that_cannot_be_had_is_told_by_the_try(pool: PoolService) -> None:
+    tried = SelfManagedProvider()
+    config = {"endpoint": pool.url, "require_gvisor": True, "max_retries": 0}
+    tried.initialize_apart(SelfManagedProvider.check_config(config))
+    with pytest.raises(ProviderUnavailable, match="gvisor"):
+        run(tried, "print(1)")
+    tried.close()
+    pool.wait_for(lambda stats: stats["retired_pools"] == 0)
+    assert pool.run(pool.create()).status == 200
+
+
+def test_it_is_full_when_the_service_is_whoever_has_filled_it(pool: PoolService) -> None:
+    with (
+        provider_of(pool.url, max_sandboxes=2) as here,
+        provider_of(pool.url, max_sandboxes=2) as there,
+    ):
+        assert not here.is_full()
+        taken = [there.create_instance("python", owner="bob") for _ in range(2)]
+        time.sleep(LOOK_SECONDS)
+        assert here.is_full()
+        for instance in taken:
+            there.destroy_instance(instance.instance_id)
+        pool.wait_for(lambda stats: stats["busy"] == 0)
+        time.sleep(LOOK_SECONDS)
+        assert not here.is_full()
 
 
 def test_the_health_is_the_service_s(pool: PoolService, provider: SelfManagedProvider) -> None:

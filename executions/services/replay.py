@@ -19,7 +19,7 @@ from executions.services.routing import Route
 from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
 from executions.text import from_json
-from providers.manager import Lease, _start, manager
+from providers.manager import Lease, manager, start_provider
 from providers.models import ProviderConfig
 
 MAX_LINES = 1_000
@@ -81,7 +81,7 @@ def route_to(provider_id: str) -> Route:
     @contextmanager
     def lease() -> Iterator[Lease]:
         """One that is started for this run and closed after it."""
-        provider = _start(row)
+        provider = start_provider(row)
         try:
             yield Lease(provider, row.provider_id, row.version)
         finally:
@@ -130,7 +130,7 @@ class Difference:
 def compare(before: Execution, after: Execution) -> list[Difference]:
     """What came of two executions, aspect by aspect."""
     circumstances = ("provider", "config_version", "runtime", "start_ms", "run_ms", "total_ms")
-    outcome = ("status", "exit_code", "error_code", "result", "stdout", "stderr")
+    outcome = ("status", "exit_code", "error_code", "result", "outputs", "stdout", "stderr")
     return [
         *(Difference(name, _text(before, name), _text(after, name)) for name in outcome),
         Difference("artifacts", _artifacts(before), _artifacts(after)),

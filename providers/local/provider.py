@@ -104,6 +104,7 @@ class LocalProvider(SandboxProvider):
         self._pool: Pool | None = None
         self._sandboxes: dict[str, Sandbox] = {}
         self._lock = threading.Lock()
+        self._capacity = 0
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -131,7 +132,11 @@ class LocalProvider(SandboxProvider):
             loop.stop()
             raise
         self._loop, self._launcher, self._pool = loop, launcher, pool
+        self._capacity = pool_settings.capacity
         return True
+
+    def initialize_apart(self, config: Mapping[str, Any]) -> bool:
+        return self.initialize({**config, "pool_size": 1})
 
     def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
         loop, pool = self._opened()
@@ -141,6 +146,9 @@ class LocalProvider(SandboxProvider):
         with self._lock:
             self._sandboxes[instance_id] = sandbox
         return SandboxInstance(instance_id, self.id, "running", {"runtime": sandbox.runtime})
+
+    def is_full(self) -> bool:
+        return len(self._sandboxes) >= self._capacity
 
     def execute_code(
         self,

@@ -18,8 +18,10 @@ from providers.self_managed.client import Handle
 class InProcessPool:
     """Has the methods of PoolClient, and the same answers."""
 
-    def __init__(self, config: Mapping[str, Any], data_dir: Path) -> None:
-        self._settings = ServiceSettings.from_config(config)
+    def __init__(self, config: Mapping[str, Any], data_dir: Path, *, apart: bool = False) -> None:
+        settings = ServiceSettings.from_config(config)
+        self._apart = apart
+        self._settings = settings.for_one() if apart else settings
         choice = LauncherChoice("docker", data_dir, pool_id="in-process")
         self._loop = BackgroundLoop("docker-pool")
         self._keeper = PoolKeeper(choice, self._settings)
@@ -27,6 +29,9 @@ class InProcessPool:
     def push(self) -> dict[str, Any]:
         """Open the pool; its figures. Raises ProviderUnavailable without a Docker engine."""
         self._loop.call(self._keeper.apply(self._settings))
+        if self._apart:
+            # Nothing is kept warm, so that only this tells whether anything starts.
+            self.destroy(self.create("python", ""))
         return self.stats()
 
     def create(self, template: str, owner: str) -> Handle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:9385"
+LOOK_SECONDS = 0.25
 
 
 class Backend(Protocol):
@@ -106,6 +108,8 @@ class SelfManagedProvider(SandboxProvider):
         self._languages: list[str] = []
         self._instances: dict[str, _Instance] = {}
         self._lock = threading.Lock()
+        self._look_again = 0.0
+        self._full = False
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -122,16 +126,22 @@ class SelfManagedProvider(SandboxProvider):
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
+        return self._open(config, apart=False)
+
+    def initialize_apart(self, config: Mapping[str, Any]) -> bool:
+        return self._open(config, apart=True)
+
+    def _open(self, config: Mapping[str, Any], *, apart: bool) -> bool:
         pushed = {name: config[name] for name in FIELDS}
         retries = config["max_retries"]
         backend: Backend = PoolClient(
-            config["endpoint"].rstrip("/"), config["token"] or "", retries, pushed
+            config["endpoint"].rstrip("/"), config["token"] or "", retries, pushed, apart
         )
         if config["without_service"] == "in_process" and not _is_docker_service(backend):
             from providers.self_managed.in_process import InProcessPool
 
             backend.close()
-            backend = InProcessPool(pushed, settings.DATA_DIR)
+            backend = InProcessPool(pushed, settings.DATA_DIR, apart=apart)
         try:
             stats = backend.push()
         except BaseException:
@@ -146,6 +156,19 @@ class SelfManagedProvider(SandboxProvider):
         with self._lock:
             self._instances[handle.instance_id] = _Instance(template, owner, handle)
         return SandboxInstance(handle.instance_id, self.id, "running", {"runtime": handle.runtime})
+
+    def is_full(self) -> bool:
+        """As the service has it, a quarter of a second ago at most."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_SECONDS
+            try:
+                stats = self._opened().stats()
+                self._full = stats["busy"] + stats["waiting"] >= stats["capacity"]
+            except (KeyError, SandboxError):
+                # Getting a sandbox will tell what is wrong.
+                self._full = False
+        return self._full
 
     def execute_code(
         self,

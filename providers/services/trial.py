@@ -105,7 +105,7 @@ def _try(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial
     provider = provider_class()
     began = perf_counter()
     try:
-        if not provider.initialize(config):
+        if not provider.initialize_apart(config):
             return Trial(False, "The provider did not start.", code="SB001")
         try:
             return _run(provider)

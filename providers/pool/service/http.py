@@ -79,9 +79,7 @@ class Service:
         return _json(self.keeper.stats())
 
     async def change_settings(self, request: web.Request) -> web.Response:
-        config = await _body(request)
-        if not isinstance(config, dict):
-            raise InvalidConfiguration("body: Must be a JSON object.", field="body")
+        config = _as_object(await _body(request), "body")
         await self.keeper.apply(ServiceSettings.from_config(config))
         self._pushed.add(settings_digest(config))
         return _json(self.keeper.stats())
@@ -92,12 +90,17 @@ class Service:
             error = ProviderUnavailable("The service was started anew and wants its settings.")
             return _json(messages.error_to_json(error), messages.SETTINGS_UNKNOWN)
         body = await _body(request)
-        template, owner = "python", ""
+        template, owner, config = "python", "", None
         if isinstance(body, dict):
             template, owner = body.get("template", template), body.get("owner", owner)
+            config = body.get("settings")
         if not isinstance(template, str) or not isinstance(owner, str):
             raise InvalidConfiguration("template and owner must be strings.", field="template")
-        instance = await self.keeper.create(template, owner)
+        if config is None:
+            instance = await self.keeper.create(template, owner)
+        else:
+            settings = ServiceSettings.from_config(_as_object(config, "settings"))
+            instance = await self.keeper.create_apart(settings, template, owner)
         return _json(
             {
                 "instance_id": instance.instance_id,
@@ -173,6 +176,12 @@ async def _no_browsers(request: web.Request, handler: Handler) -> web.StreamResp
 
 async def _body(request: web.Request) -> Any:
     return messages.loads(await request.read() or b"{}")
+
+
+def _as_object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidConfiguration(f"{name}: Must be a JSON object.", field=name)
+    return value
 
 
 async def _large(size: int, work: Callable[[], Any]) -> Any:

@@ -97,11 +97,29 @@ class PoolKeeper:
 
     async def create(self, template: str, owner: str = "") -> Instance:
         """A warm sandbox for this owner alone. Raises SandboxError; nothing has run then."""
-        line = await self._current()
+        return await self._create_in(await self._current(), template, owner)
+
+    async def create_apart(
+        self, settings: ServiceSettings, template: str, owner: str = ""
+    ) -> Instance:
+        """A sandbox such as these settings ask for, started for this caller. They do not come
+        into force. Raises SandboxError."""
+        async with self._changing:
+            line = await self._open_line(settings.for_one(), self._line)
+        line.retired = True
+        self._retired.add(line)
+        return await self._create_in(line, template, owner)
+
+    async def _create_in(self, line: _Line, template: str, owner: str) -> Instance:
         name = normalize_language(template)
-        sandbox = await line.pool.acquire(name, owner)
-        instance = Instance(secrets.token_urlsafe(12), name, sandbox, line)
         line.instances += 1
+        try:
+            sandbox = await line.pool.acquire(name, owner)
+        except BaseException:
+            line.instances -= 1
+            self._close_if_unused(line)
+            raise
+        instance = Instance(secrets.token_urlsafe(12), name, sandbox, line)
         self._instances[instance.instance_id] = instance
         # Whatever ends the sandbox, such as the pool when nobody used it for too long.
         instance.forget = lambda _: self._end(instance)
@@ -294,6 +312,8 @@ def _same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
             settings.runtime,
             settings.require_gvisor,
             settings.preload,
+            settings.enable_seccomp,
+            settings.enable_ast_analysis,
             dict(settings.images),
             dict(settings.templates),
         )

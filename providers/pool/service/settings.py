@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from providers.base import Limits
@@ -212,6 +212,10 @@ class ServiceSettings:
     @property
     def limits(self) -> Limits:
         return Limits(memory_bytes=self.memory_bytes)
+
+    def for_one(self) -> ServiceSettings:
+        """The same for a single sandbox, and none kept warm."""
+        return replace(self, pool_size=0, pool_minimum=0, pool_burst=0, max_sandboxes=1)
 
     def pool_settings(self) -> PoolSettings:
         return PoolSettings(
