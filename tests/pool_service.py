@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import sys
 import time
@@ -117,4 +118,20 @@ def _running(
     with started([*command, *arguments], environment, ROOT, log) as service:
         pool = PoolService(service, extra.get("POOL_TOKEN", ""))
         pool.wait_until_healthy()
+        yield pool
+
+
+@contextmanager
+def over_docker(port: int, log: Path) -> Iterator[PoolService]:
+    """`manage.py pool` with containers of the engine that DOCKER_HOST names, healthy."""
+    environment = clean_environment(
+        log.parent / "data",
+        PORT=str(port),
+        DOCKER_HOST=os.environ["DOCKER_HOST"],
+        SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
+    )
+    command = [sys.executable, "manage.py", "pool", "--launcher", "docker", "--port", str(port)]
+    with started(command, environment, ROOT, log) as service:
+        pool = PoolService(service)
+        pool.wait_until_healthy(60)
         yield pool

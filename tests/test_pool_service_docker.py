@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import docker
@@ -15,25 +11,10 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.self_managed.provider import SelfManagedProvider
-from tests.pool_service import PoolService
-from tests.processes import ROOT, clean_environment, free_port, started
+from tests.pool_service import over_docker
+from tests.processes import free_port
 
 RUN_MARK = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
-
-
-@contextmanager
-def over_docker(port: int, log: Path) -> Iterator[PoolService]:
-    environment = clean_environment(
-        log.parent / "data",
-        PORT=str(port),
-        DOCKER_HOST=os.environ["DOCKER_HOST"],
-        SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
-    )
-    command = [sys.executable, "manage.py", "pool", "--launcher", "docker", "--port", str(port)]
-    with started(command, environment, ROOT, log) as service:
-        pool = PoolService(service)
-        pool.wait_until_healthy(60)
-        yield pool
 
 
 def containers(engine: docker.DockerClient, port: int) -> set[str]:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from io import StringIO
 
+import docker
 import pytest
 from django.core.management import CommandError, call_command
 
 from providers.base import SandboxProvider
 from providers.contract import CHECKS, Check, Probe, examine
+from providers.self_managed.provider import SelfManagedProvider
 from providers.services import save_config
 from tests.e2b_server import E2BServer
+from tests.pool_service import over_docker
+from tests.processes import free_port
 from tests.remote_providers import e2b_config
 
-PROVIDERS = ("local", "e2b", "aliyun_codeinterpreter")
+PROVIDERS = ("local", "self_managed", "e2b", "aliyun_codeinterpreter")
+
+
+@pytest.fixture(scope="module")
+def self_managed(
+    engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SelfManagedProvider]:
+    """Containers of the real engine, through a service."""
+    with over_docker(free_port(), tmp_path_factory.mktemp("pool") / "log") as pool:
+        provider = SelfManagedProvider()
+        config = {"endpoint": pool.url, "pool_size": 2}
+        provider.initialize(SelfManagedProvider.check_config(config))
+        yield provider
+        provider.close()
 
 
 @pytest.fixture
