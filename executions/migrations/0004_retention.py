@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0002_ledger'),
+        ('executions', '0003_ledger'),
     ]
 
     operations = [

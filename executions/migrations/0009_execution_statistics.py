@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0002_api_key_scope'),
+        ('executions', '0008_api_key_scope'),
     ]
 
     operations = [

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0005_code_search'),
+        ('executions', '0006_code_search'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

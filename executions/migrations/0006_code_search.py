@@ -34,7 +34,7 @@ def remove_index(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0004_replay'),
+        ('executions', '0005_replay'),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0003_execution_statistics'),
+        ('executions', '0009_execution_statistics'),
     ]
 
     operations = [

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0003_retention'),
+        ('executions', '0004_retention'),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0006_saved_filter'),
+        ('executions', '0007_saved_filter'),
     ]
 
     operations = [
