@@ -1,9 +1,10 @@
-"""What changes elsewhere and belongs into the ledger: configurations, accounts, roles."""
+"""What changes elsewhere and belongs into the ledger: configurations, routes, accounts, roles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, cast
 
 from django.contrib.admin.models import LogEntry
@@ -12,10 +13,11 @@ from django.contrib.auth.models import Group
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save
 
-from executions.models import ApiKey, Tenant
+from executions.models import ApiKey, Budget, Tenant
 from executions.services.ledger import append
 from executions.services.ledger.canonical import moment
 from executions.text import storable_value
+from providers.models import ProviderPrice, Route, RouteStep
 from providers.signals import configuration_changed
 
 _ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
@@ -26,9 +28,16 @@ def connect() -> None:
     """Called once, when the app is ready."""
     user = get_user_model()
     configuration_changed.connect(_configuration, dispatch_uid="ledger")
-    for sender, entered in ((Tenant, _tenant), (ApiKey, _api_key), (user, _user), (Group, _group)):
-        post_save.connect(entered, sender=sender, dispatch_uid="ledger")
-        post_delete.connect(entered, sender=sender, dispatch_uid="ledger")
+    entered: dict[type[Model], Callable[..., None]] = {
+        Tenant: _tenant,
+        ApiKey: _api_key,
+        user: _user,
+        Group: _group,
+        **dict.fromkeys((Route, RouteStep, ProviderPrice, Budget), _setting),
+    }
+    for sender, enter in entered.items():
+        post_save.connect(enter, sender=sender, dispatch_uid="ledger")
+        post_delete.connect(enter, sender=sender, dispatch_uid="ledger")
     for through in (user.groups.through, user.user_permissions.through, Group.permissions.through):
         m2m_changed.connect(_relation, sender=through, dispatch_uid="ledger")
     post_save.connect(_admin_action, sender=LogEntry, dispatch_uid="ledger")
@@ -37,6 +46,13 @@ def connect() -> None:
 def _configuration(sender: Any, **sent: Any) -> None:
     content = {name: sent[name] for name in sent if name not in ("signal", "provider_id")}
     append("configuration", str(sent["provider_id"]), storable_value(content))
+
+
+def _setting(sender: Any, instance: Model, **sent: Any) -> None:
+    facts = _facts(instance, leave_out=("id",))
+    append(
+        "setting", f"{instance._meta.model_name} {instance.pk}", {"action": _what(sent), **facts}
+    )
 
 
 def _tenant(sender: Any, instance: Tenant, **sent: Any) -> None:
@@ -59,7 +75,9 @@ def _facts(instance: Model, *, leave_out: tuple[str, ...]) -> dict[str, Any]:
     for field in instance._meta.concrete_fields:
         if field.name not in leave_out:
             value = getattr(instance, field.attname)
-            facts[field.attname] = moment(value) if isinstance(value, datetime) else value
+            if isinstance(value, datetime):
+                value = moment(value)
+            facts[field.attname] = format(value, "f") if isinstance(value, Decimal) else value
     return cast("dict[str, Any]", storable_value(facts))
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +22,13 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
-from executions.models import ApiKey, Execution, LedgerEntry, Tenant
+from executions.models import ApiKey, Budget, Execution, LedgerEntry, Tenant
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.keyring import keyring
 from executions.services.ledger.verification import verify
 from executions.services.tenants import create_tenant
+from providers.models import ProviderConfig, ProviderPrice, Route
 from providers.signals import configuration_changed
 from tests.conftest import Caller
 from tests.processes import ROOT
@@ -284,6 +286,31 @@ def test_a_changed_configuration_is_entered(db: None) -> None:
     (said,) = stated("configuration")
     assert (said["subject"], said["version"], said["author"]) == ("local", 4, "admin")
     assert said["diff"] == [{"field": "pool_size", "before": 2, "after": 2.5}]
+
+
+def test_routes_prices_and_budgets_are_entered(db: None) -> None:
+    route = Route.objects.create(owner="acme", strategy="cheapest")
+    route.steps.create(provider=ProviderConfig.objects.create(provider_id="local"), weight=3)
+    price = ProviderPrice.objects.create(provider_id="local", per_second=Decimal("0.0001"))
+    Budget.objects.create(tenant_slug="acme", limit=5)
+    price.per_second = Decimal("0.2")
+    price.save()
+    route.delete()
+
+    entered = LedgerEntry.objects.filter(kind="setting").order_by("sequence")
+    said = [(e.stated["subject"].split()[0], e.stated["action"]) for e in entered]
+    assert said == [
+        ("route", "created"),
+        ("routestep", "created"),
+        ("providerprice", "created"),
+        ("budget", "created"),
+        ("providerprice", "changed"),
+        ("routestep", "deleted"),
+        ("route", "deleted"),
+    ]
+    assert entered[0].stated["strategy"] == "cheapest"
+    assert [entered[n].stated["per_second"] for n in (2, 4)] == ["0.0001", "0.2"]
+    assert verify().is_intact
 
 
 def test_a_new_key_is_introduced_by_the_one_before(db: None, settings: Any) -> None:
