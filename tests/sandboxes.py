@@ -213,13 +213,14 @@ def _opened() -> Iterator[Callable[[str], Local]]:
     opened: dict[str, Local] = {}
 
     def get(launcher: str) -> Local:
+        # What it keeps from one test to the next would be taken for a remainder of these.
+        manager.close()
         if launcher not in opened:
             size = 1 if launcher == "gvisor" else 2
             opened[launcher] = Local(launcher, pool_size=size)
         return opened[launcher]
 
     yield get
-    # What it keeps from one test to the next would be taken for a remainder of these.
     manager.close()
     for local in opened.values():
         local.close()

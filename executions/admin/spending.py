@@ -15,7 +15,7 @@ from unfold.admin import ModelAdmin
 from executions.models import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare
 
-HOURS = (24, 168, 720)
+PERIODS = {24: "24 hours", 168: "7 days", 720: "30 days"}
 
 if TYPE_CHECKING:
     _BudgetAdmin = admin.ModelAdmin[Budget]
@@ -55,13 +55,13 @@ class SpendingAdmin(_ReadOnly, _SpendingAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         asked = request.GET.get("hours", "")
-        hours = int(asked) if asked in map(str, HOURS) else HOURS[0]
+        hours = int(asked) if asked in map(str, PERIODS) else 24
         context = {
             **self.admin_site.each_context(request),
             "title": "Compare providers",
             "rows": compare(hours),
             "hours": hours,
-            "choices": HOURS,
+            "choices": PERIODS.items(),
         }
         return TemplateResponse(request, "admin/executions/comparison.html", context)
 
