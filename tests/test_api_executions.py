@@ -342,7 +342,7 @@ def test_an_error_of_ours_comes_with_its_status_and_the_records_id(
 
     assert answer.status_code == http_status
     body = answer.json()
-    assert set(body) == {"error", "id"}
+    assert set(body) == {"error", "id", "receipt"}
     assert set(body["error"]) == {"code", "message", "field"}
     assert body["error"]["code"] == code
     record = Execution.objects.get(pk=body["id"])

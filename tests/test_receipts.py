@@ -97,6 +97,18 @@ def test_what_is_queued_has_no_receipt_yet(scripted: object, alice: Caller, keys
     assert check(queued, keys)[0] == 2
 
 
+def test_the_answer_of_an_error_has_a_receipt_too(
+    scripted: object, alice: Caller, keys: Path
+) -> None:
+    response = run(alice, "raise errors.ProviderUnavailable('It is out.')")
+    answer = response.json()
+
+    assert response.status_code == 503
+    assert check(answer, keys)[0] == 0
+    for changed in ({"id": "other"}, {"error": {"code": "SB003"}}):
+        assert check({**answer, **changed}, keys)[0] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -112,6 +112,14 @@ def json_text(value):
 
 
 def answer_problems(answer, receipt):
+    if "status" in answer:
+        yield from outcome_problems(answer, receipt)
+        return
+    found = {"subject": answer["id"], "status": "error", "error_code": answer["error"]["code"]}
+    yield from differences(found, receipt)
+
+
+def outcome_problems(answer, receipt):
     result = answer["result"] if answer["has_result"] else None
     error = answer["error"] or {}
     outputs = answer["outputs"]
@@ -128,13 +136,17 @@ def answer_problems(answer, receipt):
         "stdout_hash": text_hash(answer["stdout"]),
         "stderr_hash": text_hash(answer["stderr"]),
     }
-    for name, value in found.items():
-        if receipt.get(name) != value:
-            yield f"{name}: the answer has {value}, the receipt {receipt.get(name)}"
+    yield from differences(found, receipt)
     names = ("name", "mime_type", "size_bytes")
     listed = [[artifact[name] for name in names] for artifact in answer["artifacts"]]
     if listed != [[artifact[name] for name in names] for artifact in receipt["artifacts"]]:
         yield "artifacts: the answer lists others than the receipt"
+
+
+def differences(found, receipt):
+    for name, value in found.items():
+        if receipt.get(name) != value:
+            yield f"{name}: the answer has {value}, the receipt {receipt.get(name)}"
 
 
 def file_problems(receipt, code, artifacts):

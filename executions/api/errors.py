@@ -1,4 +1,7 @@
-"""Errors as callers see them: one shape, `{"error": {"code", "message", "field"}, "id"}`."""
+"""Errors as callers see them: one shape, `{"error": {"code", "message", "field"}, "id"}`.
+
+With a `receipt` where an execution ended.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,14 @@ def error_response(
     *,
     field: str | None = None,
     record_id: str | None = None,
+    receipt: Mapping[str, Any] | None = None,
     retry_after: float | None = None,
 ) -> HttpResponse:
     """`record_id` is the execution's, where one was recorded; `retry_after` is seconds."""
-    body = {"error": {"code": code, "message": message, "field": field}, "id": record_id}
+    error = {"code": code, "message": message, "field": field}
+    body: dict[str, Any] = {"error": error, "id": record_id}
+    if receipt is not None:
+        body["receipt"] = receipt
     response = json_response(body, status)
     if retry_after is not None:
         response["Retry-After"] = str(max(1, math.ceil(retry_after)))

@@ -179,6 +179,7 @@ class ErrorBodySerializer(serializers.Serializer[Any]):
 class ErrorSerializer(serializers.Serializer[Any]):
     error = ErrorBodySerializer()
     id = serializers.CharField(allow_null=True, help_text="Of the record, where there is one.")
+    receipt = JsonObject(required=False, help_text="Of an execution that ended so.")
 
 
 class AgentSandboxRequestSerializer(serializers.Serializer[Any]):

@@ -20,6 +20,7 @@ from executions.api.errors import error_response
 from executions.api.files import download_response
 from executions.api.rendering import execution_detail, execution_summary, json_response
 from executions.models import Artifact, Execution
+from executions.services.ledger import receipt_of
 from executions.services.listing import ExecutionFilter, list_executions
 from executions.services.record import Outcome
 from executions.services.requests import request_from_json
@@ -94,6 +95,7 @@ class ExecutionsView(ApiView):
             execution.error_message,
             field=execution.error_field or None,
             record_id=str(execution.pk),
+            receipt=receipt_of(execution),
             retry_after=outcome.error.retry_after if outcome.error else None,
         )
 
