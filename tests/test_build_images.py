@@ -146,7 +146,7 @@ def test_an_engine_that_does_not_answer_is_told(
         (
             "sources.list.d/other.list",
             "deb [arch=amd64] http://other.example/tools stable main\n",
-            "http://deb.debian.org/debian",
+            "",
         ),
     ],
 )
@@ -155,4 +155,4 @@ def test_debian_comes_from_the_mirror_this_machine_uses(
 ) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / name).write_text(text)
-    assert find_mirror(tmp_path) == mirror
+    assert find_mirror(tmp_path) == ([mirror] if mirror else [])

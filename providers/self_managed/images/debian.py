@@ -29,7 +29,6 @@ from providers.self_managed.images.build import (
 
 SUITE = "bookworm"
 PYTHON = "3.11"
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 _PACKAGES = ("python3", "python-is-python3", "nodejs", "fonts-wqy-zenhei", "ca-certificates")
 _REQUIREMENTS = FOLDER / "python" / "requirements.txt"
@@ -102,7 +101,7 @@ def _debootstrap(root: Path, packages: tuple[str, ...]) -> None:
     run(
         [
             *("debootstrap", "--variant=minbase", f"--include={','.join(packages)}"),
-            *(SUITE, str(root), find_mirror()),
+            *(SUITE, str(root), *find_mirror()),
         ],
         "debootstrap failed",
     )
@@ -118,8 +117,8 @@ def _install_node_packages(folder: Path) -> None:
         raise CreationFailed(f"npm did not install {wanted}.")
 
 
-def find_mirror(sources: Path = Path("/etc/apt")) -> str:
-    """The Debian mirror this machine uses itself, else Debian's own."""
+def find_mirror(sources: Path = Path("/etc/apt")) -> list[str]:
+    """The Debian mirror this machine uses itself; none where debootstrap has to know one."""
     for path in (sources / "sources.list", *sorted(sources.glob("sources.list.d/*"))):
         if not path.is_file():
             continue
@@ -128,7 +127,7 @@ def find_mirror(sources: Path = Path("/etc/apt")) -> str:
             suites = re.search(r"^Suites:.*$", block, re.MULTILINE)
             uri = re.search(r"^URIs:\s*(\S+)", block, re.MULTILINE)
             if suites and uri and SUITE in suites[0].split():
-                return uri[1]
+                return [uri[1]]
         if line := re.search(rf"^deb\s+(?:\[.*?\]\s+)?(\S+)\s+{SUITE}\s", text, re.MULTILINE):
-            return line[1]
-    return DEFAULT_MIRROR
+            return [line[1]]
+    return []
