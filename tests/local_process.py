@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from django.conf import settings
 
 
 def main() -> None:
+    # Whoever was started in the background of a shell has inherited that it is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config: dict[str, Any] = json.loads(sys.argv[1])
     settings.configure(
         DATA_DIR=Path(config.pop("data_dir")),
