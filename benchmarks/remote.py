@@ -23,7 +23,6 @@ from benchmarks.service import ROOT, api_caller, running_service
 
 KEY = "e2b_try"
 PROGRAM = "print(1)"
-MOST_MS = 10.0
 
 
 @contextmanager
@@ -119,8 +118,6 @@ def main() -> None:
     print(f"\nadded to the SDK's p50: provider {added[0]} ms, service {added[1]} ms")
     extra: dict[str, object] = {"machine": platform.platform(), "cpus": os.cpu_count()}
     write_json(options.json, rows, extra | {"added_ms": added})
-    if max(added) > MOST_MS:
-        sys.exit(f"more than {MOST_MS:g} ms were added")
 
 
 if __name__ == "__main__":
