@@ -171,6 +171,9 @@ def pool_service(runtime: str, **changes: Any) -> Iterator[tuple[Service, dict[s
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
         running_service(Path(folder), config, "self_managed") as service,
     ):
+        call = provider_caller(service.pool_endpoint, config)()
+        for _ in range(3):
+            call()
         time.sleep(SETTLE_SECONDS)
         yield service, config
 
