@@ -241,6 +241,12 @@ import json, sys
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider as Aliyun
 provider = Aliyun()
 provider.initialize(Aliyun.check_config(json.loads(sys.argv[1])))
+if sys.argv[2] == "refused":
+    try:
+        print(provider.sweep())
+    except Exception as error:
+        print(getattr(error, "code", ""), error)
+    sys.exit()
 if sys.argv[2] == "leave":
     print(provider.create_instance().instance_id)
     import os; sys.stdout.flush(); os._exit(1)
@@ -264,11 +270,11 @@ def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(
     )
     certificate.write_text(certificate.read_text() + (tmp_path / "ca.pem").read_text())
     server = AgentRunServer(bubblewrap.provider, certificate=certificate)
-    config = json.dumps({**aliyun_config(server), "template_name": ""})
+    right = {**aliyun_config(server), "template_name": ""}
 
-    def in_a_process(what: str) -> str:
+    def in_a_process(what: str, **config: str) -> str:
         ran = subprocess.run(
-            [sys.executable, "-c", SWEEP, config, what],
+            [sys.executable, "-c", SWEEP, json.dumps(right | config), what],
             capture_output=True,
             text=True,
             env=os.environ | {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "PYTHONPATH": "."},
@@ -281,6 +287,9 @@ def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(
         assert left in server.sandboxes
         assert "cofferdam" in server.templates
         server.sandboxes["somebody-elses"] = server.sandboxes[left]
+        said = in_a_process("refused", access_key_secret="another-secret")
+        assert said.startswith("SB003"), said
+        assert (left in server.sandboxes, server.unsigned > 0) == (True, True)
         assert in_a_process("sweep") == "1"
         assert set(server.sandboxes) == {"somebody-elses"}
     finally:
