@@ -93,6 +93,13 @@ def test_a_failure_of_the_service_is_a_200_with_an_error(scripted: object, alice
     assert answer.json() == {"error": "SB003: no line"}
 
 
+def test_the_record_and_its_receipt_are_found_by_a_header(scripted: object, alice: Caller) -> None:
+    for code in ("raise errors.ConnectionFailed('no line')", "print(1)"):
+        execution_id = execute(alice, code)["X-Execution-ID"]
+        record = alice.client.get(f"/api/v1/executions/{execution_id}").json()
+        assert record["receipt"]["subject"] == execution_id
+
+
 def test_no_provider_is_such_a_failure(no_provider: None, alice: Caller) -> None:
     answer = execute(alice, "1")
 

@@ -35,7 +35,8 @@ class AgentSandboxExecuteView(ApiView):
         operation_id="agent_sandbox_execute",
         summary="Run Python code, in the shape of Agent Sandbox",
         description="The last expression's value is printed. A failure of the service is a 200 "
-        "with `error`, as that API has it.",
+        "with `error`, as that API has it. The header `X-Execution-ID` names the record, whose "
+        "receipt `GET /api/v1/executions/{id}` gives.",
         tags=["Agent Sandbox"],
         request=schema.AgentSandboxRequestSerializer,
         responses={
@@ -50,8 +51,13 @@ class AgentSandboxExecuteView(ApiView):
             execution = run_execution(wanted, self.caller()).execution
         except SandboxError as error:
             return json_response({"error": f"{error.code}: {error.message}"})
+        response = json_response(self._body(execution, request, expires_in))
+        response["X-Execution-ID"] = str(execution.pk)
+        return response
+
+    def _body(self, execution: Execution, request: Request, expires_in: int) -> dict[str, Any]:
         if execution.status == Execution.Status.ERROR:
-            return json_response({"error": f"{execution.error_code}: {execution.error_message}"})
+            return {"error": f"{execution.error_code}: {execution.error_message}"}
         artifacts = [
             {
                 "path": f"artifacts/{artifact.name}",
@@ -63,7 +69,7 @@ class AgentSandboxExecuteView(ApiView):
             }
             for artifact in (execution.artifacts.all() if execution.artifact_count else ())
         ]
-        return json_response({"output": _output(execution), "artifacts": artifacts})
+        return {"output": _output(execution), "artifacts": artifacts}
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return _render_error
