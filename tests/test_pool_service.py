@@ -296,6 +296,14 @@ def test_settings_are_converged_to_without_dropping_what_runs(tmp_path: Path) ->
         pool.wait_for(lambda stats: stats["retired_pools"] == 0)
 
 
+def test_a_switch_that_sandboxes_are_made_with_renews_them(tmp_path: Path) -> None:
+    with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
+        settings = {"pool_size": 1, "enable_ast_analysis": True}
+        assert "advice" not in pool.run(pool.create(), "import socket").body["metadata"]
+        assert pool.ask("PUT", "/v1/settings", settings).status == 200
+        assert pool.run(pool.create(), "import socket").body["metadata"]["advice"]
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
