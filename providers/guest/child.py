@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import python_runner, wire
-from .job import limit_cpu_time, write_files
+from .job import PROGRAMS, limit_cpu_time, write_files
 from .kernel import become, forbid_message_queues, open_to_kin
 
 JOB, REPORT = 3, 4
@@ -28,17 +28,17 @@ def become_child(
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        # Twice, because one of the two may have the other's final number.
-        job, report = os.dup(job), os.dup(report)
-        os.dup2(job, JOB)
-        os.dup2(report, REPORT)
-        os.set_inheritable(JOB, True)
-        os.set_inheritable(REPORT, True)
+        # The supervisor has both numbers taken, so that neither pipe can have the other's.
+        is_program = template["language"] == "nodejs"
+        os.dup2(job, JOB, inheritable=is_program)
+        os.dup2(report, REPORT, inheritable=is_program)
         os.closerange(REPORT + 1, 1024)
         if template["uid"] is not None:
             become(template["uid"])  # type: ignore[arg-type]
         open_to_kin()
-        _bound_resources(template["limits"])  # type: ignore[arg-type]
+        for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
+            resource.setrlimit(kind, (bound, bound))
+        forbid_message_queues()
         language = template["language"]
         if language == "python":
             python_runner.serve(JOB, REPORT, template)
@@ -52,7 +52,9 @@ def become_child(
         os._exit(71)
 
 
-def _bound_resources(limits: "dict[str, int | None]") -> None:
+def bounds(limits: "dict[str, int | None]") -> "list[tuple[int, int]]":
+    """What to set of a template's limits: those that are not in force here already."""
+    found = []
     for kind, bound in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -62,11 +64,12 @@ def _bound_resources(limits: "dict[str, int | None]") -> None:
     ):
         if bound is None:
             continue
-        most = resource.getrlimit(kind)[1]
+        now, most = resource.getrlimit(kind)
         if most != resource.RLIM_INFINITY:
             bound = min(bound, most)
-        resource.setrlimit(kind, (bound, bound))
-    forbid_message_queues()
+        if (now, most) != (bound, bound):
+            found.append((kind, bound))
+    return found
 
 
 def _exec(command: "list[str]") -> None:
@@ -84,9 +87,9 @@ def _serve_shell(template: "dict[str, object]") -> None:
     header, parts = frame
     os.closerange(JOB, REPORT + 1)
     write_files(parts)
-    with open("main.sh", "wb") as file:
+    with open(PROGRAMS["bash"], "wb") as file:
         file.write(parts["code"])
     if "arguments" in parts:
         os.environ["ARGUMENTS"] = parts["arguments"].decode()
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
-    _exec([*template["command"], "main.sh"])  # type: ignore[misc]
+    _exec([*template["command"], PROGRAMS["bash"]])  # type: ignore[misc]

@@ -1,19 +1,13 @@
-"""The first steps of process 1 in a container, before it is the supervisor.
+"""The first step of process 1 in a container, before it is the supervisor.
 
-The engine has set up namespaces, limits and file systems. What is left: the system call filter,
-and the content that an image may bring along for /tmp, which is empty otherwise.
+The engine has set up namespaces, limits and file systems. What is left is the system call filter.
 """
 
-import sys
-
-from . import kernel, supervisor, wire
-from .image_content import fill_tmp
+from . import kernel, supervisor
 
 
 def main(seccomp: bytes) -> None:
-    """Filter system calls, fill /tmp, supervise. Never returns."""
-    template: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
+    """Filter system calls, supervise. Never returns."""
     if seccomp:
         kernel.filter_system_calls(seccomp)
-    fill_tmp(template["uid"])  # type: ignore[arg-type]
     supervisor.main()

@@ -7,26 +7,34 @@ import os
 TMP_CONTENT = "/usr/share/cofferdam/tmp"
 
 
-def fill_tmp(owner: "int | None") -> None:
-    """Copy it there, as `owner`'s where that is not who we are."""
-    _copy(TMP_CONTENT, "/tmp", owner)
+def _list() -> "tuple[list[str], list[tuple[str, str]]]":
+    """The folders to be made in /tmp, outer ones first, and the files: the image's and ours."""
+    folders, files = [], []
+    for folder, _, names in os.walk(TMP_CONTENT):
+        inside = "/tmp" + folder[len(TMP_CONTENT) :]
+        folders.append(inside)
+        files += [(f"{folder}/{name}", f"{inside}/{name}") for name in names]
+    return folders[1:], files
 
 
-def _copy(source: str, target: str, owner: "int | None") -> None:
-    """Copy the files below `source` that exist; what is not there is no loss."""
-    for folder, _, names in os.walk(source):
-        inside = target + folder[len(source) :]
-        if inside != target:
-            os.mkdir(inside)
-            _give(inside, owner)
-        for name in names:
-            with open(f"{folder}/{name}", "rb") as file:
-                content = file.read()
-            with open(f"{inside}/{name}", "wb") as file:
-                file.write(content)
-            _give(f"{inside}/{name}", owner)
+_folders, _files = _list()
 
 
-def _give(path: str, owner: "int | None") -> None:
-    if owner is not None:
-        os.chown(path, owner, owner)
+def fill_tmp() -> None:
+    """Put it there: folders anybody may write to, and links to files nobody can."""
+    for folder in _folders:
+        os.mkdir(folder)
+        os.chmod(folder, 0o777)
+    for source, link in _files:
+        os.symlink(source, link)
+
+
+def take_back() -> None:
+    """Remove what `fill_tmp` made, as far as it is still there and nothing was added to it."""
+    try:
+        for _, link in _files:
+            os.unlink(link)
+        for folder in reversed(_folders):
+            os.rmdir(folder)
+    except OSError:
+        return

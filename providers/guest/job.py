@@ -3,6 +3,11 @@
 import os
 import resource
 
+# The file that a program is written to. node_runner.js has its own, and another for modules.
+PROGRAMS = {"python": "main.py", "bash": "main.sh", "nodejs": "main.js"}
+
+_CPUS = os.cpu_count() or 1
+
 
 def write_files(parts: "dict[str, bytes]") -> None:
     """Put the input files into the workspace. The host has checked their paths.
@@ -25,5 +30,5 @@ def write_files(parts: "dict[str, bytes]") -> None:
 
 def limit_cpu_time(timeout: float) -> None:
     """A backstop behind the deadline: all cores for the whole time, per process."""
-    seconds = int(timeout * (os.cpu_count() or 1)) + 2
+    seconds = int(timeout * _CPUS) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -6,9 +6,9 @@ import sys
 
 # What agents' code imports most, loaded one by one while nobody waits. A request cuts it short.
 COMMON = (
-    *("_ast", "json", "re", "collections", "math", "random", "datetime", "time", "itertools"),
-    *("functools", "string", "io", "traceback", "typing", "pathlib", "statistics", "csv"),
-    "subprocess",
+    *("_ast", "json", "re", "collections", "math", "datetime", "time", "itertools"),
+    *("functools", "string", "io", "traceback", "typing", "pathlib", "csv"),
+    *(ACTIVE := ("random", "statistics", "subprocess")),
 )
 IDLE_DELAY_MS = 30
 
@@ -36,6 +36,17 @@ def load_common() -> None:
     load_site()
     for module in COMMON:
         __import__(module)
+
+
+def load_passive() -> None:
+    """The same without what acts on every fork: `random` seeds anew, `threading` counts anew.
+
+    A fork with them takes a third longer. The child imports them itself when it has time to.
+    """
+    load_site()
+    for module in COMMON:
+        if module not in ACTIVE:
+            __import__(module)
 
 
 def use_the_wait(job: int) -> None:

@@ -20,8 +20,6 @@ class Child:
                 os.fchown(fd, template["uid"], template["uid"])  # type: ignore[arg-type]
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self.job)
-            os.close(self.report)
             become_child(template, job_in, report_out, stdout_out, stderr_out)
         for fd in (job_in, report_out, stdout_out, stderr_out):
             os.close(fd)

@@ -88,7 +88,15 @@ def _sizes(path: str, names: "tuple[bytes, ...]") -> "dict[bytes, int]":
 def cpu_seconds(pid: int) -> float:
     """CPU time a single-threaded process has used; 0 where the kernel does not tell (gVisor)."""
     try:
-        with open(f"/proc/{pid}/schedstat", "rb") as schedstat:
-            return int(schedstat.read().split()[0]) / 1e9
+        return int(read_small(f"/proc/{pid}/schedstat").split()[0]) / 1e9
     except OSError:
         return 0.0
+
+
+def read_small(path: str) -> bytes:
+    """A short file of /proc. `open()` would make five more system calls, 0.1 ms each in gVisor."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)

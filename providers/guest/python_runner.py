@@ -4,7 +4,7 @@ import os
 import sys
 
 from . import display, preload, wire
-from .job import limit_cpu_time, write_files
+from .job import PROGRAMS, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -15,20 +15,22 @@ _exit = os._exit
 
 # ast.PyCF_ONLY_AST
 ONLY_AST = 0x400
-FILE = "main.py"
+FILE = PROGRAMS["python"]
 
 
 class ProgramError(Exception):
     """The program does not do what its entry point promises. The message goes to stderr."""
 
 
-def serve(job: int, report: int, template: "dict[str, object]") -> None:
-    """Rehearse, say so, wait for the one job, run it, report, and end the process."""
-    os.set_inheritable(job, False)
-    os.set_inheritable(report, False)
+def prepare() -> None:
+    """What is the same for every child, done once before the first is forked."""
     sys.stdin = open(0, closefd=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     preload.set_environment()
+
+
+def serve(job: int, report: int, template: "dict[str, object]") -> None:
+    """Rehearse, say so, wait for the one job, run it, report, and end the process."""
     outputs = display.Outputs(report)
     outputs.open()
     _rehearse(outputs)
@@ -43,8 +45,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _complete_sys_path()
     write_files(parts)
-    with open(FILE, "wb") as file:
-        file.write(parts["code"])
+    _write_program(parts["code"])
     if template["advise"]:
         # Before anything of the program runs, which could write the like.
         from . import advice
@@ -262,6 +263,13 @@ def _rehearse(outputs: display.Outputs) -> None:
     wire.loads(wire.dumps({"a": [1, None]}))
     run("len('warm')", "script", None, 0, outputs)
     outputs.finish()
+
+
+def _write_program(code: bytes) -> None:
+    # `open()` would make three more system calls.
+    fd = os.open(FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    wire.write_all(fd, code)
+    os.close(fd)
 
 
 def _complete_sys_path() -> None:

@@ -76,10 +76,15 @@ class Run:
         poll = select.poll()
         for fd in (self.child.report, self.stdout.fd, self.stderr.fd, wakeup, channel):
             poll.register(fd, select.POLLIN)
-        os.set_blocking(self.child.job, False)
-        poll.register(self.child.job, select.POLLOUT)
         pending = [memoryview(chunk) for chunk in job]
         job.clear()
+        if sum(map(len, pending)) <= select.PIPE_BUF:
+            # An empty pipe takes so much at once.
+            pending = [memoryview(b"".join(pending))]
+            self._feed(pending)
+        else:
+            os.set_blocking(self.child.job, False)
+            poll.register(self.child.job, select.POLLOUT)
         next_check = 0.0
         while self.done is None and self.child.exit_code is None:
             now = time.monotonic()

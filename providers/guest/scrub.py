@@ -1,20 +1,17 @@
 """The way back to an untouched sandbox between two runs of one tenant, and the proof of it.
 
-What is verified: no process, no file, no shared memory, no descriptor, and a supervisor whose
-environment, limits and priority are what they were. Memory the supervisor itself has freed is not
-wiped, which is one reason why a sandbox never serves two tenants.
+What is verified: no process, no file, no shared memory, and a supervisor whose environment, limits
+and priority are what they were. Memory the supervisor itself has freed is not wiped, which is one
+reason why a sandbox never serves two tenants.
 """
 
 import os
-import resource
 
-from . import kernel
-from .processes import kill_others
+from . import image_content, kernel
+from .processes import kill_others, read_small
 
 # Where a program can write, beside its workspace. All of it is the sandbox's own.
 PLACES = ("/tmp", "/dev/shm", "/dev/mqueue")
-
-_LIMITS = sorted(number for name, number in vars(resource).items() if name.startswith("RLIMIT_"))
 
 
 class Untouched:
@@ -27,27 +24,47 @@ class Untouched:
         """
         self._uid = uid
         self._places = [workspace, *(place for place in PLACES if os.path.isdir(place))]
-        self._modes = {place: os.stat(place).st_mode & 0o7777 for place in self._places}
         self._before = self._look()
 
-    def restore(self) -> str:
-        """Go back to it. What could not be undone, in words; empty when nothing is left."""
+    def restore(self, program: str) -> str:
+        """Go back to it. What could not be undone, in words; empty when nothing is left.
+
+        `program` is the file that was written for the run.
+        """
         try:
             if kill_others():
                 return "a process is left"
-            for place in self._places:
-                self._clear(place)
-                if os.listdir(place):
-                    return f"a file is left in {place}"
+            self._remove_the_usual(program)
             now = self._look()
+            if now != self._before:
+                for place in self._places:
+                    if now[place] != self._before[place]:
+                        self._clear(place)
+                now = self._look()
         except (OSError, RecursionError) as error:
             return f"{type(error).__name__}: {error}"
         changed = [name for name, value in self._before.items() if now[name] != value]
         return f"changed: {', '.join(changed)}" if changed else ""
 
-    def _clear(self, place: str) -> None:
+    def _remove_the_usual(self, program: str) -> None:
+        """What every run leaves, so that mostly there is nothing more to do."""
+        image_content.take_back()
+        if self._uid is not None:
+            os.seteuid(self._uid)
         try:
-            _clear(place, self._modes[place])
+            os.unlink(program)
+            os.rmdir("artifacts")
+        except OSError:
+            # Collecting has removed the folder already, or the program has left it otherwise.
+            return
+        finally:
+            if self._uid is not None:
+                os.seteuid(0)
+
+    def _clear(self, place: str) -> None:
+        mode = self._before[place][0] & 0o7777  # type: ignore[index]
+        try:
+            _clear(place, mode)
         except PermissionError:
             if self._uid is None:
                 raise
@@ -55,11 +72,11 @@ class Untouched:
             # program made in sticky folders of its own. The program's user may.
             os.seteuid(self._uid)
             try:
-                _clear(place, self._modes[place])
+                _clear(place, mode)
             except PermissionError:
                 # What is our own is left for us.
                 os.seteuid(0)
-                _clear(place, self._modes[place])
+                _clear(place, mode)
             finally:
                 os.seteuid(0)
 
@@ -68,17 +85,25 @@ class Untouched:
         # change limits and priority of another.
         seen: "dict[str, object]" = {
             "environment": dict(os.environ),
-            "descriptors": sorted(os.listdir("/proc/self/fd")),
-            "limits": [resource.getrlimit(number) for number in _LIMITS],
+            "limits": read_small("/proc/self/limits"),
             "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "scheduler": (os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))),
-            "working folder": os.getcwd(),
             "shared memory": kernel.shared_objects(),
         }
         for place in self._places:
             status = os.stat(place)
-            seen[place] = (status.st_mode, status.st_uid, status.st_gid, _attributes(place))
+            seen[place] = (
+                *(status.st_mode, status.st_uid, status.st_gid),
+                *(_attributes(place), _names(place)),
+            )
         return seen
+
+
+def _names(place: str) -> "list[str] | None":
+    try:
+        return os.listdir(place)
+    except PermissionError:  # the program has closed it
+        return None
 
 
 def _attributes(path: str) -> "list[str]":

@@ -14,8 +14,10 @@ import os
 import sys
 import time
 
-from . import preload, wire
+from . import preload, python_runner, wire
+from .child import REPORT, bounds
 from .image_content import fill_tmp
+from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
 from .process_tree import Child
 from .request import Run, answer
@@ -42,6 +44,10 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     What goes wrong before the sandbox is ready is told over the channel.
     """
     os.umask(0o022)
+    # Free numbers that the child's pipes are to have would be given to others.
+    while (taken := os.dup(0)) <= REPORT:
+        continue
+    os.close(taken)
     close_to_others()
     os.chdir(str(template["workspace"]))
     adopt_orphans()
@@ -52,13 +58,18 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     # Process 1 is safe from every signal it has no handler for, and Python has one for this.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     if template["language"] == "python":
+        python_runner.prepare()
         try:
             preload.load(template["preload"])  # type: ignore[arg-type]
         except preload.Missing as error:
             _give_up(channel_out, str(error))
+    template["bounds"] = bounds(template["limits"])  # type: ignore[arg-type]
     # Elsewhere than in process 1 of a namespace /tmp and the like are the host's.
     uid: "int | None" = template["uid"]  # type: ignore[assignment]
-    untouched = Untouched(os.getcwd(), uid) if os.getpid() == 1 else None
+    untouched = None
+    if os.getpid() == 1:
+        untouched = Untouched(os.getcwd(), uid)
+        fill_tmp()
     child = _warm_up(template, channel_out)
     # gVisor lets user code open the files, though not the sockets, that process 1 has open.
     null = os.open("/dev/null", os.O_RDWR)
@@ -73,12 +84,12 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
             os._exit(0)
         del frame
         child.close()
-        left = untouched.restore()
+        left = untouched.restore(PROGRAMS[str(template["language"])])
         if left:
             _give_up(channel_out, left)
-        fill_tmp(uid)
+        fill_tmp()
         if template["language"] == "python":
-            preload.load_common()
+            preload.load_passive()
         child = _warm_up(template, channel_out)
 
 
