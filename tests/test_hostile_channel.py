@@ -15,6 +15,7 @@ from providers.base import ExecutionResult, Limits
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.guest import wire
 from providers.pool.cgroup import Evidence
+from providers.pool.channel import GuestChannel
 from providers.pool.sandbox import RunRequest, Sandbox
 from providers.pool.template import Template
 
@@ -38,9 +39,12 @@ class PuppetGuest:
     """A guest that says what a test tells it to say."""
 
     def __init__(self) -> None:
-        self.channel, self.inside = socket.socketpair()
-        self.channel.setblocking(False)
+        self._channel, self.inside = socket.socketpair()
+        self._channel.setblocking(False)
         self.destroyed = False
+
+    async def open(self) -> GuestChannel:
+        return await GuestChannel.open(self._channel)
 
     def evidence(self) -> Evidence:
         return Evidence()
@@ -50,7 +54,7 @@ class PuppetGuest:
 
     async def destroy(self) -> None:
         self.destroyed = True
-        self.channel.close()
+        self._channel.close()
 
     def say(self, data: bytes) -> None:
         self.inside.setblocking(False)

@@ -116,6 +116,22 @@ class Cgroup:
                 await asyncio.sleep(0.02)
 
 
+def find_cgroup(
+    pid: int, container: str, root: Path = _ROOT, proc: Path = Path("/proc")
+) -> Cgroup | None:
+    """The memory group of a container, where the engine runs on this host and lets us read it."""
+    with contextlib.suppress(OSError):
+        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if container not in path:
+                continue
+            if "memory" in controllers.split(","):
+                return Cgroup(root / "memory" / path.lstrip("/"), 1)
+            if not controllers and (root / "cgroup.controllers").exists():
+                return Cgroup(root / path.lstrip("/"), 2)
+    return None
+
+
 def _remove_abandoned(base: Path, proc: Path) -> None:
     for path in base.glob("cofferdam-*"):
         if not (proc / path.name.split("-")[1]).exists():

@@ -6,6 +6,7 @@ import asyncio
 import select
 import socket
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from providers.guest.wire import FrameError, Parser
@@ -24,7 +25,15 @@ class GuestChannel(asyncio.Protocol):
     one over its bound close the channel, and every later use raises FrameError.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        take: Callable[[bytes], bytes] | None,
+        before_end: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._take = take
+        self._before_end = before_end
+        self._ending: asyncio.Task[None] | None = None
+        self._closing = False
         self._parser = Parser(limit=0)
         self._transport: asyncio.WriteTransport | None = None
         self._due = 1
@@ -34,9 +43,20 @@ class GuestChannel(asyncio.Protocol):
         self.closed = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def open(cls, end: socket.socket) -> GuestChannel:
-        """Take over `end`. Until something was sent the guest may only say that it is ready."""
-        _, channel = await asyncio.get_running_loop().create_connection(cls, sock=end)
+    async def open(
+        cls,
+        end: socket.socket,
+        take: Callable[[bytes], bytes] | None = None,
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> GuestChannel:
+        """Take over `end`. Until something was sent the guest may only say that it is ready.
+
+        `take` is given what arrives and returns the guest's own part of it. When the guest's end
+        closes, `before_end` is awaited before anybody is told, so that whoever sees the end finds
+        what is known of it.
+        """
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_connection(lambda: cls(take, before_end), sock=end)
         return channel
 
     @property
@@ -52,6 +72,8 @@ class GuestChannel(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._take is not None:
+            data = self._take(data)
         try:
             for frame in self._parser.feed(data):
                 if self._due == 0:
@@ -65,6 +87,14 @@ class GuestChannel(asyncio.Protocol):
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._before_end is None or self._closing:
+            self._fail(ChannelClosed())
+        else:
+            self._ending = asyncio.get_running_loop().create_task(self._end(self._before_end))
+
+    async def _end(self, before_end: Callable[[], Awaitable[None]]) -> None:
+        await before_end()
         self._fail(ChannelClosed())
 
     def _fail(self, error: Exception) -> None:
@@ -76,6 +106,7 @@ class GuestChannel(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from providers.pool.cgroup import Cgroup, Evidence
+from providers.pool.channel import GuestChannel
 from providers.pool.template import Template
 
 
 class Guest(Protocol):
     """A started sandbox: its channel to the guest supervisor and the hold on its processes."""
 
-    channel: socket.socket
+    async def open(self) -> GuestChannel:
+        """Take over the channel, once."""
 
     def evidence(self) -> Evidence:
         """What kernel or engine recorded so far."""
@@ -58,10 +60,13 @@ class PidfdGuest:
     """A sandbox whose first process we hold by a pidfd. Its end is the end of all in it."""
 
     def __init__(self, channel: socket.socket, pidfd: int, cgroup: Cgroup | None) -> None:
-        self.channel = channel
+        self._channel = channel
         self._pidfd = pidfd
         self._cgroup = cgroup
         self._gone: asyncio.Future[None] | None = None
+
+    async def open(self) -> GuestChannel:
+        return await GuestChannel.open(self._channel)
 
     def evidence(self) -> Evidence:
         return self._cgroup.evidence() if self._cgroup else Evidence()
@@ -72,7 +77,7 @@ class PidfdGuest:
     async def destroy(self) -> None:
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
-            self.channel.close()
+            self._channel.close()
             await self._end()
             self._gone.set_result(None)
         else:

@@ -122,7 +122,7 @@ class Sandbox:
         guest = await launcher.start(template)
         channel = None
         try:
-            channel = await GuestChannel.open(guest.channel)
+            channel = await guest.open()
             async with asyncio.timeout(START_SECONDS):
                 header, _ = await channel.receive()
             if header.get("type") == "failed":

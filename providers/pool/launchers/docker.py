@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from providers.base import Limits
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.pool.cgroup import Cgroup, Evidence
+from providers.pool.cgroup import Evidence, find_cgroup
+from providers.pool.channel import GuestChannel
 from providers.pool.guest_files import INSIDE, PACKAGE, SOURCE, interpreter_options
 from providers.pool.hardening import GVISOR, RUNC, Hardening
 from providers.pool.launcher import Guest
 from providers.pool.launchers.docker_engine import PARALLEL_CALLS, Engine, Recipe, Started
 from providers.pool.launchers.docker_owner import OWNER_LABEL, Owner
-from providers.pool.launchers.docker_stream import Pump
+from providers.pool.launchers.docker_stream import Demultiplexer
 from providers.pool.seccomp import build_filter
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
 
@@ -162,9 +162,7 @@ class DockerLauncher:
             # If the engine makes it after all, it is an orphan.
             self._known.discard(name)
             raise
-        guest = DockerGuest(self, name, started, {"image_digest": image.digest})
-        await guest.open()
-        return guest
+        return DockerGuest(self, name, started, {"image_digest": image.digest})
 
     async def reap_orphans(self) -> int:
         """Remove the containers that nobody owns any more. Returns how many."""
@@ -367,25 +365,29 @@ class DockerGuest:
         self._launcher = launcher
         self._name = name
         self._started = started
-        self._pump = Pump(self._note_the_end)
-        self.channel = self._pump.channel
+        self._output = Demultiplexer()
+        self._channel: GuestChannel | None = None
         self._cgroup = find_cgroup(started.pid, started.id)
         self._killed_for_memory = False
         self._gone: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        await self._pump.start(self._started.stream)
+    async def open(self) -> GuestChannel:
+        self._started.stream.setblocking(False)
+        self._channel = await GuestChannel.open(
+            self._started.stream, self._output.feed, self._note_the_end
+        )
+        return self._channel
 
     def evidence(self) -> Evidence:
         seen = self._cgroup.evidence() if self._cgroup else Evidence()
         return replace(seen, out_of_memory=seen.out_of_memory or self._killed_for_memory)
 
     def complaint(self) -> str:
-        return self._pump.complaint
+        return self._output.complaint
 
     async def destroy(self) -> None:
         if self._gone is None:
-            self._pump.close()
+            (self._channel or self._started.stream).close()
             self._gone = asyncio.get_running_loop().create_task(
                 self._launcher.destroy(self._name, self._started.id)
             )
@@ -394,22 +396,6 @@ class DockerGuest:
     async def _note_the_end(self) -> None:
         """A container that ends takes its cgroup along, so the engine's record is asked for."""
         self._killed_for_memory = await self._launcher.killed_for_memory(self._started.id)
-
-
-def find_cgroup(
-    pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
-) -> Cgroup | None:
-    """The memory group of a container, where the engine runs on this host and lets us read it."""
-    with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if container not in path:
-                continue
-            if "memory" in controllers.split(","):
-                return Cgroup(root / "memory" / path.lstrip("/"), 1)
-            if not controllers and (root / "cgroup.controllers").exists():
-                return Cgroup(root / path.lstrip("/"), 2)
-    return None
 
 
 def _text(name: str) -> str:
