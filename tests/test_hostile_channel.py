@@ -63,6 +63,7 @@ class PuppetGuest:
 
 class PuppetLauncher:
     runtime = "puppet"
+    rest_seconds = 0.0
 
     def __init__(self, first: bytes) -> None:
         self.guest = PuppetGuest()

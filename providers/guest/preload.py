@@ -10,7 +10,7 @@ COMMON = (
     *("functools", "string", "io", "traceback", "typing", "pathlib", "csv"),
     *(ACTIVE := ("random", "statistics", "subprocess")),
 )
-IDLE_DELAY_MS = 30
+IDLE_DELAY_MS = 250
 
 
 class Missing(Exception):

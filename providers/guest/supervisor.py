@@ -11,6 +11,7 @@ as it was, and given a new child forked from this interpreter, which never runs 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
 import gc
 import os
+import select
 import sys
 import time
 
@@ -71,6 +72,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         untouched = Untouched(os.getcwd(), uid)
         fill_tmp()
     child = _warm_up(template, channel_out)
+    is_first = True
     # gVisor lets user code open the files, though not the sockets, that process 1 has open.
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
@@ -81,6 +83,8 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
             os._exit(0)
         again = _serve(template, child, frame, wakeup, channel_in, channel_out)
         if untouched is None or not again:
+            # The end of a container is much work for an engine. When, is for the host to say.
+            wire.wait(channel_in, select.POLLIN)
             os._exit(0)
         del frame
         child.close()
@@ -88,8 +92,9 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         if left:
             _give_up(channel_out, left)
         fill_tmp()
-        if template["language"] == "python":
+        if is_first and template["language"] == "python":
             preload.load_passive()
+            is_first = False
         child = _warm_up(template, channel_out)
 
 

@@ -157,7 +157,7 @@ def write_all(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            _wait(fd, select.POLLOUT)
+            wait(fd, select.POLLOUT)
 
 
 def read_frame(fd: int, parser: Parser) -> "tuple[dict[str, object], dict[str, bytes]] | None":
@@ -166,7 +166,7 @@ def read_frame(fd: int, parser: Parser) -> "tuple[dict[str, object], dict[str, b
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
-            _wait(fd, select.POLLIN)
+            wait(fd, select.POLLIN)
             continue
         if not data:
             return None
@@ -175,7 +175,8 @@ def read_frame(fd: int, parser: Parser) -> "tuple[dict[str, object], dict[str, b
             return frames[0]
 
 
-def _wait(fd: int, events: int) -> None:
+def wait(fd: int, events: int) -> None:
+    """Wait until `fd` is ready for what `events` names, or has ended."""
     # Under gVisor a blocking socket that comes from the host answers EAGAIN now and then.
     poll = select.poll()
     poll.register(fd, events)

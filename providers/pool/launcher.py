@@ -33,9 +33,14 @@ class Guest(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts sandboxes of one kind. Used from one event loop only."""
+    """Starts sandboxes of one kind. Used from one event loop only.
+
+    Starting and ending take the processors from the run that makes them necessary. For
+    `rest_seconds` the pool lets that go first, unless somebody waits.
+    """
 
     runtime: str
+    rest_seconds: float
 
     async def prepare(self) -> None:
         """Check once that sandboxes can be started. Raises SandboxError with the remedy."""

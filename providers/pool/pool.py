@@ -6,11 +6,11 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from providers.errors import CreationFailed, InvalidConfiguration, RateLimited, SandboxError
+from providers.pool.demand import missing, without_start
 from providers.pool.launcher import Launcher
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
@@ -21,9 +21,6 @@ from providers.pool.waiting import Line, LineFull, Place
 __all__ = ["Pool", "PoolSettings"]
 
 logger = logging.getLogger(__name__)
-
-# Refilling competes with the run that emptied the place, so it lets a short run finish first.
-REFILL_DELAY_SECONDS = 0.015
 
 # How often old, surplus and forgotten sandboxes are looked for.
 HOUSEKEEPING_SECONDS = 5.0
@@ -213,7 +210,7 @@ class Pool:
 
     def _keep(self, shelf: Shelf, sandbox: Sandbox) -> None:
         """Give a clean sandbox to its owner's next caller, or put it by, unless others need it."""
-        needy = self._without_start()[len(self._ending) :]
+        needy = without_start(self._line, self._shelves)[len(self._ending) :]
         place = self._line.first(shelf.name, sandbox.owner)
         is_full = self._room() <= 1  # this sandbox has left the busy ones, and is alive
         if is_full and needy and needy[0].owner != sandbox.owner:
@@ -231,6 +228,9 @@ class Pool:
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         try:
+            if sandbox.answered and not len(self._line):
+                # All in it but its supervisor has ended, so the caller may have the answer first.
+                await asyncio.sleep(self._launcher.rest_seconds)
             await sandbox.destroy()
         finally:
             self._ending.discard(sandbox)
@@ -253,7 +253,7 @@ class Pool:
         if len(self._line):
             self._refill()
         else:
-            self._refill_in(REFILL_DELAY_SECONDS)
+            self._refill_in(self._launcher.rest_seconds)
 
     def _refill_in(self, delay: float) -> None:
         if self._closing:
@@ -277,7 +277,7 @@ class Pool:
         pace -= sum(shelf.starting for shelf in self._shelves.values())
         room = self._room()
         coming = len(self._ending)
-        for shelf, is_awaited in self._missing():
+        for shelf, is_awaited in missing(self._line, self._shelves, self._settings):
             if pace <= 0:
                 break
             if now < shelf.not_before:
@@ -293,29 +293,6 @@ class Pool:
                 coming -= 1
             elif not (is_awaited and self._make_room()):
                 break
-
-    def _without_start(self) -> list[Place]:
-        """Who waits and has no start under way on their behalf, in their order."""
-        coming = Counter({name: shelf.starting for name, shelf in self._shelves.items()})
-        coming.subtract(place.template for place in self._line)
-        missing = []
-        for place in reversed(list(self._line)):
-            if coming[place.template] < 0:
-                coming[place.template] += 1
-                missing.append(place)
-        return missing[::-1]
-
-    def _missing(self) -> list[tuple[Shelf, bool]]:
-        """A shelf for every sandbox that is not there, and whether a caller waits for it.
-
-        Callers come first, in their order.
-        """
-        missing = [(self._shelves[place.template], True) for place in self._without_start()]
-        for shelf in self._shelves.values():
-            spare = max(0, shelf.starting - self._line.count(shelf.name))
-            lacking = shelf.target(self._settings) - len(shelf.idle) - spare
-            missing += [(shelf, False)] * lacking
-        return missing
 
     def _make_room(self) -> bool:
         """End a warm sandbox that nobody waits for, in favour of a caller who waits."""

@@ -110,6 +110,7 @@ class Sandbox:
         self.owner = ""
         self.reusable = False
         self.running = False
+        self.answered = False
         self.started_at = self.used_at = self.handed_out_at = time.monotonic()
         self._guest = guest
         self._channel = channel
@@ -220,6 +221,7 @@ class Sandbox:
             ) from error
         if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
             raise ProviderUnavailable("The sandbox answered another request.", started=True)
+        self.answered = True
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
             self._renewal = asyncio.get_running_loop().create_task(self._renew())

@@ -70,13 +70,13 @@ class Shelf:
         return max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
 
     def take(self, owner: str) -> Sandbox | None:
-        """A living sandbox for this owner: one it has used before, else one nobody has."""
-        # The dead are left for who watches their end.
-        for place in (self.kept, self.idle):
-            for sandbox in place:
-                if sandbox.silent and sandbox.owner in ("", owner):
-                    place.remove(sandbox)
-                    return sandbox
+        """A living sandbox for this owner: the one it used last, else one that nobody has used."""
+        # The one used last is warmest, and those not needed grow old. The dead are left for who
+        # watches their end.
+        for sandbox in (*reversed(self.kept), *self.idle):
+            if sandbox.owner in ("", owner) and sandbox.silent:
+                self.remove(sandbox)
+                return sandbox
         return None
 
     def remove(self, sandbox: Sandbox) -> bool:

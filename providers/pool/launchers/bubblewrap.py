@@ -48,6 +48,7 @@ class BubblewrapLauncher:
 
     def __init__(self, data_dir: Path) -> None:
         self.runtime = "bubblewrap"
+        self.rest_seconds = 0.015
         self._data_dir = data_dir
         self._as_root = os.geteuid() == 0
         self._bwrap = ""

@@ -94,6 +94,7 @@ class DockerLauncher:
 
     def __init__(self, settings: DockerSettings) -> None:
         self.runtime = RUNC
+        self.rest_seconds = 0.06
         self._settings = settings
         self._engine = Engine(settings.base_url)
         self._engine_runtime = "runc"

@@ -46,6 +46,7 @@ class GvisorLauncher:
 
     def __init__(self, data_dir: Path, platform: str) -> None:
         self.runtime = "gvisor"
+        self.rest_seconds = 0.03
         self._data_dir = data_dir
         self._platform = platform
         self._runsc = ""

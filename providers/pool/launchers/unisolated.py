@@ -26,6 +26,7 @@ class UnisolatedLauncher:
 
     def __init__(self, data_dir: Path) -> None:
         self.runtime = "none"
+        self.rest_seconds = 0.015
         self._data_dir = data_dir
         self._python = ""
         self.guest_dir = Path()
