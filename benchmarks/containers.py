@@ -1,10 +1,12 @@
 """The Docker pool beside what else runs a line of Python in a container, under runc and gVisor.
 
 Peers: the image's own interpreter started inside a container, `docker run --rm`, `docker exec`,
-and llm-sandbox. Ours: the provider's create, run, destroy; the pool's POST /run; and the audited
-POST /api/v1/executions. What is fresh for every run is called with pauses in which the pool
-refills, as no engine makes containers as fast as they are used; how fast it makes them is the
-last part. Needs the engine (DOCKER_HOST) and the images of `manage.py build_images`.
+llm-sandbox, and a bare fork server. Ours: the provider's create, run, destroy; the pool's POST
+/run; and the audited POST /api/v1/executions. What is fresh for every run is called with pauses in
+which the pool refills, as no engine makes containers as fast as they are used; how fast it makes
+them, and where the time of a run goes, is the last part. The interpreter's start is measured again
+after each part, because the machine's speed drifts: the baseline is the median of all. Needs the
+engine (DOCKER_HOST) and the images of `manage.py build_images`.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ import docker
 
 from benchmarks import docker_launcher
 from benchmarks.executions import PROGRAM, process_caller, soak
+from benchmarks.fork_limit import fork_limit
 from benchmarks.measure import Call, Figures, measure, percentiles, table, write_json
 from benchmarks.service import Service, api_caller, http_caller, running_service
 
 IMAGE = "cofferdam/python"
 
-# Between two runs in fresh containers, and between two measurements: the pool refills.
-PAUSE_SECONDS = 0.5
+# Between two runs in fresh containers, and between two measurements: the pool refills, and the
+# engine comes to rest.
+PAUSE_SECONDS = 1.5
 SETTLE_SECONDS = 8.0
+
+# At the level `tenant`: as many as keep both processors busy. More only make each other wait.
+KEPT_SANDBOXES = 4
 
 IMPORT = """
 import time
@@ -57,12 +64,12 @@ print(json.dumps(taken))
 """
 
 
-def interpreter_starts(runtime: str, calls: int) -> Figures:
-    """`python3 -c 'print(1)'` of the image, started inside one container."""
+def interpreter_starts(runtime: str, calls: int) -> list[float]:
+    """Milliseconds of `python3 -c 'print(1)'` of the image, started inside one container."""
     options = {"runtime": runtime, "network_mode": "none", "remove": True}
     command = ["python3", "-I", "-S", "-c", STARTS, str(calls)]
-    output = docker.from_env().containers.run(IMAGE, command, **options)
-    return percentiles("python3 -c 'print(1)', inside", 1, json.loads(output))
+    taken: list[float] = json.loads(docker.from_env().containers.run(IMAGE, command, **options))
+    return taken
 
 
 def run_caller(runtime: str) -> Callable[[], Call]:
@@ -117,7 +124,7 @@ def provider_caller(endpoint: str, config: dict[str, Any]) -> Callable[[], Call]
 
 
 def measure_peers(runtime: str, calls: int) -> list[Figures]:
-    rows = [interpreter_starts(runtime, calls)]
+    rows = []
     few = max(8, calls // 5)
     for callers in (1, 8):
         rows.append(measure("docker run --rm", run_caller(runtime), callers=callers, calls=few))
@@ -125,6 +132,7 @@ def measure_peers(runtime: str, calls: int) -> list[Figures]:
         command = ["docker", "exec", identifier, "python3", "-c", PROGRAM]
         for callers in (1, 8):
             rows.append(measure("docker exec", process_caller(command), callers=callers, calls=few))
+    rows += fork_limit(runtime, calls)
     if runtime == "runc":
         rows.append(measure("llm-sandbox", llm_sandbox_caller, callers=1, calls=few))
     return rows
@@ -210,13 +218,18 @@ def preloaded_import(service: Service, config: dict[str, Any]) -> Figures:
 
 def measure_runtime(runtime: str, calls: int, runs: int) -> tuple[list[Figures], dict[str, object]]:
     print(f"{runtime}: peers ...", file=sys.stderr)
+    starts = interpreter_starts(runtime, calls)
     rows = measure_peers(runtime, calls)
+    starts += interpreter_starts(runtime, calls)
     facts: dict[str, object] = {}
     with pool_service(runtime, isolation="execution", pool_size=8) as (service, config):
         facts["idle_megabytes"] = idle_megabytes(service)
         rows += measure_ours(service, config, "execution", calls)
-    with pool_service(runtime, isolation="tenant", pool_size=2) as (service, config):
+        starts += interpreter_starts(runtime, calls)
+    kept = {"isolation": "tenant", "pool_size": 2, "max_sandboxes": KEPT_SANDBOXES}
+    with pool_service(runtime, **kept) as (service, config):
         rows += measure_ours(service, config, "tenant", calls)
+        starts += interpreter_starts(runtime, calls)
         if runs:
             facts["soak"] = soak(service, runs)
     with pool_service(runtime, pool_size=4, preload="numpy, pandas", max_memory="512m") as (
@@ -224,7 +237,7 @@ def measure_runtime(runtime: str, calls: int, runs: int) -> tuple[list[Figures],
         config,
     ):
         rows.append(preloaded_import(service, config))
-    return rows, facts
+    return [percentiles("python3 -c 'print(1)', inside", 1, starts), *rows], facts
 
 
 def main() -> None:
