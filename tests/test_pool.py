@@ -94,6 +94,48 @@ def test_what_was_used_is_replaced() -> None:
     asyncio.run(scenario())
 
 
+def test_a_sandbox_that_has_answered_leaves_the_caller_time_to_answer() -> None:
+    async def scenario() -> None:
+        async with pool_over(Impostor(rest_seconds=0.6), size=1) as pool:
+            await until(idle(pool, 1))
+            sandbox = await pool.acquire("python")
+            await sandbox.run(REQUEST)
+            ending = asyncio.create_task(pool.release(sandbox))
+            await asyncio.sleep(0.2)
+            stats = pool.stats()
+            assert (sandbox.alive, stats["ending"], stats["creating"]) == (True, 1, 0)
+            await ending
+            assert not sandbox.alive
+
+    asyncio.run(scenario())
+
+
+def test_nobody_who_waits_is_made_to_wait_for_that() -> None:
+    async def scenario() -> None:
+        async with pool_over(Impostor(rest_seconds=30), size=1, capacity=1) as pool:
+            await until(idle(pool, 1))
+            sandbox = await pool.acquire("python")
+            await sandbox.run(REQUEST)
+            waiting = asyncio.create_task(pool.acquire("python"))
+            await until(lambda: pool.stats()["waiting"] == 1)
+            await pool.release(sandbox)
+            assert (await waiting).alive
+
+    asyncio.run(scenario())
+
+
+def test_a_sandbox_that_has_not_answered_is_ended_at_once() -> None:
+    async def scenario() -> None:
+        async with pool_over(Impostor(rest_seconds=30), size=1) as pool:
+            await until(idle(pool, 1))
+            sandbox = await pool.acquire("python")
+            async with asyncio.timeout(5):
+                await pool.release(sandbox)
+            assert not sandbox.alive
+
+    asyncio.run(scenario())
+
+
 def test_a_warm_sandbox_that_is_killed_is_replaced_before_anyone_gets_it() -> None:
     async def scenario() -> None:
         async with pool_over(Impostor(), size=2) as pool:

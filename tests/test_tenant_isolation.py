@@ -101,6 +101,45 @@ def test_no_file_is_left(shared: WarmPool) -> None:
     assert pair.shared_one
 
 
+def test_a_folder_that_was_closed_is_opened_again(shared: WarmPool) -> None:
+    pair = Pair(shared, "closed")
+    pair.run(
+        """
+        import os
+        for place in ("/workspace", "/tmp", "/dev/shm"):
+            open(f"{place}/left", "w").write("secret")
+            try:
+                os.chmod(place, 0)
+            except PermissionError:
+                pass  # it is not the program's
+        """
+    )
+    look = "import os; print([os.path.exists(p + '/left') for p in ('/workspace', '/tmp')])"
+    assert pair.run(look) == "[False, False]\n"
+    assert pair.shared_one
+
+
+def test_what_was_put_over_the_images_content_is_gone(shared: WarmPool) -> None:
+    pair = Pair(shared, "images content")
+    look = """
+        import os
+        for folder, _, names in os.walk("/tmp"):
+            for name in names:
+                print(folder, name, hash(open(f"{folder}/{name}").read()))
+        """
+    code = """
+        import os, shutil
+        for folder, _, names in os.walk("/tmp"):
+            for name in names:
+                os.unlink(f"{folder}/{name}")
+                open(f"{folder}/{name}", "w").write("forged")
+        """
+    before = pair.run(look)
+    pair.run(code)
+    assert pair.run(look) == before
+    assert pair.shared_one
+
+
 def test_what_only_its_maker_may_remove_is_removed(shared: WarmPool) -> None:
     pair = Pair(shared, "sticky")
     pair.run(
@@ -178,6 +217,14 @@ def test_every_owner_has_sandboxes_of_its_own(shared: WarmPool) -> None:
         pair.run("print(1)")
         used[owner] |= set(pair.sandboxes)
     assert not used["alice"] & used["charlie"]
+
+
+def test_of_an_owners_sandboxes_the_one_used_last_is_taken_first(pool: WarmPool) -> None:
+    held = [pool.acquire("alice") for _ in range(3)]
+    for sandbox in held:
+        pool.run_in(sandbox, "print(1)")
+        pool.release(sandbox)
+    assert pool.acquire("alice") is held[-1]
 
 
 def test_a_sandbox_refuses_a_second_owner(pool: WarmPool) -> None:

@@ -100,8 +100,7 @@ class Pool:
             if self._busy.pop(sandbox, None):
                 self._keep(shelf, sandbox)
         elif self._busy.pop(sandbox, None):
-            self._ending.add(sandbox)
-            await self._destroy(sandbox)
+            await asyncio.shield(self._end(sandbox))
 
     async def resize(self, settings: PoolSettings) -> None:
         """Work by these settings from now on. Neither what runs nor who waits is disturbed."""
@@ -221,10 +220,10 @@ class Pool:
             shelf.kept.append(sandbox)
             self._refill_soon()
 
-    def _end(self, sandbox: Sandbox) -> None:
+    def _end(self, sandbox: Sandbox) -> asyncio.Task[None]:
         """Destroy one that is nobody's any more. It counts until it is gone."""
         self._ending.add(sandbox)
-        self._spawn(self._destroy(sandbox))
+        return self._spawn(self._destroy(sandbox))
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         try:
