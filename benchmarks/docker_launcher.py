@@ -1,8 +1,9 @@
 """Containers per second beside the engine's own limit, and where the time of a run in them goes.
 
 The engine's limit is create + start + remove of a container that does nothing, with as many
-callers. A run is what a provider waits for: request frame out, answer frame in. What of it the
-guest's supervisor spends from the request to the program's end, it says itself.
+callers: one of the engine's defaults, and one closed in as ours are. A run is what a provider
+waits for: request frame out, answer frame in. What of it the guest's supervisor spends from the
+request to the program's end, it says itself.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import docker
-
 from providers.base import Limits
+from providers.pool.hardening import Hardening
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
+from providers.pool.launchers.docker_engine import Engine, Recipe
 from providers.pool.requests import Job, make_template, run_request
 from providers.pool.sandbox import RunRequest, Sandbox
 
 
-def engine_limit(runtime: str, count: int, parallel: int) -> float:
+def engine_limit(runtime: str, count: int, parallel: int, hardening: Hardening | None) -> float:
     """Bare containers per second."""
-    client = docker.from_env(timeout=60, max_pool_size=parallel)
+    engine = Engine()
+    host = hardening.host(Limits()) if hardening else {"NetworkMode": "none"}
+    settings = hardening.container() if hardening else {}
+    recipe = Recipe("cofferdam/python", ["sleep", "60"], settings, {**host, "Runtime": runtime}, {})
 
-    def one(_: int) -> None:
-        options = {"runtime": runtime, "network_mode": "none", "detach": True}
-        client.containers.run("cofferdam/python", ["sleep", "60"], **options).remove(force=True)
+    def one(number: int) -> None:
+        started = engine.start(f"bench-{os.getpid()}-{number}", recipe)
+        started.stream.close()
+        engine.remove(started.id)
 
-    one(0)
+    one(count)
     began = time.monotonic()
     with ThreadPoolExecutor(parallel) as threads:
         list(threads.map(one, range(count)))
@@ -70,10 +75,14 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
             await runs.time(sandbox, job)
     await sandbox.destroy()
     launcher.close()
-    limit = await asyncio.to_thread(engine_limit, runtime, count, parallel)
+    limits = [
+        await asyncio.to_thread(engine_limit, runtime, count, parallel, hardening)
+        for hardening in (None, Hardening.of(launcher.runtime))
+    ]
     print(
         f"{runtime:14} {rate:5.1f}/s warm and removed, {parallel} in parallel "
-        f"(the engine alone: {limit:.1f}/s); start p50 {statistics.median(starts):.2f} s"
+        f"(the engine alone: {limits[0]:.1f}/s, closed in: {limits[1]:.1f}/s); "
+        f"start p50 {statistics.median(starts):.2f} s"
     )
     for runs in (fresh, *kept):
         print(runs)
