@@ -14,6 +14,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from providers.guest.processes import read_small
+
 _ROOT = Path("/sys/fs/cgroup")
 _numbers = itertools.count()
 
@@ -94,14 +96,14 @@ class Cgroup:
     def evidence(self) -> Evidence:
         """Whether the kernel killed for memory here, and the most that was ever in use."""
         try:
-            counters = dict(line.split() for line in _read(self._events).splitlines())
+            counters = dict(line.split() for line in read_small(self._events).splitlines())
         except OSError:
             return Evidence()
         try:
-            most = int(_read(self._peak))
+            most = int(read_small(self._peak))
         except OSError:  # memory.peak came with Linux 5.19
-            return Evidence(out_of_memory=int(counters.get("oom_kill", 0)) > 0)
-        return Evidence(int(counters.get("oom_kill", 0)) > 0, most)
+            return Evidence(out_of_memory=int(counters.get(b"oom_kill", 0)) > 0)
+        return Evidence(int(counters.get(b"oom_kill", 0)) > 0, most)
 
     async def remove(self) -> None:
         """Remove the group once its last process has left it, which takes the kernel a moment."""
@@ -113,15 +115,6 @@ class Cgroup:
                 return
             except OSError:
                 await asyncio.sleep(0.02)
-
-
-def _read(path: str) -> str:
-    """A small file of the kernel's, four times faster than by pathlib: it is read in each run."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(fd, 4096).decode()
-    finally:
-        os.close(fd)
 
 
 def find_cgroup(
