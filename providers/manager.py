@@ -185,9 +185,9 @@ class ProviderManager:
 
     def _look(self) -> tuple[Slot, ProviderConfig] | None:
         """What has to be loaded now: its slot, already in force, and its row."""
-        active = ProviderConfig.objects.filter(is_active=True)
+        active = ProviderConfig.objects.filter(is_active=True).order_by()
         try:
-            key = active.values_list("pk", "version").first()
+            key = next(iter(active.values_list("pk", "version")), None)
             if not self._is_news(key):
                 self._database_failed = False
                 return None
