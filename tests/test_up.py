@@ -76,6 +76,26 @@ def assert_nothing_survives(service: Service) -> None:
     assert service.survivors() == []
 
 
+def test_no_request_waits_for_a_collection_of_all_that_is_loaded(data_dir: Path) -> None:
+    code = """
+import gc
+import sandbox_site.wsgi
+from sandbox_site.gunicorn_conf import post_worker_init
+post_worker_init(None)
+print(gc.get_freeze_count(), len(gc.get_objects()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(data_dir),
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    frozen, collectable = map(int, done.stdout.split()[-2:])
+    assert frozen > 50 * collectable
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_in_time_and_counts_as_success(
     service: Service, number: signal.Signals
