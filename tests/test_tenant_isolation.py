@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.conf import settings
@@ -14,6 +16,7 @@ from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.pool import PoolSettings
 from tests.conftest import require
+from tests.sandboxes import family
 from tests.warm_pools import WarmPool, languages
 
 SHARED = PoolSettings(size=1, capacity=4, isolation="tenant", patience=60)
@@ -208,6 +211,42 @@ def test_a_run_that_timed_out_leaves_nothing(shared: WarmPool) -> None:
     shared.release(sandbox)
     assert pair.run("import os; print(os.path.exists('/tmp/left'))") == "False\n"
     assert pair.shared_one
+
+
+HOWEVER_A_RUN_ENDS = {
+    "well": "open('artifacts/a.txt', 'w').write('x')",
+    "with an error": "raise ValueError",
+    "by a signal": "import os; os.kill(os.getpid(), 9)",
+    "in time": "while True: pass",
+    "with descriptors closed": "import os; os.closerange(0, 100); os._exit(0)",
+    "with others that hold them open": "import os, time\nos.fork() or time.sleep(99)",
+    "in a flood": "while True: print('x' * 100_000)",
+}
+
+
+def test_a_supervisor_keeps_no_descriptor_of_a_run(pool: WarmPool) -> None:
+    sandbox = pool.acquire("alice")
+    pool.run_in(sandbox, "print(1)")
+    pool.release(sandbox)
+    pool.settle(idle=1, kept=1)
+    before = _open_in_supervisors()
+    assert len(before) == 2
+    for code in HOWEVER_A_RUN_ENDS.values():
+        assert pool.acquire("alice") is sandbox
+        pool.run_in(sandbox, code, timeout=0.5)
+        pool.release(sandbox)
+        pool.settle(kept=1)
+    assert _open_in_supervisors() == before
+
+
+def _open_in_supervisors() -> dict[int, list[str]]:
+    """The open descriptors of each sandbox's first process, as this machine sees them."""
+    found = {}
+    for pid in family(os.getpid()):
+        status = Path(f"/proc/{pid}/status").read_text()
+        if status.partition("NSpid:")[2].partition("\n")[0].split()[1:] == ["1"]:
+            found[pid] = sorted(os.listdir(f"/proc/{pid}/fd"))
+    return found
 
 
 def test_every_owner_has_sandboxes_of_its_own(shared: WarmPool) -> None:
