@@ -4,9 +4,11 @@ Peers: the image's own interpreter started inside a container, `docker run --rm`
 llm-sandbox, and a bare fork server. Ours: the provider's create, run, destroy; the pool's POST
 /run; and the audited POST /api/v1/executions. What is fresh for every run is called with pauses in
 which the pool refills, as no engine makes containers as fast as they are used; how fast it makes
-them, and where the time of a run goes, is the last part. The interpreter's start is measured again
-after each part, because the machine's speed drifts: the baseline is the median of all. Needs the
-engine (DOCKER_HOST) and the images of `manage.py build_images`.
+them, and where the time of a run goes, is the last part.
+
+The interpreter's start is the baseline, measured as what it is compared with: without pauses after
+each part, because the machine's speed drifts, and with the same pauses in turn with the calls that
+have them. Needs the engine (DOCKER_HOST) and the images of `manage.py build_images`.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from benchmarks.service import Service, api_caller, http_caller, running_service
 
 IMAGE = "cofferdam/python"
 
-# Between two runs in fresh containers, and between two measurements: the pool refills, and the
-# engine comes to rest.
-PAUSE_SECONDS = 1.5
+# Before each run in a fresh container and each start in turn with it, and between two measurements:
+# the pool refills, and the engine comes to rest.
+PAUSE_SECONDS = 1.0
 SETTLE_SECONDS = 8.0
 
 # At the level `tenant`: as many as keep both processors busy. More only make each other wait.
@@ -52,24 +54,49 @@ import pandas
 print((time.perf_counter() - began) * 1000)
 """
 
-# Runs in a container and prints the milliseconds that each start of an interpreter took.
+# Runs in a container: for each line an interpreter is started, the answer is its milliseconds.
 STARTS = """
-import json, subprocess, sys, time
-taken = []
-for _ in range(int(sys.argv[1])):
+import subprocess, sys, time
+for _ in sys.stdin:
     began = time.perf_counter()
     subprocess.run(["/usr/bin/python3", "-c", "print(1)"], check=True, capture_output=True)
-    taken.append((time.perf_counter() - began) * 1000)
-print(json.dumps(taken))
+    print((time.perf_counter() - began) * 1000, flush=True)
 """
 
 
-def interpreter_starts(runtime: str, calls: int) -> list[float]:
-    """Milliseconds of `python3 -c 'print(1)'` of the image, started inside one container."""
-    options = {"runtime": runtime, "network_mode": "none", "remove": True}
-    command = ["python3", "-I", "-S", "-c", STARTS, str(calls)]
-    taken: list[float] = json.loads(docker.from_env().containers.run(IMAGE, command, **options))
-    return taken
+class InterpreterStarts:
+    """`python3 -c 'print(1)'` of the image, inside one container: milliseconds by its clock."""
+
+    def __init__(self, runtime: str) -> None:
+        options = ["--rm", "--interactive", "--network=none", f"--runtime={runtime}"]
+        command = ["docker", "run", *options, IMAGE, "python3", "-I", "-S", "-c", STARTS]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        self.taken: list[float] = []
+        self.taken_in_turn: list[float] = []
+        self._start()
+
+    def measure(self, calls: int) -> None:
+        self.taken += [self._start() for _ in range(calls)]
+
+    def in_turn(self) -> None:
+        self.taken_in_turn.append(self._start())
+
+    def rows(self) -> list[Figures]:
+        name = "python3 -c 'print(1)', inside"
+        return [
+            percentiles(name, 1, self.taken),
+            percentiles(f"{name}, after pauses", 1, self.taken_in_turn, paused=True),
+        ]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _start(self) -> float:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(file=self._process.stdin)
+        return float(self._process.stdout.readline())
 
 
 def run_caller(runtime: str) -> Callable[[], Call]:
@@ -139,7 +166,7 @@ def measure_peers(runtime: str, calls: int) -> list[Figures]:
 
 
 def measure_ours(
-    service: Service, config: dict[str, Any], isolation: str, calls: int
+    service: Service, config: dict[str, Any], isolation: str, calls: int, starts: InterpreterStarts
 ) -> list[Figures]:
     """Rows at 1, 8 and 32 callers; where every run is fresh the first has pauses."""
     fresh = isolation == "execution"
@@ -161,11 +188,12 @@ def measure_ours(
     rows = []
     for name, caller in ways:
         for callers in (1, 8, 32):
-            pause = PAUSE_SECONDS if fresh and callers == 1 else 0
-            count = calls if pause else (64 if fresh else max(640, calls))
             label = f"{name}, {isolation}"
             print(f"  {label}, {callers} caller(s) ...", file=sys.stderr)
-            rows.append(measure(label, caller, callers=callers, calls=count, pause=pause))
+            how: dict[str, Any] = {"calls": 64 if fresh else max(640, calls)}
+            if fresh and callers == 1:
+                how = {"calls": calls, "pause": PAUSE_SECONDS, "in_turn": starts.in_turn}
+            rows.append(measure(label, caller, callers=callers, **how))
             if fresh:
                 time.sleep(SETTLE_SECONDS)
     return rows
@@ -218,18 +246,19 @@ def preloaded_import(service: Service, config: dict[str, Any]) -> Figures:
 
 def measure_runtime(runtime: str, calls: int, runs: int) -> tuple[list[Figures], dict[str, object]]:
     print(f"{runtime}: peers ...", file=sys.stderr)
-    starts = interpreter_starts(runtime, calls)
+    starts = InterpreterStarts(runtime)
+    starts.measure(calls)
     rows = measure_peers(runtime, calls)
-    starts += interpreter_starts(runtime, calls)
+    starts.measure(calls)
     facts: dict[str, object] = {}
     with pool_service(runtime, isolation="execution", pool_size=8) as (service, config):
         facts["idle_megabytes"] = idle_megabytes(service)
-        rows += measure_ours(service, config, "execution", calls)
-        starts += interpreter_starts(runtime, calls)
+        rows += measure_ours(service, config, "execution", calls, starts)
+        starts.measure(calls)
     kept = {"isolation": "tenant", "pool_size": 2, "max_sandboxes": KEPT_SANDBOXES}
     with pool_service(runtime, **kept) as (service, config):
-        rows += measure_ours(service, config, "tenant", calls)
-        starts += interpreter_starts(runtime, calls)
+        rows += measure_ours(service, config, "tenant", calls, starts)
+        starts.measure(calls)
         if runs:
             facts["soak"] = soak(service, runs)
     with pool_service(runtime, pool_size=4, preload="numpy, pandas", max_memory="512m") as (
@@ -237,7 +266,8 @@ def measure_runtime(runtime: str, calls: int, runs: int) -> tuple[list[Figures],
         config,
     ):
         rows.append(preloaded_import(service, config))
-    return [percentiles("python3 -c 'print(1)', inside", 1, starts), *rows], facts
+    starts.close()
+    return [*starts.rows(), *rows], facts
 
 
 def main() -> None:
@@ -261,7 +291,7 @@ def main() -> None:
         facts: dict[str, object] = {}
         for runtime in options.runtimes:
             found, facts[runtime] = measure_runtime(runtime, options.calls, options.soak)
-            print(f"\n{runtime}\n{table(found, found[0])}\n{facts[runtime]}\n")
+            print(f"\n{runtime}\n{table(found, *found[:2])}\n{facts[runtime]}\n")
             rows += found
         for runtime in options.runtimes:
             docker_launcher.run(runtime)

@@ -24,15 +24,23 @@ class Figures:
     p99_ms: float
     max_ms: float
     per_second: float
+    paused: bool = False
 
 
 def measure(
-    name: str, make_caller: Callable[[], Call], *, callers: int, calls: int, pause: float = 0
+    name: str,
+    make_caller: Callable[[], Call],
+    *,
+    callers: int,
+    calls: int,
+    pause: float = 0,
+    in_turn: Call | None = None,
 ) -> Figures:
     """Time `calls` calls, spread over `callers` threads that each call back to back.
 
     `make_caller` is called in each thread: it opens what one caller keeps open. Two calls per
-    caller go before, uncounted. Before each call a caller waits for `pause` seconds.
+    caller go before, uncounted. Before each call a caller waits for `pause` seconds. `in_turn` is
+    what else is called, after the same pause, between one call and the next.
     """
     durations: list[float] = []
     failures: list[BaseException] = []
@@ -46,6 +54,9 @@ def measure(
             ready.wait()
             mine = []
             for _ in range(calls // callers):
+                if in_turn:
+                    time.sleep(pause)
+                    in_turn()
                 time.sleep(pause)
                 began = time.perf_counter()
                 call()
@@ -68,11 +79,16 @@ def measure(
     seconds = time.perf_counter() - began
     if failures:
         raise failures[0]
-    return percentiles(name, callers, durations, seconds)
+    return percentiles(name, callers, durations, seconds, paused=pause > 0)
 
 
 def percentiles(
-    name: str, callers: int, durations: list[float], seconds: float | None = None
+    name: str,
+    callers: int,
+    durations: list[float],
+    seconds: float | None = None,
+    *,
+    paused: bool = False,
 ) -> Figures:
     """The row of so many calls in milliseconds. Without `seconds` they came one by one."""
     durations = sorted(durations)
@@ -90,19 +106,24 @@ def percentiles(
         round(percentile(0.99), 2),
         round(durations[-1], 2),
         round(len(durations) / seconds, 1),
+        paused,
     )
 
 
-def table(rows: list[Figures], baseline: Figures) -> str:
-    """The rows as text; the last column is the median as a multiple of the baseline's."""
+def table(rows: list[Figures], baseline: Figures, paused: Figures | None = None) -> str:
+    """The rows as text; the last column is the median as a multiple of the baseline's.
+
+    `paused` is the baseline for what was called after pauses, which is slower for being so.
+    """
     header = (
         f"{'':44} {'callers':>7} {'p50':>8} {'p95':>8} {'p99':>8} {'max':>8} {'per s':>7}  p50 x"
     )
     lines = [header, "-" * len(header)]
     for row in rows:
+        ratio = row.p50_ms / (paused if paused and row.paused else baseline).p50_ms
         lines.append(
             f"{row.name:44} {row.callers:7} {row.p50_ms:8.2f} {row.p95_ms:8.2f} {row.p99_ms:8.2f} "
-            f"{row.max_ms:8.1f} {row.per_second:7.1f}  {row.p50_ms / baseline.p50_ms:.2f}"
+            f"{row.max_ms:8.1f} {row.per_second:7.1f}  {ratio:.2f}"
         )
     return "\n".join(lines)
 
