@@ -160,6 +160,18 @@ def test_a_closed_provider_leaves_nothing(aliyun_server: AgentRunServer) -> None
         provider.create_instance()
 
 
+def test_what_was_made_unheard_of_is_ended_though_the_provider_is_closed(
+    aliyun_server: AgentRunServer,
+) -> None:
+    provider = open_aliyun(aliyun_server)
+    aliyun_server.fail("create", "truncated")
+    with pytest.raises(SandboxError):
+        provider.create_instance()
+    assert len(aliyun_server.sandboxes) == 1
+    provider.close()
+    assert eventually(lambda: aliyun_server.sandboxes == {})
+
+
 @pytest.mark.parametrize(
     ("operation", "fault"),
     [("create", fault) for fault, _ in CREATING if fault != "hang"]

@@ -180,6 +180,18 @@ def test_a_closed_provider_leaves_nothing(e2b_server: E2BServer) -> None:
     assert not provider.health_check()
 
 
+def test_what_was_made_unheard_of_is_ended_though_the_provider_is_closed(
+    e2b_server: E2BServer,
+) -> None:
+    provider = open_e2b(e2b_server)
+    e2b_server.fail("create", "truncated")
+    with pytest.raises(SandboxError):
+        provider.create_instance()
+    assert len(e2b_server.sandboxes) == 1
+    provider.close()
+    assert eventually(lambda: e2b_server.sandboxes == {})
+
+
 LEAVE_ONE = """
 import json, os, sys
 from providers.e2b.provider import E2BProvider

@@ -116,7 +116,7 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
             instance_id = account.create(self._template, name, self._timeout + SPARE_SECONDS)
         except ConnectionFailed:
             # Whether it was created nobody has told us.
-            threading.Thread(target=self._reclaim, args=(name,), daemon=True).start()
+            threading.Thread(target=_reclaim, args=(account, name), daemon=True).start()
             raise
         with self._lock:
             self._ours.add(instance_id)
@@ -288,11 +288,16 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
                     self._ours.discard(instance_id)
                 return
 
-    def _reclaim(self, instance_id: str) -> None:
-        """End what a creation that failed for us has made after all. It may still be at it."""
-        for delay in RECLAIM_SECONDS:
-            time.sleep(delay)
-            self._end(instance_id)
+
+def _reclaim(account: Account, instance_id: str) -> None:
+    """End what a creation that failed for us has made after all. It may still be at it.
+
+    Also when the provider has been closed meanwhile: nobody else knows of it.
+    """
+    for delay in RECLAIM_SECONDS:
+        time.sleep(delay)
+        with suppress(SandboxError):
+            account.delete(instance_id)
 
 
 def _language(language: str) -> str:

@@ -127,7 +127,7 @@ class E2BProvider(SandboxProvider):
             )
         except ConnectionFailed:
             # Whether it was created nobody has told us.
-            threading.Thread(target=self._reclaim, args=(attempt,), daemon=True).start()
+            threading.Thread(target=_reclaim, args=(account, attempt), daemon=True).start()
             raise
         with self._lock:
             self._sandboxes[sandbox.sandbox_id] = sandbox
@@ -359,16 +359,17 @@ class E2BProvider(SandboxProvider):
                     self._sandboxes.pop(instance_id, None)
                 return
 
-    def _reclaim(self, attempt: str) -> None:
-        """End what a creation that failed for us has made after all. It may still be at it."""
-        for delay in RECLAIM_SECONDS:
-            time.sleep(delay)
-            account = self._account
-            if account is None:
-                return
-            with suppress(SandboxError):
-                for instance_id, _ in account.ours({_ATTEMPT: attempt}):
-                    account.kill(instance_id)
+
+def _reclaim(account: Account, attempt: str) -> None:
+    """End what a creation that failed for us has made after all. It may still be at it.
+
+    Also when the provider has been closed meanwhile: nobody else knows of it.
+    """
+    for delay in RECLAIM_SECONDS:
+        time.sleep(delay)
+        with suppress(SandboxError):
+            for instance_id, _ in account.ours({_ATTEMPT: attempt}):
+                account.kill(instance_id)
 
 
 def _nobody_listens(stream: Stream, text: str) -> None:
