@@ -53,6 +53,7 @@ def post_worker_init(worker: Any) -> None:
     from django.urls import get_resolver
 
     from providers.manager import manager
+    from providers.services.kept import renew_in_background
 
     get_resolver().url_patterns  # noqa: B018  loads every view
     try:
@@ -62,6 +63,7 @@ def post_worker_init(worker: Any) -> None:
     # What is loaded now stays. To walk it in a full collection would hold every request for 40 ms.
     gc.collect()
     gc.freeze()
+    renew_in_background()
 
 
 def worker_exit(server: Any, worker: Any) -> None:

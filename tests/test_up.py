@@ -76,13 +76,14 @@ def assert_nothing_survives(service: Service) -> None:
     assert service.survivors() == []
 
 
-def test_no_request_waits_for_a_collection_of_all_that_is_loaded(data_dir: Path) -> None:
+def test_no_request_waits_for_collections_or_for_rules_to_be_read(data_dir: Path) -> None:
     code = """
-import gc
+import gc, threading
 import sandbox_site.wsgi
 from sandbox_site.gunicorn_conf import post_worker_init
 post_worker_init(None)
-print(gc.get_freeze_count(), len(gc.get_objects()))
+renewal = [thread for thread in threading.enumerate() if thread.name == "kept-renewal"]
+print(gc.get_freeze_count(), len(gc.get_objects()), len(renewal))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -92,8 +93,9 @@ print(gc.get_freeze_count(), len(gc.get_objects()))
         capture_output=True,
         text=True,
     )
-    frozen, collectable = map(int, done.stdout.split()[-2:])
+    frozen, collectable, renewing = map(int, done.stdout.split()[-3:])
     assert frozen > 50 * collectable
+    assert renewing == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
