@@ -1,17 +1,20 @@
 """Containers per second beside the engine's own limit, and where the time of a run in them goes.
 
 The engine's limit is create + start + remove of a container that does nothing, with as many
-callers: one of the engine's defaults, and one closed in as ours are. A run is what a provider
-waits for: request frame out, answer frame in. What of it the guest's supervisor spends from the
-request to the program's end, it says itself.
+callers: one of the engine's defaults, one closed in as ours are, and one like that in which the
+image's interpreter has started, which ours cannot do without. They take turns with ours, because
+the engine's speed drifts. A run is what a provider waits for: request frame out, answer frame in.
+What of it the guest's supervisor spends from the request to the program's end, it says itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from providers.base import Limits
@@ -21,24 +24,38 @@ from providers.pool.launchers.docker_engine import Engine, Recipe
 from providers.pool.requests import Job, make_template, run_request
 from providers.pool.sandbox import RunRequest, Sandbox
 
+ROUNDS = 8
 
-def engine_limit(runtime: str, count: int, parallel: int, hardening: Hardening | None) -> float:
-    """Bare containers per second."""
+Make = Callable[[int], Awaitable[float]]
+
+SLEEP = ["sleep", "60"]
+INTERPRETER = ["python3", "-I", "-S", "-c", "print(1, flush=True); import time; time.sleep(60)"]
+
+
+def engine_alone(
+    runtime: str, command: list[str], hardening: Hardening | None, parallel: int
+) -> Make:
+    """Makes and removes bare containers, an interpreter once it has printed. The seconds taken."""
     engine = Engine()
     host = hardening.host(Limits()) if hardening else {"NetworkMode": "none"}
     settings = hardening.container() if hardening else {}
-    recipe = Recipe("cofferdam/python", ["sleep", "60"], settings, {**host, "Runtime": runtime}, {})
+    recipe = Recipe("cofferdam/python", command, settings, {**host, "Runtime": runtime}, {})
+    numbers = itertools.count()
 
-    def one(number: int) -> None:
-        started = engine.start(f"bench-{os.getpid()}-{number}", recipe)
+    def one(_: int) -> None:
+        started = engine.start(f"bench-{os.getpid()}-{id(recipe)}-{next(numbers)}", recipe)
+        if command is INTERPRETER and not started.stream.recv(1):
+            raise RuntimeError("the interpreter printed nothing")
         started.stream.close()
         engine.remove(started.id)
 
-    one(count)
-    began = time.monotonic()
-    with ThreadPoolExecutor(parallel) as threads:
-        list(threads.map(one, range(count)))
-    return count / (time.monotonic() - began)
+    def make(count: int) -> float:
+        began = time.monotonic()
+        with ThreadPoolExecutor(parallel) as threads:
+            list(threads.map(one, range(count)))
+        return time.monotonic() - began
+
+    return lambda count: asyncio.to_thread(make, count)
 
 
 async def measure(runtime: str, count: int, parallel: int) -> None:
@@ -56,9 +73,24 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
             starts.append(time.monotonic() - began)
             await sandbox.destroy()
 
-    began = time.monotonic()
-    await asyncio.gather(*(one() for _ in range(count)))
-    rate = count / (time.monotonic() - began)
+    async def ours(count: int) -> float:
+        began = time.monotonic()
+        await asyncio.gather(*(one() for _ in range(count)))
+        return time.monotonic() - began
+
+    hardening = Hardening.of(launcher.runtime)
+    makers: dict[str, Make] = {
+        "warmed up": ours,
+        "by the engine alone": engine_alone(runtime, SLEEP, None, parallel),
+        "the same, closed in": engine_alone(runtime, SLEEP, hardening, parallel),
+        "and with an interpreter": engine_alone(runtime, INTERPRETER, hardening, parallel),
+    }
+    print(
+        f"\n{runtime}: {count} containers made and removed, {parallel} in parallel, {ROUNDS} times"
+    )
+    for name, rates in (await _in_turn(makers, count)).items():
+        print(f"  {name:24} {statistics.median(rates):5.2f}/s  ({_shown(rates)})")
+    print(f"  start of ours: p50 {statistics.median(starts):.2f} s")
     # One after the other, so that nothing else is under way while a run is timed.
     fresh = _Runs("fresh, 1 s after its start")
     for _ in range(count):
@@ -75,17 +107,24 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
             await runs.time(sandbox, job)
     await sandbox.destroy()
     launcher.close()
-    limits = [
-        await asyncio.to_thread(engine_limit, runtime, count, parallel, hardening)
-        for hardening in (None, Hardening.of(launcher.runtime))
-    ]
-    print(
-        f"{runtime:14} {rate:5.1f}/s warm and removed, {parallel} in parallel "
-        f"(the engine alone: {limits[0]:.1f}/s, closed in: {limits[1]:.1f}/s); "
-        f"start p50 {statistics.median(starts):.2f} s"
-    )
     for runs in (fresh, *kept):
         print(runs)
+
+
+async def _in_turn(makers: dict[str, Make], count: int) -> dict[str, list[float]]:
+    """Containers per second of each, in rounds. Each is the first of a round as often."""
+    order = list(makers)
+    rates: dict[str, list[float]] = {name: [] for name in order}
+    for _ in range(ROUNDS):
+        order = [*order[1:], order[0]]
+        for name in order:
+            rates[name].append(count / await makers[name](count))
+            await asyncio.sleep(1)
+    return rates
+
+
+def _shown(rates: list[float]) -> str:
+    return " ".join(f"{rate:.1f}" for rate in rates)
 
 
 class _Runs:
@@ -116,6 +155,6 @@ class _Runs:
         )
 
 
-def run(runtime: str, containers: int = 24, parallel: int = 4) -> None:
+def run(runtime: str, containers: int = 12, parallel: int = 4) -> None:
     """Print the figures of one runtime."""
     asyncio.run(measure(runtime, containers, parallel))
