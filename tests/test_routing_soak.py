@@ -95,8 +95,7 @@ def test_a_thousand_executions_with_random_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     require("bwrap")
-    monkeypatch.setattr("providers.e2b.provider.RECLAIM_SECONDS", (0.2, 1.0))
-    monkeypatch.setattr("providers.aliyun_codeinterpreter.provider.RECLAIM_SECONDS", (0.2, 1.0))
+    monkeypatch.setattr("providers.remote.reclaim.RECLAIM_SECONDS", (0.2, 1.0))
     # Out of service for so long that the others get their share, and back again all the time.
     monkeypatch.setattr(breaker, "RETRY_AFTER", breaker.RETRY_AFTER / 50)
     save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "queue_timeout": 30})

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -41,6 +42,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.owner import is_orphan, process_tag
 from providers.remote.programs import Program, build_program
+from providers.remote.reclaim import end_later
 from providers.remote.result import result_of
 from providers.remote.secret import Secret
 
@@ -53,7 +55,6 @@ RUNTIME = "microvm"
 
 # Beyond the longest run; the service ends a sandbox in which nothing happens for so long.
 SPARE_SECONDS = 60
-RECLAIM_SECONDS = (0.5, 10.0)
 _PREFIX = "cofferdam-"
 
 
@@ -115,8 +116,9 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
         try:
             instance_id = account.create(self._template, name, self._timeout + SPARE_SECONDS)
         except ConnectionFailed:
-            # Whether it was created nobody has told us.
-            threading.Thread(target=_reclaim, args=(account, name), daemon=True).start()
+            # Whether it was created nobody has told us, and nobody else will end it: not even
+            # when we have been closed meanwhile.
+            end_later(partial(account.delete, name), name)
             raise
         with self._lock:
             self._ours.add(instance_id)
@@ -219,7 +221,7 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
         try:
             deleted = account.delete(instance_id)
         except SandboxError:
-            threading.Thread(target=self._end_later, args=(instance_id,), daemon=True).start()
+            end_later(partial(self._end_at_last, instance_id), instance_id)
             raise
         with self._lock:
             self._ours.discard(instance_id)
@@ -278,26 +280,15 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
             if self._account is not None:
                 self._account.delete(instance_id)
 
-    def _end_later(self, instance_id: str) -> None:
-        """Go on trying. Should that fail too, closing tries again, and idleness ends it."""
-        for delay in RECLAIM_SECONDS:
-            time.sleep(delay)
-            with suppress(SandboxError):
-                self._opened().delete(instance_id)
-                with self._lock:
-                    self._ours.discard(instance_id)
-                return
-
-
-def _reclaim(account: Account, instance_id: str) -> None:
-    """End what a creation that failed for us has made after all. It may still be at it.
-
-    Also when the provider has been closed meanwhile: nobody else knows of it.
-    """
-    for delay in RECLAIM_SECONDS:
-        time.sleep(delay)
-        with suppress(SandboxError):
-            account.delete(instance_id)
+    def _end_at_last(self, instance_id: str) -> bool:
+        """Closing tries, too. Should both fail, idleness ends it."""
+        account = self._account
+        if account is None:
+            return True
+        account.delete(instance_id)
+        with self._lock:
+            self._ours.discard(instance_id)
+        return True
 
 
 def _language(language: str) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -40,6 +41,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.owner import is_orphan, process_tag
 from providers.remote.programs import Program, build_program
+from providers.remote.reclaim import end_later
 from providers.remote.result import result_of
 from providers.remote.secret import Secret
 
@@ -54,7 +56,6 @@ RUNTIME = "firecracker"
 
 # Beyond the longest run: starting, files before it, artifacts after it.
 SPARE_SECONDS = 60
-RECLAIM_SECONDS = (0.5, 10.0)
 
 
 class E2BProvider(SandboxProvider):
@@ -127,7 +128,7 @@ class E2BProvider(SandboxProvider):
             )
         except ConnectionFailed:
             # Whether it was created nobody has told us.
-            threading.Thread(target=_reclaim, args=(account, attempt), daemon=True).start()
+            end_later(partial(_end_all, account, attempt), attempt)
             raise
         with self._lock:
             self._sandboxes[sandbox.sandbox_id] = sandbox
@@ -275,7 +276,7 @@ class E2BProvider(SandboxProvider):
         try:
             killed = account.kill(instance_id)
         except SandboxError:
-            threading.Thread(target=self._kill_later, args=(instance_id,), daemon=True).start()
+            end_later(partial(self._kill_at_last, instance_id), instance_id)
             raise
         with self._lock:
             self._sandboxes.pop(instance_id, None)
@@ -349,27 +350,26 @@ class E2BProvider(SandboxProvider):
             if self._account is not None:
                 self._account.kill(instance_id)
 
-    def _kill_later(self, instance_id: str) -> None:
-        """Go on trying. Should that fail too, closing tries again, and its lifetime ends it."""
-        for delay in RECLAIM_SECONDS:
-            time.sleep(delay)
-            with suppress(SandboxError):
-                self._opened().kill(instance_id)
-                with self._lock:
-                    self._sandboxes.pop(instance_id, None)
-                return
+    def _kill_at_last(self, instance_id: str) -> bool:
+        """Closing tries, too. Should both fail, its lifetime ends it."""
+        account = self._account
+        if account is None:
+            return True
+        account.kill(instance_id)
+        with self._lock:
+            self._sandboxes.pop(instance_id, None)
+        return True
 
 
-def _reclaim(account: Account, attempt: str) -> None:
-    """End what a creation that failed for us has made after all. It may still be at it.
+def _end_all(account: Account, attempt: str) -> bool:
+    """End what a creation that failed for us has made after all. Whether there was any.
 
     Also when the provider has been closed meanwhile: nobody else knows of it.
     """
-    for delay in RECLAIM_SECONDS:
-        time.sleep(delay)
-        with suppress(SandboxError):
-            for instance_id, _ in account.ours({_ATTEMPT: attempt}):
-                account.kill(instance_id)
+    found = account.ours({_ATTEMPT: attempt})
+    for instance_id, _ in found:
+        account.kill(instance_id)
+    return bool(found)
 
 
 def _nobody_listens(stream: Stream, text: str) -> None:
