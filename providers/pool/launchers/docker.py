@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from providers.base import Limits
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.pool.cgroup import Evidence, find_cgroup
-from providers.pool.channel import GuestChannel
 from providers.pool.guest_files import INSIDE, PACKAGE, SOURCE, interpreter_options
 from providers.pool.hardening import GVISOR, RUNC, Hardening
 from providers.pool.launcher import Guest
 from providers.pool.launchers.docker_engine import PARALLEL_CALLS, Engine, Recipe, Started
+from providers.pool.launchers.docker_guest import DockerGuest
 from providers.pool.launchers.docker_owner import OWNER_LABEL, Owner
-from providers.pool.launchers.docker_stream import Demultiplexer
 from providers.pool.seccomp import build_filter
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
 
@@ -163,7 +162,12 @@ class DockerLauncher:
             # If the engine makes it after all, it is an orphan.
             self._known.discard(name)
             raise
-        return DockerGuest(self, name, started, {"image_digest": image.digest})
+        return DockerGuest(
+            started,
+            {"image_digest": image.digest},
+            destroy=partial(self.destroy, name, started.id),
+            killed_for_memory=partial(self.killed_for_memory, started.id),
+        )
 
     async def reap_orphans(self) -> int:
         """Remove the containers that nobody owns any more. Returns how many."""
@@ -354,49 +358,6 @@ class DockerLauncher:
             self._engine.remove(started.id)
             raise CreationFailed(f"Docker: the container ended at once: {error}") from error
         return started
-
-
-class DockerGuest:
-    """A container with a guest in it. `facts` belong into the metadata of every result."""
-
-    def __init__(
-        self, launcher: DockerLauncher, name: str, started: Started, facts: dict[str, Any]
-    ) -> None:
-        self.facts = facts
-        self._launcher = launcher
-        self._name = name
-        self._started = started
-        self._output = Demultiplexer()
-        self._channel: GuestChannel | None = None
-        self._cgroup = find_cgroup(started.pid, started.id)
-        self._killed_for_memory = False
-        self._gone: asyncio.Task[None] | None = None
-
-    async def open(self) -> GuestChannel:
-        self._started.stream.setblocking(False)
-        self._channel = await GuestChannel.open(
-            self._started.stream, self._output.feed, self._note_the_end
-        )
-        return self._channel
-
-    def evidence(self) -> Evidence:
-        seen = self._cgroup.evidence() if self._cgroup else Evidence()
-        return replace(seen, out_of_memory=seen.out_of_memory or self._killed_for_memory)
-
-    def complaint(self) -> str:
-        return self._output.complaint
-
-    async def destroy(self) -> None:
-        if self._gone is None:
-            (self._channel or self._started.stream).close()
-            self._gone = asyncio.get_running_loop().create_task(
-                self._launcher.destroy(self._name, self._started.id)
-            )
-        await asyncio.shield(self._gone)
-
-    async def _note_the_end(self) -> None:
-        """A container that ends takes its cgroup along, so the engine's record is asked for."""
-        self._killed_for_memory = await self._launcher.killed_for_memory(self._started.id)
 
 
 def _text(name: str) -> str:
