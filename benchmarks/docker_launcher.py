@@ -1,10 +1,10 @@
 """Containers per second beside the engine's own limit, and where the time of a run in them goes.
 
 The engine's limit is create + start + remove of a container that does nothing, with as many
-callers: one of the engine's defaults, one closed in as ours are, and one like that in which the
-image's interpreter has started, which ours cannot do without. They take turns with ours, because
-the engine's speed drifts. A run is what a provider waits for: request frame out, answer frame in.
-What of it the guest's supervisor spends from the request to the program's end, it says itself.
+callers: one of the engine's defaults, one closed in as ours are, and then step by step what ours
+cannot do without. They take turns with ours, because the engine's speed drifts. A run is what a
+provider waits for: request frame out, answer frame in. What of it the guest's supervisor spends
+from the request to the program's end, it says itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from benchmarks.processors import busy_ms
 from providers.base import Limits
 from providers.pool.hardening import Hardening
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
@@ -24,18 +25,33 @@ from providers.pool.launchers.docker_engine import Engine, Recipe
 from providers.pool.requests import Job, make_template, run_request
 from providers.pool.sandbox import RunRequest, Sandbox
 
-ROUNDS = 8
+ROUNDS = 6
 
 Make = Callable[[int], Awaitable[float]]
 
 SLEEP = ["sleep", "60"]
-INTERPRETER = ["python3", "-I", "-S", "-c", "print(1, flush=True); import time; time.sleep(60)"]
+
+# What ours cannot do without: an interpreter, the modules of its library that the guest's need for
+# the kernel's calls and for frames, and a child that has been forked and said so.
+_MODULES = "import _json, _signal, _thread, ctypes, gc, os, resource, select, time"
+_CHILD = """
+from_child, to_parent = os.pipe()
+if os.fork() == 0:
+    os.write(to_parent, b"ready")
+    os.read(0, 1)
+os.read(from_child, 5)
+"""
+_SAY_SO = "os.write(1, b'ready'); os.read(0, 1)"
+_PYTHON = ["python3", "-I", "-S", "-X", "utf8", "-c"]
+INTERPRETER = [*_PYTHON, f"import os; {_SAY_SO}"]
+FORKED = [*_PYTHON, f"import os{_CHILD}{_SAY_SO}"]
+FORKED_WITH_MODULES = [*_PYTHON, f"{_MODULES}{_CHILD}{_SAY_SO}"]
 
 
 def engine_alone(
     runtime: str, command: list[str], hardening: Hardening | None, parallel: int
 ) -> Make:
-    """Makes and removes bare containers, an interpreter once it has printed. The seconds taken."""
+    """Makes and removes bare containers, an interpreter once it has said so. The seconds taken."""
     engine = Engine()
     host = hardening.host(Limits()) if hardening else {"NetworkMode": "none"}
     settings = hardening.container() if hardening else {}
@@ -44,8 +60,8 @@ def engine_alone(
 
     def one(_: int) -> None:
         started = engine.start(f"bench-{os.getpid()}-{id(recipe)}-{next(numbers)}", recipe)
-        if command is INTERPRETER and not started.stream.recv(1):
-            raise RuntimeError("the interpreter printed nothing")
+        if command is not SLEEP and not started.stream.recv(1):
+            raise RuntimeError("the interpreter said nothing")
         started.stream.close()
         engine.remove(started.id)
 
@@ -84,12 +100,16 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
         "by the engine alone": engine_alone(runtime, SLEEP, None, parallel),
         "the same, closed in": engine_alone(runtime, SLEEP, hardening, parallel),
         "and with an interpreter": engine_alone(runtime, INTERPRETER, hardening, parallel),
+        "and with a forked child": engine_alone(runtime, FORKED, hardening, parallel),
+        "and with the modules": engine_alone(runtime, FORKED_WITH_MODULES, hardening, parallel),
     }
     print(
         f"\n{runtime}: {count} containers made and removed, {parallel} in parallel, {ROUNDS} times"
     )
-    for name, rates in (await _in_turn(makers, count)).items():
-        print(f"  {name:24} {statistics.median(rates):5.2f}/s  ({_shown(rates)})")
+    for name, rounds in (await _in_turn(makers, count)).items():
+        rate, busy = (statistics.median(kind) for kind in zip(*rounds, strict=True))
+        shown = " ".join(f"{rate:.1f}" for rate, _ in rounds)
+        print(f"  {name:24} {rate:5.2f}/s  processors {busy:4.0f} ms each  ({shown})")
     print(f"  start of ours: p50 {statistics.median(starts):.2f} s")
     # One after the other, so that nothing else is under way while a run is timed.
     fresh = _Runs("fresh, 1 s after its start")
@@ -111,20 +131,21 @@ async def measure(runtime: str, count: int, parallel: int) -> None:
         print(runs)
 
 
-async def _in_turn(makers: dict[str, Make], count: int) -> dict[str, list[float]]:
-    """Containers per second of each, in rounds. Each is the first of a round as often."""
+async def _in_turn(makers: dict[str, Make], count: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each, in rounds: containers per second, and the processors' ms per container.
+
+    Each is the first of a round as often.
+    """
     order = list(makers)
-    rates: dict[str, list[float]] = {name: [] for name in order}
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in order}
     for _ in range(ROUNDS):
         order = [*order[1:], order[0]]
         for name in order:
-            rates[name].append(count / await makers[name](count))
+            before = busy_ms()
+            rate = count / await makers[name](count)
+            rounds[name].append((rate, (busy_ms() - before) / count))
             await asyncio.sleep(1)
-    return rates
-
-
-def _shown(rates: list[float]) -> str:
-    return " ".join(f"{rate:.1f}" for rate in rates)
+    return rounds
 
 
 class _Runs:

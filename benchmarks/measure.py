@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from benchmarks.processors import stolen_ms
 
 Call = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One row: milliseconds per call, and calls per second of all callers together."""
+    """One row: milliseconds per call, and calls per second of all callers together.
+
+    Of calls after pauses also how many had a whole machine: the kernel counted no time as stolen.
+    """
 
     name: str
     callers: int
@@ -25,6 +30,7 @@ class Figures:
     max_ms: float
     per_second: float
     paused: bool = False
+    undisturbed: Figures | None = None
 
 
 def measure(
@@ -43,6 +49,7 @@ def measure(
     what else is called, after the same pause, between one call and the next.
     """
     durations: list[float] = []
+    undisturbed: list[float] = []
     failures: list[BaseException] = []
     ready = threading.Barrier(callers + 1)
 
@@ -52,15 +59,18 @@ def measure(
             call()
             call()
             ready.wait()
-            mine = []
+            mine: list[float] = []
             for _ in range(calls // callers):
                 if in_turn:
                     time.sleep(pause)
                     in_turn()
                 time.sleep(pause)
+                stolen = stolen_ms() if pause else 0
                 began = time.perf_counter()
                 call()
                 mine.append((time.perf_counter() - began) * 1000)
+                if pause and stolen_ms() == stolen:
+                    undisturbed.append(mine[-1])
             durations.extend(mine)
         except BaseException as error:
             failures.append(error)
@@ -79,7 +89,11 @@ def measure(
     seconds = time.perf_counter() - began
     if failures:
         raise failures[0]
-    return percentiles(name, callers, durations, seconds, paused=pause > 0)
+    row = percentiles(name, callers, durations, seconds, paused=pause > 0)
+    if not undisturbed:
+        return row
+    alone = percentiles("  of these, with nothing stolen", callers, undisturbed, paused=True)
+    return replace(row, undisturbed=alone)
 
 
 def percentiles(
@@ -119,13 +133,20 @@ def table(rows: list[Figures], baseline: Figures, paused: Figures | None = None)
         f"{'':44} {'callers':>7} {'p50':>8} {'p95':>8} {'p99':>8} {'max':>8} {'per s':>7}  p50 x"
     )
     lines = [header, "-" * len(header)]
-    for row in rows:
+    for row in with_undisturbed(rows):
         ratio = row.p50_ms / (paused if paused and row.paused else baseline).p50_ms
         lines.append(
             f"{row.name:44} {row.callers:7} {row.p50_ms:8.2f} {row.p95_ms:8.2f} {row.p99_ms:8.2f} "
             f"{row.max_ms:8.1f} {row.per_second:7.1f}  {ratio:.2f}"
         )
     return "\n".join(lines)
+
+
+def with_undisturbed(rows: list[Figures]) -> Iterator[Figures]:
+    for row in rows:
+        yield row
+        if row.undisturbed:
+            yield row.undisturbed
 
 
 def write_json(path: Path, rows: list[Figures], extra: dict[str, object]) -> None:
