@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from providers.self_managed.provider import SelfManagedProvider
 from tests.conftest import require
 from tests.processes import ROOT, Service, clean_environment, free_port, started
 
@@ -135,3 +136,22 @@ def over_docker(port: int, log: Path) -> Iterator[PoolService]:
         pool = PoolService(service)
         pool.wait_until_healthy(60)
         yield pool
+
+
+def assert_error(answer: Answer, status: int, code: str, **expected: Any) -> None:
+    assert answer.status == status, answer
+    assert answer.body["error"]["code"] == code
+    assert set(answer.body["error"]) == {"code", "message", "field", "started", "retry_after"}
+    for name, value in expected.items():
+        assert answer.body["error"][name] == value
+
+
+@contextmanager
+def provider_of(endpoint: str, **config: Any) -> Iterator[SelfManagedProvider]:
+    provider = SelfManagedProvider()
+    chosen = SelfManagedProvider.check_config({"endpoint": endpoint, "pool_size": 2, **config})
+    provider.initialize(chosen)
+    try:
+        yield provider
+    finally:
+        provider.close()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
 import jsonschema
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from rest_framework.test import APIClient
 
 from executions.models import Execution
 from tests.conftest import Caller, require
@@ -213,69 +210,6 @@ def test_the_languages_are_those_of_the_provider(local_active: None, alice: Call
     assert {"python", "bash"} <= set(answer.json()["languages"])
 
 
-def test_a_recorded_execution_can_be_read_again(local_active: None, alice: Caller) -> None:
-    ran = run(alice, "def main():\n    return [1, 'two']").json()
-
-    answer = alice.client.get(f"/api/v1/executions/{ran['id']}")
-
-    assert answer.status_code == 200
-    assert answer.json() == ran
-
-
-def test_the_list_is_newest_first_and_leaves_out_what_is_large(
-    local_active: None, alice: Caller
-) -> None:
-    ids = [run(alice, f"print({number})").json()["id"] for number in range(3)]
-
-    body = alice.client.get("/api/v1/executions").json()
-
-    assert [item["id"] for item in body["results"]] == ids[::-1]
-    assert body["next"] is None
-    assert not {"stdout", "stderr", "result", "code"} & set(body["results"][0])
-
-
-def test_the_list_is_paged_by_cursor(scripted: object, alice: Caller) -> None:
-    ids = [run(alice, "answer = ExecutionResult('', '', 0, 0.0)").json()["id"] for _ in range(5)]
-    seen = []
-    url = "/api/v1/executions?limit=2"
-    pages = 0
-    while url:
-        body = alice.client.get(url).json()
-        seen += [item["id"] for item in body["results"]]
-        url, pages = body["next"], pages + 1
-
-    assert seen == ids[::-1]
-    assert pages == 3
-
-
-def test_the_list_is_filtered(scripted: object, alice: Caller) -> None:
-    good = run(alice, "pass").json()["id"]
-    bad = run(alice, "answer = ExecutionResult('', '', 1, 0.0)").json()["id"]
-    unlucky = run(alice, "pass", language="unlucky").json()["id"]
-
-    def listed(**query: str) -> list[str]:
-        return [
-            item["id"] for item in alice.client.get("/api/v1/executions", query).json()["results"]
-        ]
-
-    assert listed(status="succeeded") == [good]
-    assert listed(status="failed") == [bad]
-    assert listed(language="unlucky") == [unlucky]
-    assert listed(provider="scripted", status="error") == [unlucky]
-    assert listed(provider="elsewhere") == []
-
-
-@pytest.mark.parametrize(
-    "query",
-    [{"status": "odd"}, {"limit": "0"}, {"limit": "201"}, {"cursor": "x"}, {"colour": "red"}],
-)
-def test_a_bad_list_parameter_is_refused_by_name(query: dict[str, str], alice: Caller) -> None:
-    answer = alice.client.get("/api/v1/executions", query)
-
-    assert answer.status_code == 400
-    assert answer.json()["error"]["field"] == next(iter(query))
-
-
 def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Caller) -> None:
     given = alice.client.post(
         "/api/v1/executions", {"code": "pass"}, headers={"X-Request-ID": "trace-7"}
@@ -391,77 +325,6 @@ def test_without_a_provider_the_attempt_is_recorded_and_answered_sb001(
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "SB001"
     assert Execution.objects.get().error_code == "SB001"
-
-
-def test_an_idempotency_key_repeats_the_recorded_answer(scripted: object, alice: Caller) -> None:
-    code = "import uuid\nanswer = ExecutionResult(uuid.uuid4().hex, '', 0, 0.0)"
-
-    first = run(alice, code, idempotency_key="once")
-    again = run(alice, code, idempotency_key="once")
-    other = run(alice, code, idempotency_key="twice")
-
-    assert again.status_code == 200
-    assert again.json() == first.json()
-    assert other.json()["stdout"] != first.json()["stdout"]
-    assert Execution.objects.count() == 2
-
-
-def test_an_idempotency_key_with_another_request_conflicts(scripted: object, alice: Caller) -> None:
-    run(alice, "pass", idempotency_key="once")
-
-    answer = run(alice, "pass", idempotency_key="once", arguments={"other": 1})
-
-    assert answer.status_code == 409
-    assert answer.json()["error"]["field"] == "idempotency_key"
-    assert Execution.objects.count() == 1
-
-
-def test_an_attempt_that_never_ran_leaves_its_idempotency_key_free(
-    scripted: object, alice: Caller
-) -> None:
-    failed = run(alice, "pass", language="unlucky", idempotency_key="once")
-    again = run(alice, "pass", language="unlucky", idempotency_key="once")
-
-    assert (failed.status_code, again.status_code) == (503, 503)
-    assert failed.json()["id"] != again.json()["id"]
-
-
-def test_an_attempt_that_may_have_run_is_never_run_again(scripted: object, alice: Caller) -> None:
-    code = "raise errors.ConnectionFailed('lost', started=True)"
-
-    failed = run(alice, code, idempotency_key="once")
-    again = run(alice, code, idempotency_key="once")
-
-    assert (failed.status_code, again.status_code) == (502, 502)
-    assert failed.json() == again.json()
-    assert sum(event.startswith("execute") for event in scripted()) == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_of_many_at_once_with_one_idempotency_key_one_runs(
-    scripted: Callable[[], list[str]], alice: Caller
-) -> None:
-    barrier = threading.Barrier(8)
-    answers = []
-
-    def post() -> None:
-        client = APIClient(headers={"X-API-Key": alice.key_text})
-        barrier.wait()
-        try:
-            body = {"code": "pass", "idempotency_key": "once"}
-            answers.append(client.post("/api/v1/executions", body))
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=post) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert {answer.status_code for answer in answers} <= {200, 202}
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    assert sum(event.startswith("execute") for event in scripted()) == 1
 
 
 def test_an_unknown_execution_is_not_found(alice: Caller) -> None:
