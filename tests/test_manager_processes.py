@@ -20,7 +20,7 @@ from providers.manager import ProviderManager
 from providers.services import save_config
 from tests.managers import GOOD, configure, eventually, leased
 
-pytest_plugins = ["tests.managers"]
+pytest_plugins = ["tests.manager_fixtures"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

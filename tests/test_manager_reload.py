@@ -16,7 +16,7 @@ from providers.models import ProviderConfig
 from providers.services import activate, save_config
 from tests.managers import GOOD, TOKEN, configure, eventually, leased
 
-pytest_plugins = ["tests.managers"]
+pytest_plugins = ["tests.manager_fixtures"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
