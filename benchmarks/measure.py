@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.processors import stolen_ms
@@ -133,20 +134,15 @@ def table(rows: list[Figures], baseline: Figures, paused: Figures | None = None)
         f"{'':44} {'callers':>7} {'p50':>8} {'p95':>8} {'p99':>8} {'max':>8} {'per s':>7}  p50 x"
     )
     lines = [header, "-" * len(header)]
-    for row in with_undisturbed(rows):
+    for row in chain.from_iterable((row, row.undisturbed) for row in rows):
+        if row is None:
+            continue
         ratio = row.p50_ms / (paused if paused and row.paused else baseline).p50_ms
         lines.append(
             f"{row.name:44} {row.callers:7} {row.p50_ms:8.2f} {row.p95_ms:8.2f} {row.p99_ms:8.2f} "
             f"{row.max_ms:8.1f} {row.per_second:7.1f}  {ratio:.2f}"
         )
     return "\n".join(lines)
-
-
-def with_undisturbed(rows: list[Figures]) -> Iterator[Figures]:
-    for row in rows:
-        yield row
-        if row.undisturbed:
-            yield row.undisturbed
 
 
 def write_json(path: Path, rows: list[Figures], extra: dict[str, object]) -> None:
