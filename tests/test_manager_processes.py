@@ -18,7 +18,8 @@ from django.db import connection
 
 from providers.manager import ProviderManager
 from providers.services import save_config
-from tests.managers import GOOD, configure, eventually, leased
+from tests.managers import GOOD, configure, leased
+from tests.wire_server import eventually
 
 pytest_plugins = ["tests.manager_fixtures"]
 
