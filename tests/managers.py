@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from providers.manager import ProviderManager
@@ -20,3 +22,12 @@ def configure(**changes: Any) -> ProviderConfig:
 def leased(manager: ProviderManager) -> tuple[int, Any]:
     with manager.lease() as lease:
         return lease.config_version, lease.provider
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 3.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

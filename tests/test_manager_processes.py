@@ -18,8 +18,7 @@ from django.db import connection
 
 from providers.manager import ProviderManager
 from providers.services import save_config
-from tests.managers import GOOD, configure, leased
-from tests.wire_server import eventually
+from tests.managers import GOOD, configure, eventually, leased
 
 pytest_plugins = ["tests.manager_fixtures"]
 

@@ -14,8 +14,7 @@ from providers.errors import ConnectionFailed, NotInitialized, ProviderUnavailab
 from providers.manager import ProviderManager
 from providers.models import ProviderConfig
 from providers.services import activate, save_config
-from tests.managers import GOOD, TOKEN, configure, leased
-from tests.wire_server import eventually
+from tests.managers import GOOD, TOKEN, configure, eventually, leased
 
 pytest_plugins = ["tests.manager_fixtures"]
 
