@@ -32,7 +32,9 @@ class _Lane:
 
 class _Thread:
     def __init__(self) -> None:
-        self.wake = threading.Semaphore(0)
+        # Held while the thread sleeps: a bare lock is the cheapest way to wake one.
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
         self.task: tuple[_Lane, Job]
 
 
@@ -74,11 +76,11 @@ class HandlerThreads:
             else:
                 lane.new.append(job)
                 return
-        thread.wake.release()
+        thread.asleep.release()
 
     def _work(self, thread: _Thread) -> None:
         while True:
-            thread.wake.acquire()
+            thread.asleep.acquire()
             task: tuple[_Lane, Job] | None = thread.task
             while task is not None:
                 lane, job = task
