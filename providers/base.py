@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from providers import waiting
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.schema import ConfigField, describe, validate
 
@@ -170,6 +172,46 @@ class SandboxProvider(ABC):
     @abstractmethod
     def destroy_instance(self, instance_id: str) -> bool:
         """End a sandbox and all in it. False when it was not there, which is no error."""
+
+    # The same three for callers who have something else to do meanwhile. What is awaited may go on
+    # in any thread, and must not use the database. A provider that can wait without a thread
+    # overrides them; for the others threads wait.
+
+    def submit_create_instance(
+        self, template: str = "python", *, owner: str = ""
+    ) -> Future[SandboxInstance]:
+        """`create_instance`, begun. Raises RateLimited when too much is waited for already."""
+        return waiting.submit(lambda: self.create_instance(template, owner=owner), may_refuse=True)
+
+    def submit_execute_code(
+        self,
+        instance_id: str,
+        code: str,
+        language: str,
+        timeout: float = 10,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        entrypoint: Entrypoint = "auto",
+        files: Sequence[InputFile] = (),
+        limits: Limits | None = None,
+    ) -> Future[ExecutionResult]:
+        """`execute_code`, begun."""
+        return waiting.submit(
+            lambda: self.execute_code(
+                instance_id,
+                code,
+                language,
+                timeout,
+                arguments,
+                entrypoint=entrypoint,
+                files=files,
+                limits=limits,
+            )
+        )
+
+    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
+        """`destroy_instance`, begun."""
+        return waiting.submit(lambda: self.destroy_instance(instance_id))
 
     @abstractmethod
     def health_check(self) -> Health:

@@ -1,8 +1,10 @@
-"""The web server: gunicorn with one process of threads.
+"""The web server: gunicorn with one asynchronous process, and threads behind it.
 
-Threads, because the short synchronous path is what is fast on them; one process, because the
-warm sandboxes belong to a process and are of most use when they are not spread over several.
-gunicorn sets TCP_NODELAY itself, so no answer waits for a delayed acknowledgement.
+Reading requests and sending answers is asynchronous, so that slow clients cost a socket and nothing
+else. Requests are handled on threads, because the short synchronous path is what is fast on them,
+and runs wait without one (`sandbox_site.web`). One process, because the warm sandboxes belong to a
+process and are of most use when they are not spread over several. asyncio sets TCP_NODELAY itself,
+so no answer waits for a delayed acknowledgement.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from sandbox_site.processes import die_with_parent
 
 logger = logging.getLogger("sandbox_site.web")
 
-worker_class = "gthread"
+# After the sandboxes have ended, for the records of what ran in them.
+DRAIN_SECONDS = 0.5
+
+worker_class = "sandbox_site.web.connections.Worker"
+asgi_loop = "asyncio"
+asgi_lifespan = "off"
 workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
-threads = settings.env.bounded("WEB_THREADS", default=16, low=1, high=256)
 keepalive = 65
 timeout = 60
 # Less than `up` grants before it kills.
@@ -67,6 +73,11 @@ def post_worker_init(worker: Any) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
+    """End the sandboxes; what ran in them is then told of it, and its records are closed."""
     from providers.manager import manager
+    from providers.named import close_all
 
     manager.close()
+    close_all()
+    if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
+        logger.warning("%d requests were cut off", bridge.open)

@@ -214,6 +214,18 @@ TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
 
+# The web server, `sandbox_site.web`.
+WEB_THREADS = env.bounded("WEB_THREADS", default=16, low=4, high=256)
+WEB_CONNECTIONS = env.bounded("WEB_CONNECTIONS", default=2000, low=16, high=100_000)
+WEB_HEADER_SECONDS = env.bounded("WEB_HEADER_SECONDS", default=10, low=1, high=3600)
+WEB_BODY_SECONDS = env.bounded("WEB_BODY_SECONDS", default=15, low=1, high=50)
+WEB_SEND_SECONDS = env.bounded("WEB_SEND_SECONDS", default=60, low=1, high=3600)
+WEB_SPOOL_MB = env.bounded(
+    "WEB_SPOOL_MB", default=max(512, 4 * (SANDBOX_MAX_BODY_BYTES >> 20)), low=1, high=65_536
+)
+# Calls of providers that are clients of a service, waited for at once in a web process.
+PROVIDER_WAITS = env.bounded("PROVIDER_WAITS", default=256, low=1, high=4096)
+
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
 POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
 POOL_PORT = env.bounded("POOL_PORT", default=9385, low=1, high=65535)

@@ -17,11 +17,18 @@ from django.urls import URLPattern, path, reverse
 from executions.admin.display import artifact_image_type
 from executions.admin.exporting import export_view
 from executions.api.files import download_response
+from executions.api.later import answer
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.presentation import visible
-from executions.services.replay import compare, configured_providers, recorded_request, replay
+from executions.services.replay import (
+    compare,
+    configured_providers,
+    recorded_request,
+    replaying,
+)
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
+from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration, SandboxError
 
 if TYPE_CHECKING:
@@ -150,13 +157,17 @@ class Details:
             raise PermissionDenied
         execution = self._execution(request, execution_id)
         if request.method == "POST":
-            try:
-                outcome = replay(execution, request.POST.get("provider", ""))
-            except SandboxError as error:
-                messages.error(request, f"{error.code}: {error.message}")
-                return redirect("admin:executions_replay", execution_id)
-            return redirect(f"{request.path}?with={outcome.execution.pk}")
+            return answer(request, self._replay(request, execution))
         return self._comparison(request, execution)
+
+    def _replay(self, request: HttpRequest, execution: Execution) -> Waits[HttpResponse]:
+        try:
+            outcome = yield from replaying(execution, request.POST.get("provider", ""))
+        except SandboxError as error:
+            # Refused: it comes before anything is waited for, so that the message is still stored.
+            messages.error(request, f"{error.code}: {error.message}")
+            return redirect("admin:executions_replay", execution.pk)
+        return redirect(f"{request.path}?with={outcome.execution.pk}")
 
     def _comparison(self, request: HttpRequest, execution: Execution) -> HttpResponseBase:
         replays = list(execution.replays.defer("pending", "code", "arguments").order_by("-id")[:20])

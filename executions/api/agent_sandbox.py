@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import transaction
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.utils.decorators import method_decorator
 from drf_spectacular.utils import OpenApiResponse, extend_schema
@@ -16,11 +17,13 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.errors import render_error
+from executions.api.later import answer
 from executions.api.rendering import json_response
 from executions.models import Execution
 from executions.services.artifacts import make_token
 from executions.services.requests import ExecutionRequest, refuse
-from executions.services.run import run_execution
+from executions.services.run import running
+from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration, SandboxError
 
 DEFAULT_EXPIRY = 300
@@ -45,10 +48,13 @@ class AgentSandboxExecuteView(ApiView):
             401: OpenApiResponse(schema.DetailSerializer, "Invalid API key"),
         },
     )
-    def post(self, request: Request) -> HttpResponse:
+    def post(self, request: Request) -> HttpResponseBase:
+        return answer(request, self.told(self._run(request)))
+
+    def _run(self, request: Request) -> Waits[HttpResponse]:
         wanted, expires_in = _parse(request.data)
         try:
-            execution = run_execution(wanted, self.caller()).execution
+            execution = (yield from running(wanted, self.caller())).execution
         except SandboxError as error:
             return json_response({"error": f"{error.code}: {error.message}"})
         response = json_response(self._body(execution, request, expires_in))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated
@@ -38,7 +39,12 @@ class HasApiKey(BasePermission):
 
 
 def key_text_of(request: Request) -> str:
-    if key_text := request.META.get("HTTP_X_API_KEY", ""):
+    return key_text_in(request.META)
+
+
+def key_text_in(meta: Mapping[str, Any]) -> str:
+    """The key in the headers, as WSGI names them; empty without one."""
+    if key_text := meta.get("HTTP_X_API_KEY", ""):
         return str(key_text)
-    scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    scheme, _, token = meta.get("HTTP_AUTHORIZATION", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""

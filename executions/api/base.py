@@ -22,6 +22,7 @@ from executions.api.authentication import ApiKeyAuthentication, HasApiKey
 from executions.api.errors import render_error
 from executions.models import ApiKey
 from executions.services.record import Caller
+from executions.services.waiting import Waits
 from executions.text import from_json
 from providers.errors import InvalidConfiguration
 
@@ -96,6 +97,13 @@ class ApiView(APIView):
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return render_error
+
+    def told(self, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+        """The work, whose errors are answers, also when they come later."""
+        try:
+            return (yield from work)
+        except Exception as error:
+            return cast("HttpResponse", self.handle_exception(error))
 
     @property
     def api_key(self) -> ApiKey:

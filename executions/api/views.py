@@ -18,6 +18,7 @@ from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.errors import error_response
 from executions.api.files import download_response
+from executions.api.later import answer
 from executions.api.rendering import execution_detail, execution_summary, json_response
 from executions.models import Artifact, Execution
 from executions.services.ledger import receipt_of
@@ -25,7 +26,8 @@ from executions.services.listing import ExecutionFilter, list_executions
 from executions.services.record import Outcome
 from executions.services.requests import request_from_json
 from executions.services.routing import languages_for
-from executions.services.run import run_execution
+from executions.services.run import running
+from executions.services.waiting import Waits
 from providers.errors import CODES
 
 
@@ -44,8 +46,11 @@ class ExecutionsView(ApiView):
             **schema.errors(400, 401, 409, 413, 415, 429, 502, 503),
         },
     )
-    def post(self, request: Request) -> HttpResponse:
-        outcome = run_execution(request_from_json(request.data), self.caller())
+    def post(self, request: Request) -> HttpResponseBase:
+        return answer(request, self.told(self._run(request)))
+
+    def _run(self, request: Request) -> Waits[HttpResponse]:
+        outcome = yield from running(request_from_json(request.data), self.caller())
         return self._answer(outcome, request)
 
     @extend_schema(

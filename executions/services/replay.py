@@ -16,8 +16,9 @@ from executions.services.ledger import append
 from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest, refuse
 from executions.services.routing import Route
-from executions.services.run import run_execution
+from executions.services.run import running
 from executions.services.tenants import internal_tenant
+from executions.services.waiting import Waits, wait_for
 from executions.text import from_json
 from providers.manager import Lease, manager, start_provider
 from providers.models import ProviderConfig
@@ -26,6 +27,11 @@ MAX_LINES = 1_000
 
 
 def replay(execution: Execution, provider_id: str = "") -> Outcome:
+    """As `replaying`, waited for in this thread."""
+    return wait_for(replaying(execution, provider_id))
+
+
+def replaying(execution: Execution, provider_id: str = "") -> Waits[Outcome]:
     """Run the same code again, on the provider it ran on or on `provider_id`.
 
     The replay is an execution of its own, recorded under the internal tenant, so that it neither
@@ -39,7 +45,7 @@ def replay(execution: Execution, provider_id: str = "") -> Outcome:
         content = {"provider": wanted}
         append("replay", str(execution.pk), content)
     caller = Caller(internal_tenant(), replay_of=execution, request_id=execution.request_id)
-    return run_execution(request, caller, route=route)
+    return (yield from running(request, caller, route=route))
 
 
 def recorded_request(execution: Execution) -> ExecutionRequest:

@@ -1,4 +1,9 @@
-"""Running code: the one path from a valid request to a completed record."""
+"""Running code: the one path from a valid request to a completed record.
+
+Nothing here holds a thread while a sandbox is waited for, a program runs or a sandbox is ended:
+there the work yields the future it waits for (`services.waiting`). The database is touched only
+in between.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,7 @@ from executions.services.record import (
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import Hops, Route, Step, admit, steps_for
 from executions.services.spending import cost_of, refuse_over_budget, spend
+from executions.services.waiting import Waits, outcome_of, wait_for
 from executions.text import from_json, storable, storable_value, to_json, without_surrogates
 from providers import errors
 from providers.base import ExecutionResult, SandboxInstance
@@ -42,6 +48,13 @@ _VERDICTS: dict[ErrorCode, Execution.Status] = {
 def run_execution(
     request: ExecutionRequest, caller: Caller, *, route: Route | None = None
 ) -> Outcome:
+    """As `running`, waited for in this thread."""
+    return wait_for(running(request, caller, route=route))
+
+
+def running(
+    request: ExecutionRequest, caller: Caller, *, route: Route | None = None
+) -> Waits[Outcome]:
     """Record, run or queue, and complete the record.
 
     `route` lends one certain provider; without it the routes of the admin decide. Raises
@@ -58,7 +71,7 @@ def run_execution(
         return Outcome(execution)
     if request.mode == Execution.Mode.ASYNC:
         return enqueue(execution)
-    return carry_out(execution, request, steps, began=began)
+    return (yield from carry_out(execution, request, steps, began=began))
 
 
 def carry_out(
@@ -68,14 +81,14 @@ def carry_out(
     *,
     began: float,
     waited_ms: float = 0.0,
-) -> Outcome:
+) -> Waits[Outcome]:
     """Run a recorded execution and complete its row, however it ends.
 
     `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in a queue.
     """
     attempt = _Attempt(execution, request, began, waited_ms)
     try:
-        return attempt.end_with_result(attempt.run(steps))
+        return attempt.end_with_result((yield from attempt.run(steps)))
     except SandboxError as error:
         return attempt.end_with_error(error)
     except Exception:
@@ -103,14 +116,14 @@ class _Attempt:
         self.changes: dict[str, Any] = {}
         self.hops = Hops()
 
-    def run(self, steps: Sequence[Step]) -> ExecutionResult:
+    def run(self, steps: Sequence[Step]) -> Waits[ExecutionResult]:
         """Try the providers in their order, and leave one only while no code can have started."""
         for number, step in enumerate(steps, start=1):
             self.handed_over = False
             began = perf_counter()
             try:
                 admit(step, self.request, is_only=len(steps) == 1, is_last=number == len(steps))
-                result = self._run_at(step)
+                result = yield from self._run_at(step)
             except SandboxError as error:
                 self.hops.left(step, error, _ms(began, perf_counter()))
                 if error.started or number == len(steps) or not self.hops.may_leave(error):
@@ -121,7 +134,7 @@ class _Attempt:
                 return result
         raise ProviderUnavailable("The route names no provider. Add one in the admin.")
 
-    def _run_at(self, step: Step) -> ExecutionResult:
+    def _run_at(self, step: Step) -> Waits[ExecutionResult]:
         with step.route() as lease:
             leased = perf_counter()
             self.changes = {
@@ -129,32 +142,36 @@ class _Attempt:
                 "config_version": lease.config_version,
                 "queue_ms": self.waited_ms + _ms(self.began, leased),
             }
-            self.instance = instance = lease.provider.create_instance(
-                self.request.language, owner=self.execution.tenant_slug
+            self.instance = instance = yield from outcome_of(
+                lease.provider.submit_create_instance(
+                    self.request.language, owner=self.execution.tenant_slug
+                )
             )
             created = perf_counter()
             self.changes["start_ms"] = _ms(leased, created)
             self.changes["runtime"] = _runtime(instance.metadata)
             try:
                 self.handed_over = True
-                result = lease.provider.execute_code(
-                    instance.instance_id,
-                    self.request.code,
-                    self.request.language,
-                    self.request.seconds,
-                    self.request.arguments,
-                    entrypoint=self.request.entrypoint,
-                    files=self.request.files,
-                    limits=self.request.limits,
+                result = yield from outcome_of(
+                    lease.provider.submit_execute_code(
+                        instance.instance_id,
+                        self.request.code,
+                        self.request.language,
+                        self.request.seconds,
+                        self.request.arguments,
+                        entrypoint=self.request.entrypoint,
+                        files=self.request.files,
+                        limits=self.request.limits,
+                    )
                 )
             finally:
                 self.changes["run_ms"] = _ms(created, perf_counter())
-                self._destroy(lease, instance)
+                yield from self._destroy(lease, instance)
         return result
 
-    def _destroy(self, lease: Lease, instance: SandboxInstance) -> None:
+    def _destroy(self, lease: Lease, instance: SandboxInstance) -> Waits[None]:
         try:
-            lease.provider.destroy_instance(instance.instance_id)
+            yield from outcome_of(lease.provider.submit_destroy_instance(instance.instance_id))
         except Exception:
             # The result is there and belongs to the caller, whatever became of the sandbox.
             logger.exception("sandbox %s could not be destroyed", instance.instance_id)

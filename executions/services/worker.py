@@ -13,6 +13,7 @@ from executions.services.record import Outcome, close_unrun
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import Route, steps_for
 from executions.services.run import carry_out
+from executions.services.waiting import wait_for
 from providers.errors import SandboxError
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,14 @@ def run_queued(execution_id: str, *, route: Route | None = None) -> Outcome | No
     except SandboxError as error:
         # The limits may have been lowered since it was queued.
         return close_unrun(execution, error)
-    return carry_out(
-        execution,
-        request,
-        steps_for(request.language, execution.tenant_slug, route),
-        began=began,
-        waited_ms=_waited_ms(execution),
+    return wait_for(
+        carry_out(
+            execution,
+            request,
+            steps_for(request.language, execution.tenant_slug, route),
+            began=began,
+            waited_ms=_waited_ms(execution),
+        )
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from providers.pool.sandbox import Sandbox
 from providers.pool.settings import FIELDS, module_names
 from providers.pool.template import Template, normalize_language
 from providers.schema import ConfigField
+from providers.waiting import carried_out
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +141,16 @@ class LocalProvider(SandboxProvider):
         return self.initialize({**config, "pool_size": 1})
 
     def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
+        return self.submit_create_instance(template, owner=owner).result()
+
+    def submit_create_instance(
+        self, template: str = "python", *, owner: str = ""
+    ) -> Future[SandboxInstance]:
         loop, pool = self._opened()
-        language = normalize_language(template)
-        sandbox = loop.call(pool.acquire(language, owner))
+        return loop.submit(self._take(pool, normalize_language(template), owner))
+
+    async def _take(self, pool: Pool, language: str, owner: str) -> SandboxInstance:
+        sandbox = await pool.acquire(language, owner)
         instance_id = f"local-{os.getpid()}-{sandbox.number}"
         with self._lock:
             self._sandboxes[instance_id] = sandbox
@@ -162,13 +171,36 @@ class LocalProvider(SandboxProvider):
         files: Sequence[InputFile] = (),
         limits: Limits | None = None,
     ) -> ExecutionResult:
+        return self.submit_execute_code(
+            instance_id,
+            code,
+            language,
+            timeout,
+            arguments,
+            entrypoint=entrypoint,
+            files=files,
+            limits=limits,
+        ).result()
+
+    def submit_execute_code(
+        self,
+        instance_id: str,
+        code: str,
+        language: str,
+        timeout: float = 10,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        entrypoint: Entrypoint = "auto",
+        files: Sequence[InputFile] = (),
+        limits: Limits | None = None,
+    ) -> Future[ExecutionResult]:
         loop, _ = self._opened()
         with self._lock:
             sandbox = self._sandboxes.get(instance_id)
         if sandbox is None:
             raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
         job = Job(code, language, timeout, arguments, entrypoint, files, limits or Limits())
-        return loop.call(sandbox.run(run_request(job, sandbox.template)))
+        return loop.submit(sandbox.run(run_request(job, sandbox.template)))
 
     def destroy_instance(self, instance_id: str) -> bool:
         with self._lock:
@@ -177,6 +209,9 @@ class LocalProvider(SandboxProvider):
             return False
         self._loop.start(self._pool.release(sandbox))
         return True
+
+    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
+        return carried_out(lambda: self.destroy_instance(instance_id))
 
     def health_check(self) -> Health:
         if self._pool is None:

@@ -64,7 +64,7 @@ class PoolClient:
 
     def __post_init__(self) -> None:
         # urllib3 sets TCP_NODELAY itself: no request waits for a delayed acknowledgement.
-        self._pool = urllib3.connection_from_url(self.endpoint, maxsize=64, block=False)
+        self._pool = urllib3.connection_from_url(self.endpoint, maxsize=256, block=False)
         self._path = urlsplit(self.endpoint).path.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if self.token:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from providers.pool.requests import Job
 from providers.pool.service.settings import FIELDS, check_config
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
+from providers.waiting import carried_out
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:9385"
 LOOK_SECONDS = 0.25
@@ -219,6 +221,13 @@ class SelfManagedProvider(SandboxProvider):
             return False
         # An instance ends with its run, so that nobody has to wait for another request.
         return instance.ended or backend.destroy(instance.handle)
+
+    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
+        with self._lock:
+            instance = self._instances.get(instance_id)
+        if instance is None or instance.ended:
+            return carried_out(lambda: self.destroy_instance(instance_id))
+        return super().submit_destroy_instance(instance_id)
 
     def health_check(self) -> Health:
         if self._backend is None:

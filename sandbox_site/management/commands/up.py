@@ -54,7 +54,7 @@ def _web_server(bind: str) -> list[str]:
         *("--config", "python:sandbox_site.gunicorn_conf"),
         *("--chdir", str(settings.BASE_DIR)),
         *("--bind", bind),
-        "sandbox_site.wsgi:application",
+        "sandbox_site.asgi:application",
     ]
 
 

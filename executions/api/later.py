@@ -1,0 +1,111 @@
+"""Answers that come later: a view starts work, and its thread is free while the work waits.
+
+The web server (`sandbox_site.web`) puts a `Later` into the request's environment. A view gives its
+work to `answer`, which carries it out in place as long as it need not wait for more than a few
+milliseconds; most runs are done by then. Otherwise a placeholder goes through the middleware, whose
+headers are kept, and the server has the work go on, on one of its threads, whenever what it
+waits for is there. Where nobody can answer later, as in most tests, the work is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextvars import Context, copy_context
+from typing import Any
+
+from django.db import close_old_connections, connection
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+
+from executions.services.waiting import Waits, wait_for
+from providers.waiting import on_threads
+
+LATER = "cofferdam.later"
+# Longer than most runs take, and so short that nobody can hold the threads by it.
+PATIENCE_SECONDS = 0.025
+
+Submit = Callable[[Callable[[], None]], None]
+
+
+class Placeholder(HttpResponseBase):
+    """Goes through the middleware in place of an answer that is not known yet."""
+
+    # So that nobody takes it for an answer without a body.
+    streaming = True
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+    def become(self, answer: HttpResponse) -> HttpResponse:
+        """The answer, with what the middleware has set and the answer itself has not."""
+        for name, value in self.items():
+            if name not in answer:
+                answer[name] = value
+        answer["Content-Length"] = str(len(answer.content))
+        for name, morsel in self.cookies.items():
+            answer.cookies.setdefault(name, morsel)
+        return answer
+
+
+class Later:
+    """One request's work, if its view has left any."""
+
+    def __init__(self) -> None:
+        self.answer: Future[HttpResponse] = Future()
+        self.has_work = False
+        self._work: Waits[HttpResponse]
+        self._awaited: Future[Any]
+        self._context: Context
+        self._submit: Submit
+
+    def take(self, work: Waits[HttpResponse]) -> HttpResponseBase:
+        """The work's answer, or a placeholder if it has to wait for longer."""
+        with on_threads():
+            try:
+                self._awaited = _advance(work)
+            except StopIteration as end:
+                answer: HttpResponse = end.value
+                return answer
+            # Who acts, and whatever else was set for this request, holds for the rest of it.
+            self._context = copy_context()
+        self._work = work
+        self.has_work = True
+        return Placeholder()
+
+    def go_on(self, submit: Submit) -> None:
+        """Have the rest carried out by `submit`, whether its caller still waits or not."""
+        self._submit = submit
+        self._awaited.add_done_callback(lambda _: submit(self._resume))
+
+    def _resume(self) -> None:
+        close_old_connections()
+        try:
+            awaited = self._context.run(_advance, self._work)
+        except StopIteration as end:
+            self.answer.set_result(end.value)
+        except BaseException as error:
+            self.answer.set_exception(error)
+        else:
+            awaited.add_done_callback(lambda _: self._submit(self._resume))
+
+
+def answer(request: HttpRequest | Request, work: Waits[HttpResponse]) -> HttpResponseBase:
+    """What the work returns, now or later. What it raises before it has to wait is raised here."""
+    later: Later | None = request.META.get(LATER)
+    if later is None or connection.in_atomic_block:
+        return wait_for(work)
+    return later.take(work)
+
+
+def _advance(work: Waits[HttpResponse]) -> Future[Any]:
+    """Go on until there is something to wait for that takes its time. Raises StopIteration."""
+    while True:
+        awaited = next(work)
+        try:
+            awaited.exception(PATIENCE_SECONDS)
+        except CancelledError:
+            continue
+        except TimeoutError:
+            return awaited

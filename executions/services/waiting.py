@@ -1,0 +1,49 @@
+"""Work that has to wait: a generator that yields each future it waits for.
+
+Written once and driven in two ways: `wait_for` waits in the calling thread, as a worker does; a
+web server gives its thread back and goes on with another when the future is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Waits = Generator[Future[Any], None, T]
+
+
+def outcome_of(future: Future[T]) -> Waits[T]:
+    """For `yield from`: what the future ends with, raised or returned."""
+    if not future.done():
+        yield future
+    return future.result()
+
+
+def wait_for(work: Waits[T]) -> T:
+    """Carry the work out to its end in this thread.
+
+    What interrupts the waiting is raised where the work waits, so that it can clear up.
+    """
+    try:
+        future = next(work)
+        while True:
+            try:
+                _wait(future)
+            except BaseException as interruption:
+                future = work.throw(interruption)
+            else:
+                future = next(work)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _wait(future: Future[Any]) -> None:
+    try:
+        future.exception()
+    except CancelledError:
+        # The work finds out by itself.
+        return

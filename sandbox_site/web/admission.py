@@ -1,0 +1,57 @@
+"""Whose body is read at all: nobody without a valid key has more than a form's read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from executions.api.authentication import key_text_in
+from executions.services import keys
+from sandbox_site.web.body import FORM_BYTES, SMALL_BYTES, STRANGERS, Refused, Share
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of what clients send. Bytes and seconds."""
+
+    body_bytes: int
+    spool_bytes: int
+    body_seconds: float
+
+
+class OnThread(Protocol):
+    def __call__(self, call: Callable[[], str | None]) -> Awaitable[str | None]: ...
+
+
+async def admit_body(
+    environ: Mapping[str, Any], limits: Limits, share: Share, *, is_api: bool, on_thread: OnThread
+) -> int:
+    """How many bytes of body to read. 0 also for a body that the view refuses unseen.
+
+    Raises Refused.
+    """
+    announced = environ.get("CONTENT_LENGTH", "")
+    length = int(announced) if announced.isdigit() else 0
+    if length <= SMALL_BYTES:
+        return length
+    if length > limits.body_bytes:
+        return 0
+    owner = None
+    if key_text := key_text_in(environ):
+        # A query, of which a small request has one as well: in its view.
+        owner = await on_thread(lambda: _owner_of(key_text))
+    if owner is None:
+        if is_api:
+            return 0
+        if length > FORM_BYTES:
+            raise Refused(413, f"body: Must be at most {FORM_BYTES} bytes without an API key.")
+    share.hold(owner or STRANGERS, length)
+    return length
+
+
+def _owner_of(key_text: str) -> str | None:
+    try:
+        return keys.authenticate(key_text).tenant.slug
+    except keys.Unauthenticated:
+        return None

@@ -1,0 +1,114 @@
+"""Reading requests' bodies: off the threads, in a bounded time, into a bounded space."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+# Read for anybody: no more than what the server buffers of a connection anyway.
+SMALL_BYTES = 64 * 1024
+# The most without a valid key: forms of the admin.
+FORM_BYTES = 2_621_440
+IN_MEMORY_BYTES = 1024 * 1024
+# What a client must keep up, from when the grace is over.
+BYTES_PER_SECOND = 100_000
+
+STRANGERS = ""
+
+
+class Refused(Exception):
+    """The request is answered with an error instead of being handled."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+
+
+class ClientGone(Exception):
+    """The client went away before its request was complete."""
+
+
+class Spool:
+    """How much of bodies may be held at once: in all, by one tenant, by those without a key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    def hold(self, owner: str, size: int) -> None:
+        """Raises Refused where it would be too much."""
+        share = self._most // (8 if owner == STRANGERS else 2)
+        with self._lock:
+            if self._held[owner] + size > share:
+                status = 503 if owner == STRANGERS else 429
+                raise Refused(status, "body: Too much of yours is being sent. Try again later.", 5)
+            if self._held.total() + size > self._most:
+                raise Refused(503, "body: Too much is being sent at once. Try again later.", 5)
+            self._held[owner] += size
+
+    def release(self, owner: str, size: int) -> None:
+        with self._lock:
+            self._held[owner] -= size
+            if not self._held[owner]:
+                del self._held[owner]
+
+
+class Share:
+    """What one request holds: from before its body is read until it is answered, for while its
+    run waits what was read is in memory."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._held: tuple[str, int] | None = None
+
+    def hold(self, owner: str, size: int) -> None:
+        self._spool.hold(owner, size)
+        self._held = (owner, size)
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._spool.release(*self._held)
+            self._held = None
+
+
+async def read_body(receive: Receive, length: int, grace: float) -> IO[bytes]:
+    """The whole body of so many bytes, from its start; it is kept on disk when it is large.
+
+    Raises Refused when the client pauses for `grace` seconds or, after as many, is slower than
+    BYTES_PER_SECOND, and ClientGone.
+    """
+    body: IO[bytes] = SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
+    began = time.monotonic()
+    received = 0
+    try:
+        while True:
+            late = began + grace + received / BYTES_PER_SECOND
+            async with asyncio.timeout(min(grace, max(0.0, late - time.monotonic()))):
+                message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            received += len(message["body"])
+            body.write(message["body"])
+            if not message["more_body"]:
+                break
+    except TimeoutError:
+        body.close()
+        raise Refused(408, "body: Did not come in time.") from None
+    except OSError:
+        body.close()
+        raise Refused(503, "body: Could not be kept, the disk may be full.", 30) from None
+    except BaseException:
+        body.close()
+        raise
+    body.seek(0)
+    return body

@@ -1,0 +1,269 @@
+"""Between an asynchronous server and Django's synchronous handler.
+
+Bodies are read, and answers sent, without a thread; in between Django runs unchanged on permanent
+threads, middleware and database connections included. Work that waits gives its thread back
+(`executions.api.later`). Streams are pulled piece by piece, so that a slow reader holds no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from executions.api.later import LATER, Later, Placeholder
+from sandbox_site.web.admission import Limits, admit_body
+from sandbox_site.web.body import ClientGone, Receive, Refused, Share, Spool, read_body
+from sandbox_site.web.environ import make_environ
+from sandbox_site.web.threads import HandlerThreads, LaneFull
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+HEALTH, API, PAGES = "health", "api", "pages"
+_API_PATHS = ("/api/v1", "/v1/", "/artifacts/")
+
+# What is handed to the connection at once. It has to be read before the next, within a deadline.
+PIECE_BYTES = 256 * 1024
+# A thread that fetches a stream's next piece is given back after so long.
+FETCH_SECONDS = 0.05
+
+
+class Bridge:
+    """An ASGI application over `handler`, with `count` threads for everything but /healthz.
+
+    A quarter of them is left to the API by the pages and to the pages by the API.
+    """
+
+    def __init__(self, handler: WSGIHandler, count: int, limits: Limits) -> None:
+        most = count - max(1, count // 4)
+        self._handler = handler
+        self._limits = limits
+        self._spool = Spool(limits.spool_bytes)
+        self._threads = HandlerThreads(count, {API: most, PAGES: most})
+        self._health = HandlerThreads(1, {HEALTH: 1})
+        self._open = 0
+        self._lock = threading.Lock()
+
+    @property
+    def open(self) -> int:
+        """Requests whose work is not done, whether their clients still wait or not."""
+        return self._open
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything has been answered. Whether it has."""
+        deadline = time.monotonic() + seconds
+        while self._open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self._open
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # There are no WebSockets here; the server makes a 403 of it.
+            await send({"type": "websocket.close"})
+            return
+        lane = _lane_of(scope["path"])
+        share = Share(self._spool)
+        later = Later()
+        try:
+            environ = await self._request(lane, scope, receive, share)
+            environ[LATER] = later
+            handled = self._do(lane, partial(self._handle, lane, environ, later, share))
+        except ClientGone:
+            share.release()
+            return
+        except (Refused, LaneFull) as refusal:
+            share.release()
+            response: HttpResponseBase = _refusal(refusal)
+        except BaseException:
+            share.release()
+            raise
+        else:
+            response = await _answer_of(handled, later)
+        await self._send(lane, response, send)
+
+    async def _request(
+        self, lane: str, scope: Mapping[str, Any], receive: Receive, share: Share
+    ) -> dict[str, Any]:
+        environ = make_environ(scope, io.BytesIO())
+        length = await admit_body(
+            environ, self._limits, share, is_api=lane == API, on_thread=partial(self._do, lane)
+        )
+        if length:
+            environ["wsgi.input"] = await read_body(receive, length, self._limits.body_seconds)
+        return environ
+
+    def _handle(
+        self, lane: str, environ: dict[str, Any], later: Later, share: Share
+    ) -> HttpResponseBase:
+        """Run Django, on a thread. What it leaves to be done later goes on in any case: its caller
+        may have left, and the middleware may have failed."""
+        with self._lock:
+            self._open += 1
+        try:
+            response = self._handler(environ, _start_nothing)
+            if isinstance(response, Placeholder) or not response.streaming:
+                # It has all it needs of this thread, whose connection is looked after now.
+                response.close()
+            return response
+        finally:
+            environ["wsgi.input"].close()
+            if later.has_work:
+                later.answer.add_done_callback(lambda _: self._finish(share))
+                later.go_on(partial(self._threads.submit, lane, has_begun=True))
+            else:
+                self._finish(share)
+
+    def _finish(self, share: Share) -> None:
+        share.release()
+        with self._lock:
+            self._open -= 1
+
+    def _threads_of(self, lane: str) -> HandlerThreads:
+        return self._health if lane == HEALTH else self._threads
+
+    def _do(
+        self, lane: str, call: Callable[[], T], *, has_begun: bool = False
+    ) -> asyncio.Future[T]:
+        """The outcome of a call on a thread. A response that nobody waits for any more is closed.
+
+        Raises LaneFull.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                _close_on(self._threads_of(lane), lane, result)
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast("T", result))
+
+        def job() -> None:
+            try:
+                result, error = call(), None
+            except BaseException as raised:
+                result, error = None, raised
+            try:
+                loop.call_soon_threadsafe(tell, result, error)
+            except RuntimeError:
+                logger.info("an answer came after the server had ended")
+
+        self._threads_of(lane).submit(lane, job, has_begun=has_begun)
+        return future
+
+    async def _send(self, lane: str, response: HttpResponseBase, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": _headers(response),
+            }
+        )
+        if isinstance(response, HttpResponse):
+            await _send_content(response.content, send)
+        else:
+            await self._send_stream(lane, response, send)
+
+    async def _send_stream(self, lane: str, response: HttpResponseBase, send: Send) -> None:
+        """Every kind of stream goes through here; each fetch is a thread's for a moment only."""
+        pieces = iter(response)
+        try:
+            more = True
+            while more:
+                body, more = await self._do(lane, partial(_fetch, pieces), has_begun=True)
+                if body or not more:
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+        finally:
+            _close_on(self._threads_of(lane), lane, response)
+
+
+async def _send_content(content: bytes, send: Send) -> None:
+    """In pieces, each of which the client has a time to read for."""
+    for start in range(0, len(content) or 1, PIECE_BYTES):
+        body = content if len(content) <= PIECE_BYTES else content[start : start + PIECE_BYTES]
+        more = start + PIECE_BYTES < len(content)
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _fetch(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+    """What comes of the stream in a moment, and whether more may come."""
+    parts: list[bytes] = []
+    size = 0
+    until = time.monotonic() + FETCH_SECONDS
+    for part in pieces:
+        parts.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES or time.monotonic() > until:
+            return b"".join(parts), True
+    return b"".join(parts), False
+
+
+async def _answer_of(handled: asyncio.Future[HttpResponseBase], later: Later) -> HttpResponseBase:
+    try:
+        response = await handled
+        if isinstance(response, Placeholder):
+            # The server cancels the task of a client that has left: not the run with it.
+            answer = await asyncio.shield(asyncio.wrap_future(later.answer))
+            return response.become(answer)
+    except Exception:
+        logger.exception("a request failed inside the service")
+        return _error(500, "internal_error", "The request failed inside the service.")
+    return response
+
+
+def _close_on(threads: HandlerThreads, lane: str, response: object) -> None:
+    if isinstance(response, HttpResponseBase):
+        threads.submit(lane, response.close, has_begun=True)
+
+
+def _lane_of(path: str) -> str:
+    if path == "/healthz":
+        return HEALTH
+    return API if path.startswith(_API_PATHS) else PAGES
+
+
+def _headers(response: HttpResponseBase) -> list[tuple[bytes, bytes]]:
+    headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.items()]
+    headers += [
+        (b"Set-Cookie", morsel.output(header="").strip().encode("latin-1"))
+        for morsel in response.cookies.values()
+    ]
+    return headers
+
+
+def _refusal(refusal: Refused | LaneFull) -> HttpResponse:
+    if isinstance(refusal, LaneFull):
+        refusal = Refused(503, "The service has more requests than it can handle.", 5)
+    codes = {408: "request_timeout", 413: "SB002", 429: "SB008", 503: "SB009"}
+    response = _error(refusal.status, codes[refusal.status], refusal.message)
+    if refusal.retry_after is not None:
+        response["Retry-After"] = str(refusal.retry_after)
+    return response
+
+
+def _error(status: int, code: str, message: str) -> HttpResponse:
+    """In the shape of the API's errors."""
+    body = {"error": {"code": code, "message": message, "field": None}, "id": None}
+    text = json.dumps(body, separators=(",", ":"))
+    response = HttpResponse(text, status=status, content_type="application/json")
+    response["Content-Length"] = str(len(response.content))
+    return response
+
+
+def _start_nothing(*_: object) -> Callable[[bytes], object]:
+    """The response object itself says what WSGI would be told here."""
+    return lambda _: None

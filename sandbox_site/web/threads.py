@@ -1,0 +1,99 @@
+"""The threads that handle requests: so many, in lanes that leave threads for one another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+Job = Callable[[], None]
+
+# Jobs that may wait for a thread in one lane. Whoever comes then is better told at once.
+LONGEST_QUEUE = 1000
+
+
+class LaneFull(Exception):
+    """So many requests wait in the lane that another is not taken."""
+
+
+class _Lane:
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.busy = 0
+        self.begun: deque[Job] = deque()
+        self.new: deque[Job] = deque()
+
+    def next(self) -> Job | None:
+        if self.busy >= self.most or not (self.begun or self.new):
+            return None
+        self.busy += 1
+        return (self.begun or self.new).popleft()
+
+
+class _Thread:
+    def __init__(self) -> None:
+        # Held while the thread sleeps: a bare lock is the cheapest way to wake one.
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
+        self.task: tuple[_Lane, Job]
+
+
+class HandlerThreads:
+    """Permanent threads, so that each keeps its database connection.
+
+    `lanes` maps a name to how many threads it may occupy at once: less than all of them, so that
+    whatever fills one lane leaves threads for the others. The thread that was used last is taken
+    first: its caches are warm.
+    """
+
+    def __init__(self, count: int, lanes: Mapping[str, int]) -> None:
+        self._lock = threading.Lock()
+        self._lanes = {name: _Lane(most) for name, most in lanes.items()}
+        self._idle: list[_Thread] = []
+        for number in range(count):
+            thread = _Thread()
+            self._idle.append(thread)
+            threading.Thread(
+                target=self._work, args=(thread,), name=f"handler-{number}", daemon=True
+            ).start()
+
+    def submit(self, name: str, job: Job, *, has_begun: bool = False) -> None:
+        """Have a thread do the job, which must not raise.
+
+        What has begun already goes before what is new, and is never refused. Raises LaneFull.
+        """
+        lane = self._lanes[name]
+        with self._lock:
+            if lane.busy < lane.most and self._idle:
+                lane.busy += 1
+                thread = self._idle.pop()
+                thread.task = (lane, job)
+            elif has_begun:
+                lane.begun.append(job)
+                return
+            elif len(lane.new) >= LONGEST_QUEUE:
+                raise LaneFull
+            else:
+                lane.new.append(job)
+                return
+        thread.asleep.release()
+
+    def _work(self, thread: _Thread) -> None:
+        while True:
+            thread.asleep.acquire()
+            task: tuple[_Lane, Job] | None = thread.task
+            while task is not None:
+                lane, job = task
+                job()
+                del job, task
+                task = self._next(lane, thread)
+
+    def _next(self, done: _Lane, thread: _Thread) -> tuple[_Lane, Job] | None:
+        """What to do next, of the lane that has the fewest threads; nothing, and it is idle."""
+        with self._lock:
+            done.busy -= 1
+            for lane in sorted(self._lanes.values(), key=lambda each: each.busy):
+                if job := lane.next():
+                    return lane, job
+            self._idle.append(thread)
+            return None
