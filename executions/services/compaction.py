@@ -37,7 +37,7 @@ class Sizes:
 
 
 def sizes() -> Sizes:
-    """Raises nothing, but means something for SQLite only."""
+    """As they are now. For SQLite only."""
     with connection.cursor() as cursor:
 
         def pragma(name: str) -> int:
@@ -60,16 +60,13 @@ def give_space_back(most_seconds: float = MOST_SECONDS) -> int:
         return 0
     before = sizes()
     deadline = time.monotonic() + most_seconds
-    if before.may_shrink:
-        with connection.cursor() as cursor:
-            free = before.free_pages
-            while free > SPARE_PAGES and time.monotonic() < deadline:
-                # One page is given back by each step, so all of them have to be fetched.
-                pages = min(SLICE_PAGES, free - SPARE_PAGES)
-                cursor.execute(f"PRAGMA incremental_vacuum({pages})")
-                cursor.fetchall()
-                free -= pages
-                time.sleep(PAUSE_SECONDS)
+    free = before.free_pages if before.may_shrink else 0
+    while free > SPARE_PAGES and time.monotonic() < deadline:
+        pages = min(SLICE_PAGES, free - SPARE_PAGES)
+        # As a script, which is stepped to its end: each step gives back one page.
+        connection.connection.executescript(f"PRAGMA incremental_vacuum({pages})")
+        free -= pages
+        time.sleep(PAUSE_SECONDS)
     if before.log_bytes > JOURNAL_BYTES or before.free_pages > SPARE_PAGES:
         _shorten_log()
     after = sizes()

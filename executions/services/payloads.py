@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -55,7 +56,7 @@ def keep(execution: Execution, request: ExecutionRequest) -> None:
             stream.write(_encrypted(request.to_stored()))
         draft.rename(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        _remove(draft)
         logger.exception("the request of execution %s could not be stored", execution.pk)
         raise ProviderUnavailable(
             f"The request cannot be queued, DATA_DIR cannot be written: {error.strerror}."
@@ -85,10 +86,7 @@ def take(execution: Execution) -> Mapping[str, Any]:
 
 def forget(execution_id: UUID) -> None:
     """Remove the file, if there is one."""
-    try:
-        _path(execution_id).unlink(missing_ok=True)
-    except OSError:
-        logger.exception("the request of execution %s could not be removed", execution_id)
+    _remove(_path(execution_id))
 
 
 def remove_orphans() -> int:
@@ -107,7 +105,7 @@ def remove_orphans() -> int:
         except ValueError:
             waits = False
         if not waits or file.suffix == ".draft":
-            file.unlink(missing_ok=True)
+            _remove(file)
             removed += 1
     return removed
 
@@ -119,6 +117,14 @@ def _encrypted(stored: dict[str, Any]) -> str:
 
 def _pending() -> models.Field[Any, Any]:
     return cast("models.Field[Any, Any]", Execution._meta.get_field("pending"))
+
+
+def _remove(file: Path) -> None:
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            file.unlink()
+    except OSError:
+        logger.exception("the queued request in %s could not be removed", file.name)
 
 
 def _folder() -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -68,8 +69,10 @@ class Runner:
     one for whoever comes next. A single thread is anybody's.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, goes_on: Callable[[], bool]) -> None:
+        """`goes_on` says whether another one may be begun."""
         self._threads = threads
+        self._goes_on = goes_on
         self._running: Counter[str] = Counter()
         self._counting = threading.Lock()
         # One looks at a time; the others run, or wait for the look.
@@ -111,8 +114,8 @@ class Runner:
             self._running += Counter()  # forgets who runs nothing
 
     def _next(self) -> Execution | None:
-        """Waits for one. None when the process is about to end."""
-        while threading.main_thread().is_alive():
+        """Waits for one. None when the process goes on no longer."""
+        while self._goes_on():
             self._woken.clear()
             close_old_connections()
             try:
@@ -131,7 +134,7 @@ def run_queue_in_background(**signal: Any) -> None:
     """Have this process run what is queued. For a worker's own process, once it was started."""
     global _runner
     if _runner is None:
-        _runner = Runner(settings.Q_THREADS)
+        _runner = Runner(settings.Q_THREADS, threading.main_thread().is_alive)
         _runner.start()
 
 
