@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Execution, LedgerEntry, Tenant, TenantUsage
+from executions.models import Execution, ExecutionTenantCount, LedgerEntry, Tenant
 from executions.services.admission import MIB, Bounds
 from executions.services.replay import replay
 from executions.services.stale import end_stale_executions
+from executions.services.statistics import recount
 from executions.services.tenants import internal_tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -83,7 +86,7 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
     code = f"answer = ExecutionResult('o' * 300_000, '', 0, 0.0)\n{artifact}"
 
     assert not refused(run(alice, code))
-    stored = TenantUsage.objects.get().stored_bytes
+    stored = ExecutionTenantCount.objects.get().stored_bytes
     assert 900_000 < stored < 901_000
     assert not refused(run(alice, code))  # what begins below the bound is finished
 
@@ -92,7 +95,10 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
     assert "1 MiB in a day" in answer.json()["error"]["message"]
     assert 1 <= int(answer["Retry-After"]) <= 86_400
     assert not refused(run(charlie, code))
-    TenantUsage.objects.update(day="2020-01-01")
+    yesterday = timezone.now() - timedelta(days=1)
+    recount()
+    assert refused(run(alice, "pass"))
+    ExecutionTenantCount.objects.filter(tenant_slug=alice.tenant.slug).update(hour=yesterday)
     assert not refused(run(alice, "pass"))
 
 

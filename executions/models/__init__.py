@@ -7,7 +7,6 @@ from executions.models.saved_filter import SavedFilter
 from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.models.tenant import Tenant
-from executions.models.usage import TenantUsage
 
 __all__ = (
     "ApiKey",
@@ -24,5 +23,4 @@ __all__ = (
     "Spending",
     "SpendingAlert",
     "Tenant",
-    "TenantUsage",
 )

@@ -2,7 +2,8 @@
 
 Every way in records an execution first, and `open_record` asks here. What is counted are the rows
 that have not ended, so a bound holds over all web processes and workers together; whoever ends a
-row, for whatever reason, makes room by it. Used-up amounts of a day are a row of TenantUsage.
+row, for whatever reason, makes room by it. What is used up in a day is counted by the hour, with
+the dashboard's figures (`services.statistics`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.models import Execution, Tenant, TenantUsage
+from executions.models import Execution, ExecutionTenantCount, Tenant
 from providers.errors import RateLimited
 from providers.services.kept import Kept
 
@@ -28,18 +28,13 @@ _RETRY_RUNNING = 1.0
 _RETRY_QUEUED = 5.0
 
 _EXECUTIONS = Execution._meta.db_table
-_USAGE = TenantUsage._meta.db_table
+_COUNTS = ExecutionTenantCount._meta.db_table
 
-# One statement over the index of open rows and one row of today's: within every execution.
+# One statement over the index of open rows and today's hours: within every execution.
 _COUNT = (
     f"SELECT (SELECT COUNT(*) FROM {_EXECUTIONS}"  # noqa: S608  names of our own models
     " WHERE finished_at IS NULL AND tenant_slug = %s AND status = %s),"
-    f" (SELECT stored_bytes FROM {_USAGE} WHERE tenant_slug = %s AND day = %s)"
-)
-_ADD_STORED = (
-    f"INSERT INTO {_USAGE} (tenant_slug, day, stored_bytes) VALUES (%s, %s, %s) "  # noqa: S608
-    "ON CONFLICT (tenant_slug, day) DO UPDATE SET"
-    f" stored_bytes = {_USAGE}.stored_bytes + excluded.stored_bytes"
+    f" (SELECT SUM(stored_bytes) FROM {_COUNTS} WHERE tenant_slug = %s AND hour >= %s)"
 )
 
 _crowded: set[str] = set()
@@ -88,9 +83,9 @@ def refuse_beyond_bounds(tenant: Tenant, status: Execution.Status, payload_bytes
     executions may store more than its bound.
     """
     bounds = Bounds.of(tenant)
-    today = timezone.now().date()
+    today = connection.ops.adapt_datetimefield_value(_today())
     with connection.cursor() as cursor:
-        cursor.execute(_COUNT, [tenant.slug, status.value, tenant.slug, _day(today)])
+        cursor.execute(_COUNT, [tenant.slug, status.value, tenant.slug, today])
         held, stored = cursor.fetchone()
     _crowded.add(tenant.slug)
     bound, what, retry_after = (
@@ -108,7 +103,7 @@ def refuse_beyond_bounds(tenant: Tenant, status: Execution.Status, payload_bytes
         raise RateLimited(
             f"The tenant may store {bounds.stored_bytes // MIB} MiB in a day, and "
             f"{(stored or 0) // MIB} are used. An administrator can raise the bound.",
-            retry_after=_seconds_left_today(),
+            retry_after=(_today() + timedelta(days=1) - timezone.now()).total_seconds(),
         )
     _crowded.discard(tenant.slug)
 
@@ -131,12 +126,6 @@ def running(tenant_slug: str) -> int:
     ).count()
 
 
-def add_stored(tenant_slug: str, size: int) -> None:
-    """Count bytes to what the tenant has stored today, in the transaction that stores them."""
-    with connection.cursor() as cursor:
-        cursor.execute(_ADD_STORED, [tenant_slug, _day(timezone.now().date()), size])
-
-
 def _bound_on_running(tenant_slug: str) -> int:
     """A tenant that is gone has the installation's."""
     return _own(_own_running().get(tenant_slug), settings.SANDBOX_MAX_RUNNING)
@@ -154,11 +143,6 @@ def _own(bound: int | None, otherwise: int) -> int:
     return otherwise if bound is None else bound
 
 
-def _day(day: date) -> Any:
-    return connection.ops.adapt_datefield_value(day)
-
-
-def _seconds_left_today() -> float:
+def _today() -> datetime:
     now = timezone.now()
-    midnight = datetime(now.year, now.month, now.day, tzinfo=now.tzinfo) + timedelta(days=1)
-    return (midnight - now).total_seconds()
+    return datetime(now.year, now.month, now.day, tzinfo=now.tzinfo)

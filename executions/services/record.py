@@ -16,12 +16,7 @@ from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
 from executions.services import payloads, statistics
-from executions.services.admission import (
-    add_stored,
-    counted_alone,
-    refuse_beyond_bounds,
-    was_refused,
-)
+from executions.services.admission import counted_alone, refuse_beyond_bounds, was_refused
 from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
@@ -114,7 +109,7 @@ def _save_within_bounds(execution: Execution, request: ExecutionRequest, tenant:
             refuse_beyond_bounds(tenant, status, size)
             execution.save(force_insert=True)
             if size:
-                add_stored(tenant.slug, size)
+                statistics.count_stored(tenant.slug, size)
     except OperationalError:
         look_again_at_disk()
         refuse_when_full()
@@ -199,8 +194,7 @@ def close_record(
             for artifact in artifacts:
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
-            statistics.count(ended)
-            add_stored(ended.tenant_slug, size)
+            statistics.count(ended, size)
     if ended.mode == Execution.Mode.ASYNC:
         payloads.forget(ended.pk)
     if not won:
