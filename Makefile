@@ -34,6 +34,7 @@ lint: venv-dev ## Check style, types and migrations
 bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start and a bare SDK
 	@$(PY) -m benchmarks.executions $(ARGS)
 	@$(PY) -m benchmarks.remote
+	@$(PY) -m benchmarks.bounds
 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)

@@ -9,19 +9,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_MANAGE = (sys.executable, str(ROOT / "manage.py"))
+
 _CONFIGURE = """
+from executions.models import Tenant
 from providers.services import activate, save_config
 import json, os
 provider = os.environ["BENCH_PROVIDER"]
 save_config(provider, json.loads(os.environ["BENCH_CONFIG"]))
 activate(provider)
+# What is measured is the service, not what a tenant may have of it.
+Tenant.objects.filter(slug="demo").update(max_running=10_000, max_queued=100_000)
 """
 
 
@@ -33,6 +38,11 @@ class Service:
     pool_port: int
     api_key: str
     process: subprocess.Popen[bytes]
+    environment: Mapping[str, str]
+
+    def manage(self, *arguments: str) -> str:
+        """What a management command prints."""
+        return _manage(self.environment, *arguments)
 
     @property
     def pool_endpoint(self) -> str:
@@ -54,9 +64,12 @@ class Service:
 
 @contextmanager
 def running_service(
-    data_dir: Path, config: dict[str, object], provider: str = "local"
+    data_dir: Path, config: dict[str, object], provider: str = "local", **settings: str
 ) -> Iterator[Service]:
-    """Start everything on free ports with an empty data directory; end it afterwards."""
+    """Start everything on free ports with an empty data directory; end it afterwards.
+
+    `settings` are environment variables. The key is of a tenant without bounds.
+    """
     port, pool_port = _free_port(), _free_port()
     if provider == "self_managed":
         config = {**config, "endpoint": f"http://127.0.0.1:{pool_port}"}
@@ -67,23 +80,16 @@ def running_service(
         "BENCH_PROVIDER": provider,
         "BENCH_CONFIG": json.dumps(config),
         "LOG_LEVEL": "ERROR",
+        **settings,
     }
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    manage = [sys.executable, str(ROOT / "manage.py")]
-
-    def command(*arguments: str) -> str:
-        done = subprocess.run(
-            [*manage, *arguments], env=environment, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    command("bootstrap")
-    command("shell", "-c", _CONFIGURE)
-    api_key = command("create_api_key", "demo", "--name", "bench")
-    process = subprocess.Popen([*manage, "up"], env=environment, stdout=subprocess.DEVNULL)
+    _manage(environment, "bootstrap")
+    _manage(environment, "shell", "-c", _CONFIGURE)
+    api_key = _manage(environment, "create_api_key", "demo", "--name", "bench")
+    process = subprocess.Popen([*_MANAGE, "up"], env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_until_up(port, process)
-        yield Service(port, pool_port, api_key, process)
+        yield Service(port, pool_port, api_key, process, environment)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(10)
@@ -124,6 +130,13 @@ def http_caller(
             raise RuntimeError(f"unexpected answer: {answer[:500]!r}")
 
     return call
+
+
+def _manage(environment: Mapping[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*_MANAGE, *arguments], env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
 def _free_port() -> int:

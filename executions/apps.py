@@ -1,3 +1,5 @@
+from typing import Any
+
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
@@ -8,6 +10,9 @@ class ExecutionsConfig(AppConfig):
     verbose_name = "Executions"
 
     def ready(self) -> None:
+        # Its models are there only now.
+        from django_q.signals import post_spawn
+
         from executions import (
             checks,  # noqa: F401  registers the checks
             receivers,
@@ -15,5 +20,13 @@ class ExecutionsConfig(AppConfig):
         from executions.services.roles import ensure_roles
 
         receivers.connect()
+        post_spawn.connect(_worker_started, dispatch_uid="queue")
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")
+
+
+def _worker_started(**signal: Any) -> None:
+    """In a process of `qcluster` that takes tasks, and in no other."""
+    from executions.services.worker import run_queue_in_background
+
+    run_queue_in_background()

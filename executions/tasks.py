@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.services import code_search, retention, spending, stale, worker
+from executions.services import code_search, compaction, retention, spending, stale, worker
 from executions.services.ledger import checkpoints
 
 
@@ -29,3 +29,7 @@ def index_new_code() -> int:
 
 def watch_spending() -> int:
     return spending.watch_spending()
+
+
+def give_space_back() -> int:
+    return compaction.give_space_back()

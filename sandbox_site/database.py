@@ -9,12 +9,17 @@ from sandbox_site.environment import StrictEnv
 
 _SQLITE = "django.db.backends.sqlite3"
 
+# What is kept of the write-ahead log once it was written into the database.
+JOURNAL_BYTES = 16 * 1024 * 1024
+
 _SQLITE_OPTIONS: dict[str, Any] = {
     # A transaction that starts as a reader and then writes fails at once when another has
     # written meanwhile, whatever the timeout. Taking the write lock first makes it wait.
     "transaction_mode": "IMMEDIATE",
     "timeout": 20,
-    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    # auto_vacuum is for a database that is made now, so it comes before anything is written.
+    "init_command": "PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; "
+    f"PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit={JOURNAL_BYTES};",
 }
 
 

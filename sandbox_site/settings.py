@@ -209,6 +209,14 @@ SANDBOX_MAX_CODE_BYTES = env.bounded(
 SANDBOX_MAX_BODY_BYTES = env.bounded(
     "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
 )
+# The bounds of a tenant that has none of its own.
+SANDBOX_MAX_RUNNING = env.bounded("SANDBOX_MAX_RUNNING", default=10, low=0, high=10_000)
+SANDBOX_MAX_QUEUED = env.bounded("SANDBOX_MAX_QUEUED", default=100, low=0, high=100_000)
+SANDBOX_MAX_STORED_MIB = env.bounded(
+    "SANDBOX_MAX_STORED_MIB", default=5 * 1024, low=0, high=100 * 1024 * 1024
+)
+# What is left free of the disk for what runs already.
+DISK_RESERVE_MIB = env.bounded("DISK_RESERVE_MIB", default=512, low=0, high=100 * 1024 * 1024)
 SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
 TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
@@ -243,6 +251,8 @@ POOL_IMAGES = {
 
 Q_BROKER = env.choice("Q_BROKER", "orm", ("orm", "redis"))
 Q_WORKERS = env.bounded("Q_WORKERS", default=2, low=1, high=64)
+# Queued executions that each of the workers runs at once.
+Q_THREADS = env.bounded("Q_THREADS", default=4, low=1, high=64)
 _task_seconds = SANDBOX_MAX_TIMEOUT_SEC + 60
 
 Q_CLUSTER: dict[str, Any] = {

@@ -223,7 +223,7 @@ def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Cal
     assert len(hostile["X-Request-ID"]) == 32
 
 
-def test_an_execution_costs_eight_statements(scripted: object, alice: Caller) -> None:
+def test_an_execution_costs_nine_statements(scripted: object, alice: Caller) -> None:
     run(alice, "pass")
 
     with CaptureQueriesContext(
@@ -232,10 +232,11 @@ def test_an_execution_costs_eight_statements(scripted: object, alice: Caller) ->
         assert run(alice, "pass").status_code == 200
 
     statements = [query["sql"].split()[0] for query in queries]
-    # The key and the row; its end, the ledger's last entry and the new one; the counts by outcome,
-    # tenant and latency.
+    # The key, the tenant's bounds and the row; its end, the ledger's last entry and the new one;
+    # the counts by outcome, tenant and latency.
     ended = ["UPDATE", "SELECT", "INSERT", "INSERT", "INSERT", "INSERT"]
-    assert statements == ["SELECT", "INSERT", "SAVEPOINT", *ended, "RELEASE"]
+    opened = ["SELECT", "SAVEPOINT", "SELECT", "INSERT", "RELEASE"]
+    assert statements == [*opened, "SAVEPOINT", *ended, "RELEASE"]
 
 
 def test_the_sandbox_is_destroyed_after_every_outcome(scripted: object, alice: Caller) -> None:

@@ -126,6 +126,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
     assert sorted(task.func for task in Schedule.objects.all()) == [
         "executions.tasks.apply_retention",
         "executions.tasks.end_stale_executions",
+        "executions.tasks.give_space_back",
         "executions.tasks.index_new_code",
         "executions.tasks.watch_spending",
         "executions.tasks.write_ledger_checkpoint",

@@ -18,7 +18,7 @@ from tests.conftest import Caller
 
 TESTED = {
     *("create_tenant", "create_api_key", "execute", "end_stale_executions"),
-    "recount_executions",
+    *("recount_executions", "compact_database"),
     *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key"),
     *("apply_retention", "export_executions"),
 }

@@ -13,6 +13,20 @@ class TenantAdmin(TenantModelAdmin):
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
     readonly_fields = ("created_at",)
+    fieldsets = (
+        (None, {"fields": ("slug", "name", "is_active", "created_at")}),
+        (
+            "Bounds",
+            {
+                "fields": ("max_running", "max_queued", "max_stored_mib"),
+                "description": "They hold over all web processes and workers together.",
+            },
+        ),
+        (
+            "Retention",
+            {"fields": ("keep_code_days", "keep_output_days", "keep_artifacts_days")},
+        ),
+    )
 
     def get_readonly_fields(
         self, request: HttpRequest, obj: Tenant | None = None

@@ -154,8 +154,12 @@ class Execution(models.Model):
                 condition=Q(replay_of__isnull=False),
             ),
             models.Index(fields=("created_at",), name="execution_created_at"),
+            # Bounds and the workers' queue are counted from it, within every execution.
             models.Index(
-                fields=("deadline",), name="execution_open", condition=Q(finished_at=None)
+                # The last one so that no row is read for it, behind all of its text.
+                fields=("tenant_slug", "status", "id", "finished_at"),
+                name="execution_open_of_tenant",
+                condition=Q(finished_at=None),
             ),
         ]
         constraints = [

@@ -28,14 +28,21 @@ class ExecutionCount(models.Model):
 
 
 class ExecutionTenantCount(models.Model):
-    """How many executions of a tenant ended in one hour."""
+    """How many executions of a tenant ended in one hour, and what they left in our keeping.
+
+    Bounds of a day are counted from it, so that they cost no statement of their own.
+    """
 
     hour = models.DateTimeField()
     tenant_slug = models.CharField(max_length=64)
     count = models.PositiveBigIntegerField()
     cost = models.FloatField(default=0)
+    stored_bytes = models.PositiveBigIntegerField(
+        default=0, help_text="Code, output, results, artifacts, and requests that were queued."
+    )
 
     class Meta:
+        indexes = (models.Index(fields=("tenant_slug", "hour"), name="execution_tenant_day"),)
         constraints = (
             models.UniqueConstraint(
                 fields=("hour", "tenant_slug"), name="execution_tenant_count_once"

@@ -2,10 +2,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.validators import MaxValueValidator
 from django.db import models, transaction
 from django.utils import timezone
 
 _DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
+_BOUND = "Beyond it requests are refused with SB008. Empty is as the installation has it."
+
+
+def _bound(label: str, help_text: str, most: int) -> models.PositiveIntegerField[Any, Any]:
+    return models.PositiveIntegerField(
+        label,
+        null=True,
+        blank=True,
+        validators=[MaxValueValidator(most)],
+        help_text=f"{help_text} {_BOUND}",
+    )
 
 
 class Tenant(models.Model):
@@ -16,6 +28,14 @@ class Tenant(models.Model):
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     is_active = models.BooleanField(
         default=True, help_text="The keys of an inactive tenant are refused."
+    )
+
+    max_running = _bound("most running", "Executions at once, however they came; 0: none.", 10_000)
+    max_queued = _bound("most queued", "Executions waiting for a worker.", 100_000)
+    max_stored_mib = _bound(
+        "most stored per day",
+        "MiB in a day (UTC): queued requests, output, results and artifacts.",
+        100 * 1024 * 1024,
     )
 
     keep_code_days = models.PositiveSmallIntegerField(

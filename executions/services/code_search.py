@@ -46,9 +46,9 @@ def index_new_code() -> int:
             pk=1, defaults={"before": _NIL}
         )
         until = first_uuid7(timezone.now() - _SETTLED)
-        oldest_open = Execution.objects.filter(finished_at=None).order_by("pk").only("pk").first()
-        if oldest_open is not None:
-            until = min(until, oldest_open.pk)
+        # Not one by one in the order of their ids, for which every row there is would be read.
+        still_open = Execution.objects.filter(finished_at=None).order_by("tenant_slug", "status")
+        until = min((until, *still_open.values_list("pk", flat=True)))
         added, progress.before = _index(progress.before, until)
         progress.save()
     return added

@@ -11,17 +11,24 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
-from executions.services import statistics
+from executions.services import payloads, statistics
+from executions.services.admission import counted_alone, refuse_beyond_bounds, was_refused
+from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
 from providers.base import ExecutionResult, InputFile
-from providers.errors import InvalidConfiguration, SandboxError
+from providers.errors import (
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
 
 audit_log = logging.getLogger("executions.audit")
 
@@ -68,13 +75,52 @@ class Outcome:
 def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, bool]:
     """The row of a new attempt and True, or the one its idempotency key stands for and False.
 
-    Raises IdempotencyConflict when the key came with another request before.
+    Raises RateLimited beyond the tenant's bounds and ProviderUnavailable when the disk is nearly
+    full, each before anything is recorded, and IdempotencyConflict when the key came with another
+    request before.
     """
+    execution = _unsaved(request, caller)
+    try:
+        _save_within_bounds(execution, request, caller.tenant)
+    except BaseException as problem:
+        if request.mode == Execution.Mode.ASYNC:
+            payloads.forget(execution.pk)
+        if isinstance(problem, IntegrityError | RateLimited | ProviderUnavailable):
+            # What a known key stands for is told, whatever there is room for.
+            recorded = _recorded(caller.tenant, request)
+            if recorded is not None:
+                return recorded, False
+        raise
+    return execution, True
+
+
+def _save_within_bounds(execution: Execution, request: ExecutionRequest, tenant: Tenant) -> None:
+    refuse_when_full()
+    status = Execution.Status(execution.status)
+    size = 0
+    if status == Execution.Status.QUEUED:
+        size = payloads.size_of(request)
+    if size > payloads.LARGE_BYTES or was_refused(tenant):
+        refuse_beyond_bounds(tenant, status, size)
+    if status == Execution.Status.QUEUED:
+        payloads.keep(execution, request)
+    try:
+        with counted_alone(tenant.slug):
+            refuse_beyond_bounds(tenant, status, size)
+            execution.save(force_insert=True)
+            if size:
+                statistics.count_stored(tenant.slug, size)
+    except OperationalError:
+        look_again_at_disk()
+        refuse_when_full()
+        raise
+
+
+def _unsaved(request: ExecutionRequest, caller: Caller) -> Execution:
     now = timezone.now()
     queued = request.mode == Execution.Mode.ASYNC
     keep_code = settings.SANDBOX_STORE_CODE != "never"
-    keyed = request.idempotency_key is not None
-    execution = Execution(
+    return Execution(
         tenant=caller.tenant,
         tenant_slug=caller.tenant.slug,
         api_key=caller.api_key,
@@ -84,7 +130,7 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         request_id=caller.request_id,
         client_address=caller.client_address,
         idempotency_key=request.idempotency_key,
-        request_hash=request.fingerprint() if keyed else "",
+        request_hash=request.fingerprint() if request.idempotency_key is not None else "",
         language=request.language,
         entrypoint=request.entrypoint,
         mode=request.mode,
@@ -94,24 +140,11 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
         timeout=request.seconds,
-        pending=request.to_stored() if queued else None,
         status=Execution.Status.QUEUED if queued else Execution.Status.RUNNING,
         created_at=now,
         started_at=None if queued else now,
         deadline=now + QUEUE_ALLOWANCE if queued else deadline_after(request.seconds),
     )
-    if not keyed:
-        execution.save(force_insert=True)
-        return execution, True
-    try:
-        with transaction.atomic():
-            execution.save(force_insert=True)
-        return execution, True
-    except IntegrityError:
-        recorded = _recorded(caller.tenant, request)
-        if recorded is None:
-            raise
-        return recorded, False
 
 
 def file_facts(file: InputFile) -> dict[str, Any]:
@@ -153,6 +186,7 @@ def close_record(
     for name, value in values.items():
         setattr(ended, name, value)
     content = execution_content(ended, artifacts)
+    size = _stored_bytes(ended, artifacts)
     entry = None
     with transaction.atomic():
         won = still_open.update(**values) == 1
@@ -160,7 +194,9 @@ def close_record(
             for artifact in artifacts:
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
-            statistics.count(ended)
+            statistics.count(ended, size)
+    if ended.mode == Execution.Mode.ASYNC:
+        payloads.forget(ended.pk)
     if not won:
         execution.refresh_from_db()
         return False
@@ -168,6 +204,13 @@ def close_record(
         setattr(execution, name, value)
     execution.ledger_entry = entry
     return True
+
+
+def _stored_bytes(ended: Execution, artifacts: Sequence[Artifact]) -> int:
+    """What the record keeps, but for what came of itself."""
+    texts = (ended.code, ended.arguments, ended.stdout, ended.stderr, ended.result, ended.outputs)
+    files = sum(artifact.size_bytes for artifact in artifacts)
+    return files + sum(len(text.encode()) for text in texts)
 
 
 def close_unrun(execution: Execution, error: SandboxError) -> Outcome:
@@ -219,6 +262,8 @@ def log_execution(execution: Execution, instance_id: str = "") -> None:
 
 
 def _recorded(tenant: Tenant, request: ExecutionRequest) -> Execution | None:
+    if request.idempotency_key is None:
+        return None
     recorded = (
         Execution.objects.defer("pending", "code")
         .filter(tenant=tenant, idempotency_key=request.idempotency_key, retryable=False)

@@ -8,6 +8,7 @@ _EVERY_MINUTES = {
     "executions.tasks.end_stale_executions": 1,
     "executions.tasks.index_new_code": 1,
     "executions.tasks.watch_spending": 5,
+    "executions.tasks.give_space_back": 5,
     "executions.tasks.write_ledger_checkpoint": 60,
     "executions.tasks.apply_retention": 24 * 60,
     "providers.tasks.check_health": 1,

@@ -43,8 +43,11 @@ def milliseconds_of(bucket: int) -> float:
     return 0.5 if bucket == 0 else float(_GROWTH ** (bucket - 0.5))
 
 
-def count(execution: Execution) -> None:
-    """Count an execution that has just ended. Call it in the transaction that ended it."""
+def count(execution: Execution, stored_bytes: int = 0) -> None:
+    """Count an execution that has just ended. Call it in the transaction that ended it.
+
+    `stored_bytes` is what is kept of it.
+    """
     assert execution.finished_at is not None  # noqa: S101  it has just ended
     hour = connection.ops.adapt_datetimefield_value(_hour(execution.finished_at))
     cost = _cost(execution)
@@ -53,10 +56,17 @@ def count(execution: Execution) -> None:
     with connection.cursor() as cursor:
         outcome = (hour, execution.provider, execution.status, execution.error_code, 1, cost)
         cursor.execute(_COUNT, outcome)
-        cursor.execute(_TENANT, (hour, execution.tenant_slug, 1, cost))
+        cursor.execute(_TENANT, (hour, execution.tenant_slug, 1, cost, stored_bytes))
         if execution.total_ms is not None:
             bucket = bucket_of(execution.total_ms)
             cursor.execute(_LATENCY, (hour, execution.provider, bucket, 1))
+
+
+def count_stored(tenant_slug: str, stored_bytes: int) -> None:
+    """Count what is stored of an execution that has yet to run, in the transaction that does."""
+    hour = connection.ops.adapt_datetimefield_value(_hour(timezone.now()))
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANT, (hour, tenant_slug, 0, 0, stored_bytes))
 
 
 def ensure_counted() -> None:
@@ -91,6 +101,12 @@ def recount() -> int:
                 key = tuple(facts[name] for name in keys)
                 tables[model][key] += 1
                 costs[(model, *key)] += _cost(execution)  # type: ignore[assignment]
+        # What was stored shows in no column of a record, and some of it is gone by now.
+        stored = {
+            (row.hour, row.tenant_slug): row.stored_bytes
+            for row in ExecutionTenantCount.objects.filter(stored_bytes__gt=0)
+        }
+        tables[ExecutionTenantCount].update(dict.fromkeys(stored, 0))
         for model, keys in _KEYS.items():
             model._default_manager.all().delete()
             found = (
@@ -98,6 +114,11 @@ def recount() -> int:
                     **dict(zip(keys, key, strict=True)),
                     count=number,
                     **({} if model is ExecutionLatency else {"cost": costs[(model, *key)]}),
+                    **(
+                        {"stored_bytes": stored.get(key, 0)}
+                        if model is ExecutionTenantCount
+                        else {}
+                    ),
                 )
                 for key, number in tables[model].items()
             )
@@ -154,5 +175,5 @@ def _upsert(model: type[Model], *sums: str) -> str:
 
 
 _COUNT = _upsert(ExecutionCount, "count", "cost")
-_TENANT = _upsert(ExecutionTenantCount, "count", "cost")
+_TENANT = _upsert(ExecutionTenantCount, "count", "cost", "stored_bytes")
 _LATENCY = _upsert(ExecutionLatency, "count")
