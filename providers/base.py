@@ -22,6 +22,10 @@ STREAMING = "streaming"
 WORKSPACE = "workspace"
 INTERRUPT = "interrupt"
 
+# The key of a result's metadata under which it says what was seen of a sandbox that ended during
+# the run, where neither time nor memory is known to be the reason.
+SANDBOX_ENDED = "sandbox_ended"
+
 
 @dataclass(frozen=True)
 class InputFile:
