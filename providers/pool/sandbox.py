@@ -30,7 +30,7 @@ RENEWAL_SECONDS = 5.0
 # How long after its deadline a guest may take to answer before the host ends it.
 ANSWER_GRACE_SECONDS = 0.7
 
-# How long after its end it may take to learn what a guest ended of. An engine that is busy needs it.
+# How long after its end it may take to learn what a guest ended of: a busy engine needs it.
 EVIDENCE_SECONDS = 3.0
 
 # The exit code of a program that SIGKILL ended, as it does with all in a sandbox that ends.

@@ -57,8 +57,8 @@ _FILTERED_AARCH64 = {
     "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "shmget": 194, "memfd_create": 279,
     "memfd_secret": 447,
 }  # fmt: skip
-# What one process may do to another of its user, and process 1 cannot be guarded from otherwise: the
-# supervisor may be the program's own user. Of these the first argument names the process.
+# What one process may do to another of its user. Process 1, the supervisor, may be the program's
+# own user and is guarded by nothing else. Of these the first argument names the process.
 _OF_A_PROCESS_X86_64 = {
     "prlimit64": 302, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
     "sched_setattr": 314,

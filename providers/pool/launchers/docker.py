@@ -359,7 +359,6 @@ class DockerLauncher:
             raise CreationFailed(f"Docker: the container ended at once: {error}") from error
         return started
 
-
     def _user_processes(self, image: _Image, template: Template) -> int:
         """How many processes the program's user may have.
 
