@@ -24,6 +24,10 @@ STREAMING = "streaming"
 WORKSPACE = "workspace"
 INTERRUPT = "interrupt"
 
+# The key of a result's metadata under which it says what was seen of a sandbox that ended during
+# the run, where neither time nor memory is known to be the reason.
+SANDBOX_ENDED = "sandbox_ended"
+
 
 @dataclass(frozen=True)
 class InputFile:
@@ -67,7 +71,11 @@ class Limits:
 
 @dataclass
 class SandboxInstance:
-    """One sandbox that can run code. `status` is running, stopped or error."""
+    """One sandbox that can run code. `status` is running, stopped or error.
+
+    `metadata` may hold `runtime` (the tool that isolates), `isolation` and `sharing` (see
+    `providers.isolation`).
+    """
 
     instance_id: str
     provider: str
@@ -220,6 +228,20 @@ class SandboxProvider(ABC):
     @abstractmethod
     def get_supported_languages(self) -> list[str]:
         """The languages that really run here now."""
+
+    @property
+    def isolation(self) -> str:
+        """How strongly every sandbox of this provider is isolated: see `providers.isolation`.
+
+        Empty: each instance says so itself, as `isolation` in its metadata. One that says nothing
+        either counts as `none`, and nothing runs in it unless MINIMUM_ISOLATION allows that.
+        """
+        return ""
+
+    @property
+    def sharing(self) -> str:
+        """Whom a sandbox serves: `execution` is one run alone. See `providers.isolation`."""
+        return "execution"
 
     @property
     def max_timeout(self) -> float | None:

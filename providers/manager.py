@@ -266,7 +266,7 @@ class ProviderManager:
             slot.closed = True
         try:
             lease.provider.close()
-        except Exception:
+        except BaseException:
             logger.exception("Provider %r did not close properly.", lease.provider_id)
 
 
@@ -292,7 +292,9 @@ def start_provider(row: ProviderConfig) -> SandboxProvider:
         ) from None
     except SandboxError:
         raise
-    except Exception as error:
+    except BaseException as error:  # a provider of another package may raise SystemExit
+        if isinstance(error, KeyboardInterrupt) and _is_main_thread():
+            raise
         report = traceback.format_exc()
         for secret in secrets:
             report = report.replace(secret, "••••")
@@ -302,6 +304,10 @@ def start_provider(row: ProviderConfig) -> SandboxProvider:
             "The server's log has the details."
         ) from None
     return provider
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _copy(error: SandboxError) -> SandboxError:

@@ -1,31 +1,31 @@
-"""Threads that only wait: for providers whose clients are synchronous.
+"""Threads that only wait, for providers whose clients are synchronous, and an end to waiting.
 
 A thread that serves requests is scarce and has a database connection; one that waits for a remote
-service needs neither. Whoever has a thread to give back calls providers within `on_threads()`;
-everybody else waits where he is, and pays for no change of threads.
+service needs neither. None of them is lost to a service that does not answer: who waits for it
+gives up at a deadline, whatever the thread does.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import ContextVar
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.conf import settings
 
 from providers.errors import RateLimited
+from providers.remote.deadline import DeadlinePassed
 
 T = TypeVar("T")
 
 IDLE_SECONDS = 60.0
 RETRY_AFTER_SECONDS = 5.0
-
-_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
 class WaitingThreads:
@@ -91,14 +91,12 @@ class WaitingThreads:
 
 
 def submit(call: Callable[[], T], *, may_refuse: bool = False) -> Future[T]:
-    """The outcome of a call that may take long: of a waiting thread, or had already."""
-    if _elsewhere.get():
-        return _get_threads().submit(call, may_refuse=may_refuse)
-    return carried_out(call)
+    """The outcome of a call that may take long, once a waiting thread has carried it out."""
+    return _get_threads().submit(call, may_refuse=may_refuse)
 
 
 def carried_out(call: Callable[[], T]) -> Future[T]:
-    """The outcome of a call that is made now, in this thread."""
+    """The outcome of a call that is made now, in this thread, because it takes no time."""
     future: Future[T] = Future()
     try:
         future.set_result(call())
@@ -107,16 +105,77 @@ def carried_out(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-@contextmanager
-def on_threads() -> Iterator[None]:
-    """Within it, a provider that can only wait does so on another thread."""
-    token = _elsewhere.set(True)
-    try:
-        yield
-    finally:
-        _elsewhere.reset(token)
+class _Deadlines:
+    """One thread that gives up what is not done in time."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._due: list[tuple[float, int, _Awaited]] = []
+        self._count = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def add(self, seconds: float, awaited: _Awaited) -> None:
+        due = (time.monotonic() + seconds, next(self._count), awaited)
+        with self._wake:
+            heapq.heappush(self._due, due)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="deadlines", daemon=True)
+                self._thread.start()
+            elif self._due[0] is due:
+                self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    left = self._due[0][0] - time.monotonic() if self._due else None
+                    self._wake.wait(left)
+                _, _, awaited = heapq.heappop(self._due)
+            awaited.give_up()
 
 
+class _Awaited:
+    """A future that ends with the outcome of another, or with DeadlinePassed."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._lock = threading.Lock()
+        # Let go of when it is done: the deadline of a run that was quick is still far away.
+        self._future: Future[Any] | None = future
+
+    def give_up(self) -> None:
+        if (future := self._take()) is not None:
+            future.set_exception(DeadlinePassed())
+
+    def end(self, source: Future[Any]) -> None:
+        future = self._take()
+        if future is None:
+            return
+        if source.cancelled():
+            future.cancel()
+        elif error := source.exception():
+            future.set_exception(error)
+        else:
+            future.set_result(source.result())
+
+    def _take(self) -> Future[Any] | None:
+        with self._lock:
+            future, self._future = self._future, None
+            return future
+
+
+def within(seconds: float, source: Future[T]) -> Future[T]:
+    """A future with the outcome of `source`, or with DeadlinePassed when that takes longer."""
+    if source.done():
+        return source
+    future: Future[T] = Future()
+    awaited = _Awaited(future)
+    source.add_done_callback(awaited.end)
+    if not future.done():
+        _deadlines.add(seconds, awaited)
+    return future
+
+
+_deadlines = _Deadlines()
 _threads: WaitingThreads | None = None
 _threads_lock = threading.Lock()
 
@@ -131,8 +190,8 @@ def _get_threads() -> WaitingThreads:
 
 def _after_fork() -> None:
     """The parent's threads are not in the child."""
-    global _threads, _threads_lock
-    _threads, _threads_lock = None, threading.Lock()
+    global _threads, _threads_lock, _deadlines
+    _threads, _threads_lock, _deadlines = None, threading.Lock(), _Deadlines()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -219,6 +219,9 @@ SANDBOX_MAX_STORED_MIB = env.bounded(
 DISK_RESERVE_MIB = env.bounded("DISK_RESERVE_MIB", default=512, low=0, high=100 * 1024 * 1024)
 SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
 TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
+MINIMUM_ISOLATION = env.choice(
+    "MINIMUM_ISOLATION", "namespaces", ("microvm", "gvisor", "namespaces", "none")
+)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
 

@@ -12,6 +12,7 @@ from rest_framework.test import APIClient
 
 from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
+from providers.services import probing
 
 pytest_plugins = [
     "tests.provider_fixtures",
@@ -51,6 +52,19 @@ class Caller:
         client = APIClient()
         client.credentials(HTTP_X_API_KEY=self.key_text)
         return client
+
+
+@pytest.fixture(autouse=True)
+def doubted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who would be probed: in the background of a test a probe runs only where it is the subject."""
+    found: list[str] = []
+
+    def note(provider_id: str) -> None:
+        found.append(provider_id)
+        probing._end(provider_id)
+
+    monkeypatch.setattr(probing, "_start", note)
+    return found
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def main() -> None:
     config: dict[str, Any] = json.loads(sys.argv[1])
     settings.configure(
         DATA_DIR=Path(config.pop("data_dir")),
+        MINIMUM_ISOLATION="none" if config.get("unisolated") else "namespaces",
         SANDBOX_LOCAL_UNISOLATED=config.pop("unisolated", False),
     )
     if uid := config.pop("uid", None):

@@ -161,7 +161,11 @@ def standalone_provider() -> LocalProvider:
 
     from django.conf import settings
 
-    settings.configure(DATA_DIR=Path(tempfile.mkdtemp()), SANDBOX_LOCAL_UNISOLATED=False)
+    settings.configure(
+        DATA_DIR=Path(tempfile.mkdtemp()),
+        SANDBOX_LOCAL_UNISOLATED=False,
+        MINIMUM_ISOLATION="namespaces",
+    )
     provider = LocalProvider()
     provider.initialize(LocalProvider.check_config({"launcher": "bubblewrap"}))
     return provider

@@ -60,6 +60,7 @@ events = []
 class Scripted(SandboxProvider):
     id = "scripted"
     name = "Scripted"
+    isolation = "namespaces"
 
     def initialize(self, config):
         return True

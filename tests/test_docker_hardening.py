@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from providers.errors import ProviderUnavailable
+from providers.base import SANDBOX_ENDED
 from tests.docker_engine import Containers
 
 # Number of the call on x86-64 by name; all of them with arguments that mean nothing.
@@ -188,12 +187,13 @@ def test_a_fork_bomb_ends_at_the_process_limit(under_runc: Containers) -> None:
 
 
 def test_a_fork_bomb_under_gvisor_stays_in_its_container(under_gvisor: Containers) -> None:
-    """gVisor does not count processes; the engine does, and ends what has too many."""
+    """gVisor's kernel counts the processes; what they cost it may be more memory than there is."""
     neighbour = under_gvisor.start()
     bomb = under_gvisor.start()
     code = "import os\nwhile True: os.fork()"
-    with suppress(ProviderUnavailable):
-        assert under_gvisor.run_in(bomb, code, timeout=3).exit_code != 0
+    result = under_gvisor.run_in(bomb, code, timeout=8)
+    assert result.out_of_memory or result.timed_out or result.exit_code == 1
+    assert SANDBOX_ENDED not in result.metadata
     assert under_gvisor.run_in(neighbour, "print('undisturbed')").stdout == "undisturbed\n"
     for sandbox in (bomb, neighbour):
         under_gvisor.loop.call(sandbox.destroy())

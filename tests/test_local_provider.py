@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from providers.base import SANDBOX_ENDED
 from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
@@ -264,9 +265,8 @@ def test_a_zygote_that_is_killed_during_a_run_is_told(own: Local) -> None:
     instance = own.provider.create_instance("python")
     ending = threading.Timer(0.3, end_bubblewrap, [own])
     ending.start()
-    with pytest.raises(ProviderUnavailable) as caught:
-        own.provider.execute_code(instance.instance_id, "while True: pass", "python", 30)
-    assert caught.value.started
+    result = own.provider.execute_code(instance.instance_id, "while True: pass", "python", 30)
+    assert (result.exit_code, bool(result.metadata[SANDBOX_ENDED])) == (137, True)
     own.provider.destroy_instance(instance.instance_id)
     ending.join()
     assert own.run("print('again')").stdout == "again\n"

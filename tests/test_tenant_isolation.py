@@ -317,21 +317,6 @@ def test_what_cannot_be_undone_costs_the_sandbox(shared: WarmPool, code: str) ->
     assert not pair.shared_one
 
 
-SUPERVISOR_CHANGED = {
-    "its limits": "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (20, 20))",
-    "its priority": "import os; os.setpriority(os.PRIO_PROCESS, 1, 19)",
-    "its cores": "import os; os.sched_setaffinity(1, {max(os.sched_getaffinity(0))})",
-}
-
-
-@pytest.mark.parametrize("code", SUPERVISOR_CHANGED.values(), ids=SUPERVISOR_CHANGED)
-def test_a_supervisor_that_was_changed_serves_no_other_run(pool: WarmPool, code: str) -> None:
-    pair = Pair(pool, "hostile")
-    pair.run(code)
-    pair.run("print(1)")
-    assert not pair.shared_one
-
-
 def test_queues_that_nobody_could_list_cannot_be_made(shared: WarmPool) -> None:
     code = """
         import ctypes, os

@@ -33,6 +33,7 @@ def unisolated(folder: Path) -> LocalProcess:
 def opted_out(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Local]:
     """A provider in this process that runs code without any isolation."""
     settings.SANDBOX_LOCAL_UNISOLATED = True
+    settings.MINIMUM_ISOLATION = "none"
     monkeypatch.setenv("PATH", str(tmp_path))
     local = Local("bubblewrap", pool_size=1)
     yield local

@@ -20,7 +20,6 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.services.waiting import Waits, wait_for
-from providers.waiting import on_threads
 
 LATER = "cofferdam.later"
 # Longer than most runs take, and so short that nobody can hold the threads by it.
@@ -62,14 +61,13 @@ class Later:
 
     def take(self, work: Waits[HttpResponse]) -> HttpResponseBase:
         """The work's answer, or a placeholder if it has to wait for longer."""
-        with on_threads():
-            try:
-                self._awaited = _advance(work)
-            except StopIteration as end:
-                answer: HttpResponse = end.value
-                return answer
-            # Who acts, and whatever else was set for this request, holds for the rest of it.
-            self._context = copy_context()
+        try:
+            self._awaited = _advance(work)
+        except StopIteration as end:
+            answer: HttpResponse = end.value
+            return answer
+        # Who acts, and whatever else was set for this request, holds for the rest of it.
+        self._context = copy_context()
         self._work = work
         self.has_work = True
         return Placeholder()

@@ -86,8 +86,12 @@ class Execution(models.Model):
     status = models.CharField(max_length=16, choices=Status.choices)
     provider = models.CharField(max_length=64, blank=True)
     config_version = models.PositiveIntegerField(null=True)
-    runtime = models.CharField(
-        max_length=64, blank=True, help_text="The isolation that was in force."
+    runtime = models.CharField(max_length=64, blank=True, help_text="The tool that isolated.")
+    isolation = models.CharField(
+        max_length=16, blank=True, help_text="How strongly: microvm, gvisor, namespaces or none."
+    )
+    sharing = models.CharField(
+        max_length=16, blank=True, help_text="What the sandbox was for: one execution, one tenant."
     )
     has_result = models.BooleanField(default=False)
     result = models.TextField(blank=True, help_text="JSON; empty when there is none.")

@@ -4,7 +4,10 @@ from typing import Any
 
 from django.core.validators import MaxValueValidator
 from django.db import models, transaction
+from django.db.models import Q
 from django.utils import timezone
+
+from providers import isolation
 
 _DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
 _BOUND = "Beyond it requests are refused with SB008. Empty is as the installation has it."
@@ -48,8 +51,22 @@ class Tenant(models.Model):
         "keep artifacts", null=True, blank=True, help_text=f"{_DAYS} Files left behind."
     )
 
+    minimum_isolation = models.CharField(
+        max_length=16,
+        blank=True,
+        choices=isolation.CHOICES,
+        help_text="Nothing of this tenant's runs in a sandbox isolated less. The strictest of "
+        "tenant, route and MINIMUM_ISOLATION holds.",
+    )
+
     class Meta:
         ordering = ("slug",)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(minimum_isolation__in=("", *isolation.LEVELS)),
+                name="tenant_minimum_isolation_is_known",
+            ),
+        )
 
     def __str__(self) -> str:
         return self.slug

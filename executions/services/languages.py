@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from time import monotonic
 from weakref import WeakKeyDictionary
 
+from executions.services.asking import guarded
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.manager import Lease
@@ -20,7 +21,8 @@ def supported_languages(lease: Lease) -> list[str]:
     """What the leased provider runs, at most 5 seconds old. Raises SandboxError."""
     known = _known.get(lease.provider)
     if known is None or monotonic() - known[0] > _KEPT_SECONDS:
-        known = monotonic(), sorted(lease.provider.get_supported_languages())
+        told = guarded(lease.provider_id, lambda: list(lease.provider.get_supported_languages()))
+        known = monotonic(), sorted(name for name in told if isinstance(name, str))
         _known[lease.provider] = known
     return known[1]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from django.db import DatabaseError
 
+from executions.services.asking import guarded
+from executions.services.isolation import require_provider
 from executions.services.languages import supported_languages
 from executions.services.requests import ExecutionRequest
 from executions.text import storable
@@ -21,9 +23,11 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
+from providers.isolation import IsolationUnmet
 from providers.manager import Lease, manager
 from providers.named import lease_of
 from providers.services import breaker
+from providers.services.probing import doubt
 from providers.services.routing import planned, reachable
 
 logger = logging.getLogger(__name__)
@@ -95,23 +99,29 @@ def _lender(provider_id: str) -> Route:
     return lambda: lease_of(provider_id)
 
 
-def admit(step: Step, request: ExecutionRequest, *, is_only: bool, is_last: bool) -> None:
+def admit(
+    step: Step, request: ExecutionRequest, floor: str, *, is_only: bool, is_last: bool
+) -> None:
     """Raise PassedOver, or RateLimited for one that is full, where a step need not be tried.
+
+    One that cannot be isolated as `floor` demands is IsolationUnmet.
 
     The only provider there is is always asked: a wrong guess about it would cost an answer.
     """
     if is_only:
         return
     with step.route() as lease:
-        provider = lease.provider
+        provider, name = lease.provider, step.provider_id
+        require_provider(lease, floor)
         languages = supported_languages(lease)
+        longest = guarded(name, lambda: provider.max_timeout)
         if request.language not in languages:
             raise Unfit(f"{step.provider_id} does not run {request.language}.")
-        if provider.max_timeout is not None and request.seconds > provider.max_timeout:
-            raise Unfit(f"{step.provider_id} runs code for {provider.max_timeout:g} s at most.")
+        if longest is not None and request.seconds > longest:
+            raise Unfit(f"{step.provider_id} runs code for {longest:g} s at most.")
         if request.files and FILES not in provider.capabilities:
             raise Unfit(f"{step.provider_id} takes no files.")
-        if not is_last and provider.is_full():
+        if not is_last and guarded(name, provider.is_full):
             raise RateLimited(f"{step.provider_id} is full.")
     if not breaker.admits(step.provider_id):
         raise PassedOver(f"{step.provider_id} is out of service for now.")
@@ -133,10 +143,16 @@ class Hops:
         self.recorded: list[dict[str, Any]] = []
         self._failure: SandboxError | None = None
         self._unfit_only = True
+        self._unmet = False
 
     def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         """Note a failure, for the record and for the breaker."""
-        passed_over = isinstance(error, PassedOver)
+        unmet = isinstance(error, IsolationUnmet)
+        passed_over = isinstance(error, PassedOver) or unmet
+        self._unmet = self._unmet or unmet
+        if unmet and step.provider_id:
+            with _reporting(step.provider_id):
+                breaker.give_back(step.provider_id)
         self._unfit_only = self._unfit_only and isinstance(error, Unfit)
         if step.provider_id:
             self.recorded.append(
@@ -152,14 +168,26 @@ class Hops:
             self._failure = error
             if step.provider_id:
                 with _reporting(step.provider_id):
-                    breaker.report_failure(step.provider_id, error)
+                    if error.started:
+                        # Code was there by then, and may be the reason. A probe finds out.
+                        doubt(step.provider_id)
+                    else:
+                        breaker.report_failure(step.provider_id, error)
 
-    def served(self, step: Step, milliseconds: float, start_ms: float, *, alone: bool) -> None:
-        """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's."""
+    def served(
+        self, step: Step, milliseconds: float, start_ms: float, *, alone: bool, died: bool = False
+    ) -> None:
+        """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's.
+
+        That a sandbox `died` during the run says nothing for the provider, and nothing against it.
+        """
         if not step.provider_id:
             return
         with _reporting(step.provider_id):
-            breaker.report_success(step.provider_id, start_ms)
+            if died:
+                doubt(step.provider_id)
+            else:
+                breaker.report_success(step.provider_id, start_ms)
         if not alone:
             self.recorded.append(
                 {"provider": step.provider_id, "outcome": "served", "ms": milliseconds}
@@ -171,10 +199,16 @@ class Hops:
 
     def telling(self, error: SandboxError) -> SandboxError:
         """The error to tell: what went wrong, rather than that the last one was passed over."""
-        if not isinstance(error, PassedOver):
-            return error
-        if self._failure is not None:
-            return self._failure
+        not_asked = isinstance(error, PassedOver | IsolationUnmet)
+        failure = self._failure if not_asked else error
+        if failure is not None and (
+            not self._unmet or failure.started or failure.entry not in breaker.ILL
+        ):
+            return failure
         reasons = " ".join(hop["reason"] for hop in self.recorded)
+        if self._unmet and isinstance(error, IsolationUnmet) and len(self.recorded) < 2:
+            return error
+        if self._unmet:
+            return IsolationUnmet(f"No provider of the route is isolated enough. {reasons}")
         kind = InvalidConfiguration if self._unfit_only else ProviderUnavailable
         return kind(f"No provider of the route can serve this. {reasons}")

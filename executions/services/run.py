@@ -16,6 +16,9 @@ from django.db import transaction
 
 from executions.models import Artifact, Execution
 from executions.services import artifacts as artifact_service
+from executions.services.asking import CREATE_SECONDS, DESTROY_SECONDS, RUN_SLACK_SECONDS, ask
+from executions.services.gate import Checked, check, check_instance
+from executions.services.isolation import floor_of, require_instance, require_provider
 from executions.services.languages import refuse_unsupported
 from executions.services.queue import enqueue
 from executions.services.record import (
@@ -29,10 +32,10 @@ from executions.services.record import (
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import Hops, Route, Step, admit, steps_for
 from executions.services.spending import cost_of, refuse_over_budget, spend
-from executions.services.waiting import Waits, outcome_of, wait_for
-from executions.text import from_json, storable, storable_value, to_json, without_surrogates
+from executions.services.waiting import Waits, wait_for
+from executions.text import storable
 from providers import errors
-from providers.base import ExecutionResult, SandboxInstance
+from providers.base import SANDBOX_ENDED, ExecutionResult, SandboxInstance
 from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
 from providers.manager import Lease
 
@@ -112,17 +115,21 @@ class _Attempt:
         self.began = began
         self.waited_ms = waited_ms
         self.handed_over = False
+        self.floor = ""
         self.instance: SandboxInstance | None = None
         self.changes: dict[str, Any] = {}
         self.hops = Hops()
 
-    def run(self, steps: Sequence[Step]) -> Waits[ExecutionResult]:
+    def run(self, steps: Sequence[Step]) -> Waits[Checked]:
         """Try the providers in their order, and leave one only while no code can have started."""
+        self.floor = floor_of(self.execution)
+        is_only = len(steps) == 1
         for number, step in enumerate(steps, start=1):
             self.handed_over = False
             began = perf_counter()
             try:
-                admit(step, self.request, is_only=len(steps) == 1, is_last=number == len(steps))
+                is_last = number == len(steps)
+                admit(step, self.request, self.floor, is_only=is_only, is_last=is_last)
                 result = yield from self._run_at(step)
             except SandboxError as error:
                 self.hops.left(step, error, _ms(began, perf_counter()))
@@ -130,11 +137,12 @@ class _Attempt:
                     raise self.hops.telling(error) from None
             else:
                 ms = _ms(began, perf_counter())
-                self.hops.served(step, ms, self.changes["start_ms"], alone=len(steps) == 1)
+                died = SANDBOX_ENDED in result.result.metadata
+                self.hops.served(step, ms, self.changes["start_ms"], alone=is_only, died=died)
                 return result
         raise ProviderUnavailable("The route names no provider. Add one in the admin.")
 
-    def _run_at(self, step: Step) -> Waits[ExecutionResult]:
+    def _run_at(self, step: Step) -> Waits[Checked]:
         with step.route() as lease:
             leased = perf_counter()
             self.changes = {
@@ -142,36 +150,58 @@ class _Attempt:
                 "config_version": lease.config_version,
                 "queue_ms": self.waited_ms + _ms(self.began, leased),
             }
-            self.instance = instance = yield from outcome_of(
-                lease.provider.submit_create_instance(
-                    self.request.language, owner=self.execution.tenant_slug
-                )
-            )
+            require_provider(lease, self.floor)
+            self.instance = instance = yield from self._create(lease)
             created = perf_counter()
             self.changes["start_ms"] = _ms(leased, created)
             self.changes["runtime"] = _runtime(instance.metadata)
             try:
+                isolation, sharing = require_instance(lease, instance, self.floor)
+                self.changes |= {"isolation": isolation, "sharing": sharing}
                 self.handed_over = True
-                result = yield from outcome_of(
-                    lease.provider.submit_execute_code(
-                        instance.instance_id,
-                        self.request.code,
-                        self.request.language,
-                        self.request.seconds,
-                        self.request.arguments,
-                        entrypoint=self.request.entrypoint,
-                        files=self.request.files,
-                        limits=self.request.limits,
-                    )
-                )
+                result = yield from self._execute(lease, instance)
             finally:
                 self.changes["run_ms"] = _ms(created, perf_counter())
                 yield from self._destroy(lease, instance)
         return result
 
+    def _create(self, lease: Lease) -> Waits[SandboxInstance]:
+        provider, owner = lease.provider, self.execution.tenant_slug
+        return ask(
+            lease.provider_id,
+            lambda: provider.submit_create_instance(self.request.language, owner=owner),
+            check_instance,
+            CREATE_SECONDS,
+            too_late=lambda instance: provider.submit_destroy_instance(instance.instance_id),
+        )
+
+    def _execute(self, lease: Lease, instance: SandboxInstance) -> Waits[Checked]:
+        request = self.request
+        return ask(
+            lease.provider_id,
+            lambda: lease.provider.submit_execute_code(
+                instance.instance_id,
+                request.code,
+                request.language,
+                request.seconds,
+                request.arguments,
+                entrypoint=request.entrypoint,
+                files=request.files,
+                limits=request.limits,
+            ),
+            lambda answer: check(answer, request.limits),
+            request.seconds + RUN_SLACK_SECONDS,
+            started=True,
+        )
+
     def _destroy(self, lease: Lease, instance: SandboxInstance) -> Waits[None]:
         try:
-            yield from outcome_of(lease.provider.submit_destroy_instance(instance.instance_id))
+            yield from ask(
+                lease.provider_id,
+                lambda: lease.provider.submit_destroy_instance(instance.instance_id),
+                bool,
+                DESTROY_SECONDS,
+            )
         except Exception:
             # The result is there and belongs to the caller, whatever became of the sandbox.
             logger.exception("sandbox %s could not be destroyed", instance.instance_id)
@@ -186,10 +216,9 @@ class _Attempt:
         self._close(status, changes)
         return Outcome(self.execution, error=error)
 
-    def end_with_result(self, result: ExecutionResult) -> Outcome:
-        """Complete the row with what came back, which is cleaned in place: answer as record."""
-        result_json = _clean(result)
-        outputs_json = _clean_outputs(result)
+    def end_with_result(self, checked: Checked) -> Outcome:
+        """Complete the row with what came through the gate: answer as record."""
+        result = checked.result
         status, verdict = _verdict(result, self.request)
         error: SandboxError | None = None
         artifacts: list[Artifact] = []
@@ -206,10 +235,10 @@ class _Attempt:
             **self.changes,
             **verdict,
             "runtime": _runtime(result.metadata) or self.changes["runtime"],
-            "meta": storable_value(result.metadata),
+            "meta": result.metadata,
             "has_result": result.has_result,
-            "result": result_json,
-            "outputs": outputs_json,
+            "result": checked.result_json,
+            "outputs": checked.outputs_json,
             "stdout": result.stdout,
             "stderr": result.stderr,
             "stdout_truncated": result.stdout_truncated,
@@ -267,39 +296,6 @@ def _verdict(
     if result.exit_code == 0:
         return Execution.Status.SUCCEEDED, {}
     return Execution.Status.FAILED, {}
-
-
-def _clean(result: ExecutionResult) -> str:
-    """Make the result's text storable, in place, and return its value as JSON text."""
-    result.stdout = storable(result.stdout)
-    result.stderr = storable(result.stderr)
-    if not result.has_result:
-        return ""
-    try:
-        text = to_json(result.result)
-    except ValueError as error:
-        result.has_result, result.result = False, None
-        result.exit_code = result.exit_code or 1
-        result.stderr = f"{result.stderr}The returned value is not JSON: {error}.\n"
-        return ""
-    cleaned = without_surrogates(text)
-    if cleaned != text:
-        result.result = from_json(cleaned)
-    return cleaned
-
-
-def _clean_outputs(result: ExecutionResult) -> str:
-    """Drop, in place, the rich outputs that cannot be kept; the others as JSON text."""
-    texts, kept = [], []
-    for bundle in result.outputs:
-        try:
-            texts.append(without_surrogates(to_json(bundle)))
-        except ValueError:
-            result.metadata["outputs_skipped"] = result.metadata.get("outputs_skipped", 0) + 1
-        else:
-            kept.append(bundle)
-    result.outputs = kept
-    return f"[{','.join(texts)}]" if texts else ""
 
 
 def _runtime(metadata: Mapping[str, Any]) -> str:

@@ -15,13 +15,6 @@ T = TypeVar("T")
 Waits = Generator[Future[Any], None, T]
 
 
-def outcome_of(future: Future[T]) -> Waits[T]:
-    """For `yield from`: what the future ends with, raised or returned."""
-    if not future.done():
-        yield future
-    return future.result()
-
-
 def wait_for(work: Waits[T]) -> T:
     """Carry the work out to its end in this thread.
 

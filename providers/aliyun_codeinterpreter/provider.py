@@ -38,6 +38,7 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
+from providers.isolation import MICROVM
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.owner import is_orphan, process_tag
@@ -64,6 +65,7 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
     description = "Serverless microVMs of Alibaba Cloud, at most 30 s a run."
     icon = "cloud"
     tags = ("saas", "microVM", "China")
+    isolation = MICROVM
     capabilities = frozenset({ARGUMENTS, FILES, CONTEXTS, WORKSPACE})
     config_fields = FIELDS
 

@@ -36,6 +36,7 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
+from providers.isolation import MICROVM
 from providers.remote.collected import collect_artifacts
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
@@ -64,6 +65,7 @@ class E2BProvider(SandboxProvider):
     description = "Firecracker microVMs in E2B's cloud, or in any service that speaks its protocol."
     icon = "cloud"
     tags = ("saas", "microVM", "global")
+    isolation = MICROVM
     capabilities = frozenset({ARGUMENTS, ARTIFACTS, FILES, CONTEXTS, STREAMING, WORKSPACE})
     config_fields = FIELDS
 

@@ -55,3 +55,27 @@ def remarks(code: str) -> "list[list[object]]":
                 found.append([line, name[:100], REMARKABLE_MODULES[module]])
     found.sort(key=lambda remark: remark[0])  # type: ignore[arg-type, return-value]
     return found[:MOST]
+
+
+def checked(claimed: object) -> "tuple[list[list[object]], int]":
+    """Remarks as `remarks` makes them, and how many there were that are none.
+
+    They come from the process that runs user code, which may write anything in their place.
+    """
+    if not isinstance(claimed, list):
+        return [], 1
+    kept = [each for each in claimed[:MOST] if _is_remark(each)]
+    return kept, len(claimed) - len(kept)
+
+
+def _is_remark(claimed: object) -> bool:
+    return (
+        isinstance(claimed, list)
+        and len(claimed) == 3
+        and type(claimed[0]) is int
+        and 0 < claimed[0] < 1 << 31
+        and all(
+            isinstance(text, str) and len(text) <= 100 and text.isprintable()
+            for text in claimed[1:]
+        )
+    )

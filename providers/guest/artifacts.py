@@ -44,8 +44,13 @@ def _collect(
             _skip(skipped, prefix, "unreadable")
             continue
         try:
-            for name in _names(folder):
-                scanned += 1
+            names = _names(folder)
+        except OSError:
+            _skip(skipped, prefix, "unreadable")
+            names = []
+        for name in names:
+            scanned += 1
+            try:
                 if not _is_plain(name):
                     _skip(skipped, prefix, "name is not plain text")
                 elif _is_folder(name, folder) and depth < DEPTH_LIMIT:
@@ -59,8 +64,10 @@ def _collect(
                         continue
                     room -= len(content)
                     found.append((prefix + name, content))
-        finally:
-            os.close(folder)
+            except OSError:
+                # Of a folder that may be read and not entered, the entries cannot be looked at.
+                _skip(skipped, prefix + name, "unreadable")
+        os.close(folder)
     if scanned > SCAN_LIMIT:
         _skip(skipped, "", "too many entries")
     return found, skipped

@@ -4,7 +4,7 @@ import os
 import select
 import time
 
-from . import artifacts, wire
+from . import advice, artifacts, wire
 from .process_tree import Child
 from .processes import cpu_seconds, memory_in_use
 
@@ -27,19 +27,29 @@ class Capture:
     def read(self) -> bool:
         """Take what is there. False at the end of the pipe."""
         try:
-            data = os.read(self.fd, 1 << 18)
+            return self._take()
         except BlockingIOError:
             return True
+
+    def drain(self) -> None:
+        """Everything that is left; only when no writer is alive any more.
+
+        The pipe's end is not waited for: in a message that nobody will receive, its other end may
+        outlive every process.
+        """
+        try:
+            while self._take():
+                continue
+        except BlockingIOError:
+            return
+
+    def _take(self) -> bool:
+        data = os.read(self.fd, 1 << 18)
         if len(data) > self._room:
             self.truncated = True
         self._chunks.append(data[: self._room])
         self._room -= len(self._chunks[-1])
         return bool(data)
-
-    def drain(self) -> None:
-        """Everything that is left; only when no writer is alive any more."""
-        while self.read():
-            pass
 
     @property
     def content(self) -> bytes:
@@ -49,7 +59,14 @@ class Capture:
 class Run:
     """One request being carried out: the loop over pipes, deadline and memory."""
 
-    def __init__(self, child: Child, request: "dict[str, object]", watch_memory: bool) -> None:
+    def __init__(
+        self,
+        child: Child,
+        request: "dict[str, object]",
+        *,
+        watch_memory: bool = False,
+        advised: bool = False,
+    ) -> None:
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
         self.child = child
         self.limits = limits
@@ -60,7 +77,9 @@ class Run:
         self.done_parts: "dict[str, bytes]" = {}
         self.outputs: "list[dict[str, bytes]]" = []
         self.outputs_skipped = 0
-        self.remarks: "object" = None
+        self.remarks: "list[list[object]] | None" = None
+        self.remarks_dropped = 0
+        self._advised = advised
         self._outputs_room = limits["rich_output_bytes"]
         self._watch_memory = watch_memory
         self._cpu_before = cpu_seconds(child.pid)
@@ -144,8 +163,8 @@ class Run:
             for header, parts in self._reports.feed(data):
                 if header.get("type") == "output":
                     self._keep_output(parts)
-                elif header.get("type") == "advice" and self.remarks is None:
-                    self.remarks = header.get("remarks")
+                elif header.get("type") == "advice":
+                    self._keep_remarks(header.get("remarks"))
                 elif header.get("type") == "done" and self.done is None:
                     self.done, self.done_parts = header, parts
         except wire.FrameError:
@@ -153,6 +172,14 @@ class Run:
             # The pipe is still read, or its writer would wait for ever.
             self._reports = None
         return True
+
+    def _keep_remarks(self, claimed: object) -> None:
+        """The runner says them once, before it starts the program; all later ones are not its."""
+        if not self._advised or self.remarks is not None:
+            self.remarks_dropped += 1
+            return
+        self.remarks, dropped = advice.checked(claimed)
+        self.remarks_dropped += dropped
 
     def _keep_output(self, parts: "dict[str, bytes]") -> None:
         size = sum(map(len, parts.values()))
@@ -171,9 +198,13 @@ class Run:
         self.child.kill_all()
         self.stdout.drain()
         self.stderr.drain()
-        while self.done is None and not (self.timed_out or self.out_of_memory):
-            if not self._take(self.child.report):
-                break
+        os.set_blocking(self.child.report, False)
+        try:
+            while self.done is None and not (self.timed_out or self.out_of_memory):
+                if not self._take(self.child.report):
+                    break
+        except BlockingIOError:
+            return
 
     @property
     def cpu_seconds(self) -> float:
@@ -211,6 +242,7 @@ def answer(run: Run, request_id: object, seconds: float) -> bytes:
         "artifacts_skipped": skipped,
         "outputs_skipped": run.outputs_skipped,
         "remarks": run.remarks,
+        "remarks_dropped": run.remarks_dropped,
         "seconds": seconds,
         "cpu_seconds": run.cpu_seconds,
         "memory_peak_bytes": max(run.memory_peak, run.child.memory_peak),

@@ -126,7 +126,12 @@ def _serve(
     request, parts = frame
     again = request.get("again") is True
     began = time.monotonic()
-    run = Run(child, request, bool(template.get("watch_memory")))
+    run = Run(
+        child,
+        request,
+        watch_memory=bool(template.get("watch_memory")),
+        advised=bool(template.get("advise")),
+    )
     job = wire.chunks(
         {
             "entrypoint": request["entrypoint"],

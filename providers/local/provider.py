@@ -25,6 +25,7 @@ from providers.base import (
     SandboxProvider,
 )
 from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
+from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
@@ -107,6 +108,7 @@ class LocalProvider(SandboxProvider):
         self._sandboxes: dict[str, Sandbox] = {}
         self._lock = threading.Lock()
         self._capacity = 0
+        self._sharing = ""
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -135,6 +137,7 @@ class LocalProvider(SandboxProvider):
             raise
         self._loop, self._launcher, self._pool = loop, launcher, pool
         self._capacity = pool_settings.capacity
+        self._sharing = pool_settings.isolation
         return True
 
     def initialize_apart(self, config: Mapping[str, Any]) -> bool:
@@ -154,7 +157,16 @@ class LocalProvider(SandboxProvider):
         instance_id = f"local-{os.getpid()}-{sandbox.number}"
         with self._lock:
             self._sandboxes[instance_id] = sandbox
-        return SandboxInstance(instance_id, self.id, "running", {"runtime": sandbox.runtime})
+        metadata = {
+            "runtime": sandbox.runtime,
+            "isolation": of_runtime(sandbox.runtime),
+            "sharing": self._sharing,
+        }
+        return SandboxInstance(instance_id, self.id, "running", metadata)
+
+    @property
+    def isolation(self) -> str:
+        return of_runtime(self._launcher.runtime) if self._launcher else ""
 
     def is_full(self) -> bool:
         return len(self._sandboxes) >= self._capacity
@@ -241,6 +253,11 @@ class LocalProvider(SandboxProvider):
         return self._loop, self._pool
 
 
+# The launchers that have worked in this process. One of them is not left for a weaker one because
+# of one start that failed, which whoever keeps the machine busy could bring about.
+_proven: set[str] = set()
+
+
 async def _choose_launcher(wanted: str, platform: str) -> Launcher:
     """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
     candidates: list[Launcher] = []
@@ -250,14 +267,25 @@ async def _choose_launcher(wanted: str, platform: str) -> Launcher:
         candidates.append(BubblewrapLauncher(settings.DATA_DIR))
     failure = ProviderUnavailable("The local provider has no isolation tool.")
     for launcher in candidates:
+        is_there = False
         try:
             await launcher.prepare()
+            is_there = True
             await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
+            _proven.add(launcher.runtime)
             return launcher
         except SandboxError as error:
             launcher.close()
             failure = ProviderUnavailable(error.message)
             logger.info("launcher not usable", extra={"reason": error.message})
+            if is_there and launcher.runtime in _proven:
+                raise failure from error
+    if settings.SANDBOX_LOCAL_UNISOLATED and not meets(NONE, settings.MINIMUM_ISOLATION):
+        raise ProviderUnavailable(
+            f"{failure.message} SANDBOX_LOCAL_UNISOLATED takes effect only with "
+            f"MINIMUM_ISOLATION=none; it is {settings.MINIMUM_ISOLATION}.",
+            field=FIELD,
+        )
     if settings.SANDBOX_LOCAL_UNISOLATED:
         logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
         unisolated = UnisolatedLauncher(settings.DATA_DIR)

@@ -27,6 +27,9 @@ class CircuitBreaker(models.Model):
     error_code = models.CharField(max_length=8, blank=True)
     error_message = models.TextField(blank=True)
     latency_ms = models.FloatField(null=True, help_text="Of getting a sandbox, smoothed.")
+    probed_at = models.DateTimeField(
+        null=True, help_text="When a program of our own was last run there to see."
+    )
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:

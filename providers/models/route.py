@@ -3,6 +3,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from providers import isolation
 from providers.models.provider_config import ProviderConfig
 
 
@@ -24,6 +25,13 @@ class Route(models.Model):
     )
     language = models.CharField(max_length=32, blank=True, help_text="Empty: every language.")
     strategy = models.CharField(max_length=16, choices=Strategy.choices, default=Strategy.PRIORITY)
+    minimum_isolation = models.CharField(
+        max_length=16,
+        blank=True,
+        choices=isolation.CHOICES,
+        help_text="Nothing that takes this route runs in a sandbox isolated less, no fallback "
+        "either. The strictest of route, tenant and MINIMUM_ISOLATION holds.",
+    )
     is_active = models.BooleanField("active", default=True)
 
     class Meta:
@@ -37,6 +45,10 @@ class Route(models.Model):
             models.CheckConstraint(
                 condition=Q(strategy__in=("priority", "cheapest", "latency", "weighted")),
                 name="route_strategy_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(minimum_isolation__in=("", *isolation.LEVELS)),
+                name="route_minimum_isolation_is_known",
             ),
         )
 

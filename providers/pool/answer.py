@@ -37,6 +37,8 @@ def read_answer(
         metadata["outputs_skipped"] = left_out
     if (remarks := claims.remarks(header.get("remarks"))) is not None:
         metadata["advice"] = remarks
+    if dropped := claims.measured(header.get("remarks_dropped")):
+        metadata["advice_dropped"] = dropped
     bound = limits.output_bytes
     stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
     result = ExecutionResult(

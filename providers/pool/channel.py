@@ -60,6 +60,11 @@ class GuestChannel(asyncio.Protocol):
         return channel
 
     @property
+    def ending(self) -> bool:
+        """Whether the guest's end has closed, and what is known of it is still being asked for."""
+        return self._ending is not None and not self.closed.done()
+
+    @property
     def silent(self) -> bool:
         """Whether the guest has said nothing yet, its end included, that the loop has not read."""
         if self.closed.done() or self._transport is None:

@@ -28,6 +28,9 @@ class Guest(Protocol):
     def complaint(self) -> str:
         """What the isolation tool said when the start failed."""
 
+    def last_words(self) -> str:
+        """What is known of an end that nobody of ours brought about, "" for nothing."""
+
     async def destroy(self) -> None:
         """End everything in it and wait until it is gone. May be called more than once."""
 
@@ -69,6 +72,7 @@ class PidfdGuest:
         self._pidfd = pidfd
         self._cgroup = cgroup
         self._gone: asyncio.Future[None] | None = None
+        self._ended: asyncio.Event | None = None
 
     async def open(self) -> GuestChannel:
         return await GuestChannel.open(self._channel)
@@ -77,6 +81,9 @@ class PidfdGuest:
         return self._cgroup.evidence() if self._cgroup else Evidence()
 
     def complaint(self) -> str:
+        return ""
+
+    def last_words(self) -> str:
         return ""
 
     async def destroy(self) -> None:
@@ -97,17 +104,22 @@ class PidfdGuest:
             await self._cgroup.remove()
 
     async def _wait_for_end(self) -> None:
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        loop.add_reader(self._pidfd, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(self._pidfd)
+        """Return when the first process has ended. Any number of tasks may wait."""
+        if self._ended is None:
+            self._ended = asyncio.Event()
+            asyncio.get_running_loop().add_reader(self._pidfd, self._note_exit, self._ended)
+        await self._ended.wait()
+
+    def _note_exit(self, ended: asyncio.Event) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        ended.set()
 
 
 class ProcessGuest(PidfdGuest):
     """A sandbox that is a child process of ours, with the channel on its stdin and stdout."""
+
+    # How long after its channel the process itself may end.
+    _END_SECONDS = 0.5
 
     def __init__(
         self, command: list[str], cgroup: Cgroup | None, env: Mapping[str, str] | None = None
@@ -125,8 +137,24 @@ class ProcessGuest(PidfdGuest):
             theirs.close()
         super().__init__(channel, os.pidfd_open(self._process.pid), cgroup)
 
+    async def open(self) -> GuestChannel:
+        return await GuestChannel.open(self._channel, before_end=self._note_the_end)
+
     def complaint(self) -> str:
         return read_complaint(self._stderr)
+
+    def last_words(self) -> str:
+        code = self._process.returncode
+        if code is None:
+            return ""
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"Its first process on this machine ended with {how}"
+
+    async def _note_the_end(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._END_SECONDS):
+                await self._wait_for_end()
+                self._process.poll()
 
     async def _end(self) -> None:
         await super()._end()

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from providers.base import ExecutionResult, InputFile, Limits
+from providers.base import SANDBOX_ENDED, ExecutionResult, InputFile, Limits
 from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable
 from providers.guest import wire
 from providers.pool.answer import read_answer
-from providers.pool.channel import ChannelClosed, GuestChannel
+from providers.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.pool.launcher import Guest, Launcher
 from providers.pool.template import Template
 
@@ -29,6 +29,12 @@ RENEWAL_SECONDS = 5.0
 
 # How long after its deadline a guest may take to answer before the host ends it.
 ANSWER_GRACE_SECONDS = 0.7
+
+# How long after its end it may take to learn what a guest ended of: a busy engine needs it.
+EVIDENCE_SECONDS = 3.0
+
+# The exit code of a program that SIGKILL ended, as it does with all in a sandbox that ends.
+KILLED = 137
 
 _numbers = itertools.count(1)
 
@@ -115,6 +121,7 @@ class Sandbox:
         self._guest = guest
         self._channel = channel
         self._runs = 0
+        self._destroyed = False
         self._renewal: asyncio.Task[bool] | None = None
 
     @classmethod
@@ -167,9 +174,10 @@ class Sandbox:
         self.used_at = self.handed_out_at = time.monotonic()
 
     async def run(self, request: RunRequest) -> ExecutionResult:
-        """Run it. Raises ProviderUnavailable when the sandbox ends or misbehaves without a verdict.
+        """Run it. A sandbox that ends or misbehaves during the run is a verdict on the run.
 
-        A sandbox that cannot take the request raises with `started` False: nothing ran.
+        Raises ProviderUnavailable with `started` False when the sandbox cannot take the request,
+        and with `started` True when it was we who ended it during the run.
         """
         if self.running:
             raise ProviderUnavailable("The sandbox is running something already.")
@@ -190,6 +198,7 @@ class Sandbox:
 
     async def destroy(self) -> None:
         """End it and everything in it."""
+        self._destroyed = True
         self._channel.close()
         await self._guest.destroy()
 
@@ -205,22 +214,26 @@ class Sandbox:
             raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
         began = time.monotonic()
         try:
-            async with asyncio.timeout(request.timeout + ANSWER_GRACE_SECONDS):
-                answer = await self._channel.receive()
+            answer = await self._answer_within(request.timeout + ANSWER_GRACE_SECONDS)
         except TimeoutError:
             return self._silent_end(time.monotonic() - began, timed_out=True)
         except ChannelClosed as error:
+            seconds = time.monotonic() - began
+            if self._destroyed:
+                raise ProviderUnavailable(
+                    "The sandbox was ended by the service during the run.", started=True
+                ) from error
             if self._guest.evidence().out_of_memory:
-                return self._silent_end(time.monotonic() - began, out_of_memory=True)
-            raise ProviderUnavailable(
-                "The sandbox was ended from outside during the run.", started=True
-            ) from error
+                return self._silent_end(seconds, out_of_memory=True)
+            return self._silent_end(seconds, ended=self._guest.last_words() or "It ended by itself")
         except wire.FrameError as error:
-            raise ProviderUnavailable(
-                f"The sandbox broke the protocol and was ended: {error}", started=True
-            ) from error
+            return self._silent_end(
+                time.monotonic() - began, ended=f"It broke the protocol and was ended: {error}"
+            )
         if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
-            raise ProviderUnavailable("The sandbox answered another request.", started=True)
+            return self._silent_end(
+                time.monotonic() - began, ended="It answered what was not asked, and was ended"
+            )
         self.answered = True
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
@@ -229,6 +242,18 @@ class Sandbox:
             # The kernel's figure is the peak of all runs so far, the guest's that of this one.
             evidence = replace(evidence, memory_peak_bytes=None)
         return read_answer(answer, request.limits, evidence, self._metadata(request.limits))
+
+    async def _answer_within(self, seconds: float) -> Frame:
+        """The guest's answer. Raises TimeoutError, ChannelClosed, FrameError."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._channel.receive()
+        except TimeoutError:
+            if not self._channel.ending:
+                raise
+        # It ended in time; what it ended of is known a moment later.
+        async with asyncio.timeout(EVIDENCE_SECONDS):
+            return await self._channel.receive()
 
     async def _renew(self) -> bool:
         try:
@@ -252,12 +277,31 @@ class Sandbox:
         }
 
     def _silent_end(
-        self, seconds: float, *, timed_out: bool = False, out_of_memory: bool = False
+        self,
+        seconds: float,
+        *,
+        timed_out: bool = False,
+        out_of_memory: bool = False,
+        ended: str = "",
     ) -> ExecutionResult:
-        """The guest could not answer, but the host itself saw why it ended."""
+        """The guest could not answer, and this is what the host itself saw of its end.
+
+        Whatever code does to its sandbox is the code's doing: `ended` says what was seen where
+        neither time nor memory is known to be the reason.
+        """
         evidence = self._guest.evidence()
         metadata = self._metadata(self.template.limits)
         metadata["memory_peak_bytes"] = evidence.memory_peak_bytes
+        stderr = ""
+        if ended:
+            metadata[SANDBOX_ENDED] = ended
+            stderr = f"The sandbox ended during the run. {ended}.\n"
         return ExecutionResult(
-            "", "", None, seconds, metadata, timed_out=timed_out, out_of_memory=out_of_memory
+            "",
+            stderr,
+            KILLED if ended else None,
+            seconds,
+            metadata,
+            timed_out=timed_out,
+            out_of_memory=out_of_memory,
         )

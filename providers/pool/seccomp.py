@@ -57,24 +57,55 @@ _FILTERED_AARCH64 = {
     "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "shmget": 194, "memfd_create": 279,
     "memfd_secret": 447,
 }  # fmt: skip
+# What one process may do to another of its user. Process 1, the supervisor, may be the program's
+# own user and is guarded by nothing else. Of these the first argument names the process.
+_OF_A_PROCESS_X86_64 = {
+    "prlimit64": 302, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
+    "sched_setattr": 314,
+}  # fmt: skip
+_OF_A_PROCESS_AARCH64 = {
+    "prlimit64": 261, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
+    "sched_setattr": 274,
+}  # fmt: skip
+# Of these the second names a process or a group, and the first says which, or that it is a user.
+_PRIORITIES_X86_64 = {"setpriority": 141, "ioprio_set": 251}
+_PRIORITIES_AARCH64 = {"setpriority": 140, "ioprio_set": 30}
+_OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
+_FIRST_PROCESS = 1
+
 _UNCOUNTED = ("shmget", "memfd_create", "memfd_secret")
 _TABLES = {
-    "x86_64": (0xC000003E, _DENIED_X86_64, _FILTERED_X86_64),
-    "aarch64": (0xC00000B7, _DENIED_AARCH64, _FILTERED_AARCH64),
+    "x86_64": (
+        0xC000003E,
+        _DENIED_X86_64,
+        _FILTERED_X86_64,
+        _OF_A_PROCESS_X86_64,
+        _PRIORITIES_X86_64,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        _DENIED_AARCH64,
+        _FILTERED_AARCH64,
+        _OF_A_PROCESS_AARCH64,
+        _PRIORITIES_AARCH64,
+    ),
 }
 _ENOSYS, _EAFNOSUPPORT = 38, 97
 
 
-def build_filter(machine: str | None = None, *, uncounted_memory: bool = True) -> bytes | None:
+def build_filter(
+    machine: str | None = None, *, uncounted_memory: bool = True, supervisor_only: bool = False
+) -> bytes | None:
     """The program for this machine's architecture, None where we have no table for it.
 
     Without `uncounted_memory` nothing can be made that holds memory and belongs to no process,
-    which only a cgroup would count.
+    which only a cgroup would count. With `supervisor_only` nothing is refused but what would reach
+    process 1, the supervisor.
     """
     table = _TABLES.get(machine or platform.machine())
     if table is None:
         return None
-    architecture, denied, filtered = table
+    architecture, denied, filtered, of_a_process, priorities = table
     deny, allow, kill, no_such_call = "deny", "allow", "kill", "no_such_call"
     no_such_family = "no_such_family"
     # Each step: (operation, operand, where to go if true, where if false); None is the next step.
@@ -85,16 +116,20 @@ def build_filter(machine: str | None = None, *, uncounted_memory: bool = True) -
     ]
     if machine_has_x32(architecture):
         steps.append((_JUMP_GREATER_EQUAL, _X32_BIT, kill, None))
-    # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
-    steps.append((_JUMP_EQUAL, filtered["clone3"], no_such_call, None))
-    if not uncounted_memory:
-        steps += [(_JUMP_EQUAL, filtered[name], no_such_call, None) for name in _UNCOUNTED]
-    steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
-    steps += [
-        (_JUMP_EQUAL, filtered["clone"], "clone", None),
-        (_JUMP_EQUAL, filtered["socket"], "socket", None),
-        (_JUMP_EQUAL, filtered["ioctl"], "ioctl", allow),
-    ]
+    steps += [(_JUMP_EQUAL, number, "of_a_process", None) for number in of_a_process.values()]
+    steps += [(_JUMP_EQUAL, number, name, None) for name, number in priorities.items()]
+    if not supervisor_only:
+        # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
+        steps.append((_JUMP_EQUAL, filtered["clone3"], no_such_call, None))
+        if not uncounted_memory:
+            steps += [(_JUMP_EQUAL, filtered[name], no_such_call, None) for name in _UNCOUNTED]
+        steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
+        steps += [
+            (_JUMP_EQUAL, filtered["clone"], "clone", None),
+            (_JUMP_EQUAL, filtered["socket"], "socket", None),
+            (_JUMP_EQUAL, filtered["ioctl"], "ioctl", None),
+        ]
+    steps.append((_RETURN, _ALLOW, None, None))
     blocks: dict[str, list[tuple[int, int, str | None, str | None]]] = {
         "clone": [
             (_LOAD, _FIRST_ARGUMENT, None, None),
@@ -112,6 +147,19 @@ def build_filter(machine: str | None = None, *, uncounted_memory: bool = True) -
             (_JUMP_EQUAL, _INET6, allow, None),
             (_JUMP_EQUAL, _NETLINK, allow, no_such_family),
         ],
+        "of_a_process": [
+            (_LOAD, _FIRST_ARGUMENT, None, None),
+            (_JUMP_EQUAL, _FIRST_PROCESS, deny, allow),
+        ],
+        **{
+            name: [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _OF_A_USER[name], deny, None),
+                (_LOAD, _SECOND_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _FIRST_PROCESS, deny, allow),
+            ]
+            for name in priorities
+        },
         allow: [(_RETURN, _ALLOW, None, None)],
         deny: [(_RETURN, _ERRNO | EPERM, None, None)],
         no_such_family: [(_RETURN, _ERRNO | _EAFNOSUPPORT, None, None)],

@@ -28,10 +28,11 @@ _LONGEST_DELAY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Handle:
-    """An instance of the service's: its id there, and the isolation in force."""
+    """An instance of the service's: its id there, what isolates it, and whom it serves."""
 
     instance_id: str
     runtime: str
+    sharing: str = ""
 
 
 class _NotSent(ConnectionFailed):
@@ -94,8 +95,12 @@ class PoolClient:
             "POST", "/v1/instances", body, seconds=self._longest_wait, headers=headers
         )
         try:
-            return Handle(str(answer["instance_id"]), str(answer["runtime"]))
-        except (KeyError, TypeError):
+            return Handle(
+                str(answer["instance_id"]),
+                str(answer["runtime"]),
+                str(answer.get("sharing", "")),
+            )
+        except (AttributeError, KeyError, TypeError):
             raise ProviderUnavailable(f"{self.endpoint} is no pool service.") from None
 
     def run(self, handle: Handle, job: Job) -> ExecutionResult:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings as django_settings
+
 from providers.base import ExecutionResult
 from providers.pool.background import BackgroundLoop
 from providers.pool.requests import Job
@@ -22,7 +24,12 @@ class InProcessPool:
         settings = ServiceSettings.from_config(config)
         self._apart = apart
         self._settings = settings.for_one() if apart else settings
-        choice = LauncherChoice("docker", data_dir, pool_id="in-process")
+        choice = LauncherChoice(
+            "docker",
+            data_dir,
+            pool_id="in-process",
+            minimum_isolation=django_settings.MINIMUM_ISOLATION,
+        )
         self._loop = BackgroundLoop("docker-pool")
         self._keeper = PoolKeeper(choice, self._settings)
 
@@ -36,7 +43,7 @@ class InProcessPool:
 
     def create(self, template: str, owner: str) -> Handle:
         instance = self._loop.call(self._keeper.create(template, owner))
-        return Handle(instance.instance_id, instance.runtime)
+        return Handle(instance.instance_id, instance.runtime, instance.sharing)
 
     def run(self, handle: Handle, job: Job) -> ExecutionResult:
         return self._loop.call(self._keeper.run(handle.instance_id, job))

@@ -30,6 +30,7 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
+from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.pool.requests import Job
 from providers.pool.service.settings import FIELDS, check_config
 from providers.schema import ConfigField
@@ -135,6 +136,9 @@ class SelfManagedProvider(SandboxProvider):
 
     def _open(self, config: Mapping[str, Any], *, apart: bool) -> bool:
         pushed = {name: config[name] for name in FIELDS}
+        if not meets(NAMESPACES, settings.MINIMUM_ISOLATION):
+            # The service has other clients too, such as RAGFlow's.
+            pushed["require_gvisor"] = True
         retries = config["max_retries"]
         backend: Backend = PoolClient(
             config["endpoint"].rstrip("/"), config["token"] or "", retries, pushed, apart
@@ -157,7 +161,12 @@ class SelfManagedProvider(SandboxProvider):
         handle = self._create(template, owner)
         with self._lock:
             self._instances[handle.instance_id] = _Instance(template, owner, handle)
-        return SandboxInstance(handle.instance_id, self.id, "running", {"runtime": handle.runtime})
+        metadata = {
+            "runtime": handle.runtime,
+            "isolation": of_runtime(handle.runtime),
+            "sharing": handle.sharing,
+        }
+        return SandboxInstance(handle.instance_id, self.id, "running", metadata)
 
     def is_full(self) -> bool:
         """As the service has it, a quarter of a second ago at most."""
@@ -211,7 +220,7 @@ class SelfManagedProvider(SandboxProvider):
                     raise
             # The service itself has said that nothing ran: the instance is gone, unused.
             left -= 1
-            instance.handle = self._create(instance.template, instance.owner)
+            instance.handle = self._create(instance.template, instance.owner, like=instance.handle)
 
     def destroy_instance(self, instance_id: str) -> bool:
         backend = self._opened()
@@ -247,9 +256,15 @@ class SelfManagedProvider(SandboxProvider):
             self._backend.close()
         self._backend, self._reason = None, "closed"
 
-    def _create(self, template: str, owner: str) -> Handle:
+    def _create(self, template: str, owner: str, *, like: Handle | None = None) -> Handle:
+        """A new instance; in place of `like`, isolated as that was, for the caller relies on it."""
         backend = self._opened()
         handle = backend.create(template, owner)
+        if like and (handle.runtime, handle.sharing) != (like.runtime, like.sharing):
+            backend.destroy(handle)
+            raise IsolationUnmet(
+                f"The service runs under {handle.runtime} now, and ran under {like.runtime} before."
+            )
         # Another installation may have pushed laxer settings to the same service.
         if self._config["require_gvisor"] and handle.runtime != "gvisor":
             backend.destroy(handle)

@@ -24,7 +24,7 @@ LATENCY_SHARE = 0.2
 FLUSH_SECONDS = 10.0
 
 # What says that a provider is ill. A rate limit or a refused request says nothing of the kind.
-_ILL = (
+ILL = (
     errors.NOT_INITIALIZED,
     errors.CONNECTION_FAILED,
     errors.CREATION_FAILED,
@@ -82,8 +82,11 @@ def report_success(provider_id: str, latency_ms: float | None = None) -> None:
 
 
 def report_failure(provider_id: str, error: SandboxError) -> None:
-    """A request failed. THRESHOLD of them one after the other open the breaker."""
-    if error.entry not in _ILL:
+    """A request failed. THRESHOLD of them one after the other open the breaker.
+
+    What failed when code may have been running says nothing: the code may have brought it about.
+    """
+    if error.entry not in ILL or error.started:
         return
     _troubled.add(provider_id)
     now = timezone.now()
@@ -116,6 +119,13 @@ def report_failure(provider_id: str, error: SandboxError) -> None:
             error.code,
             error.message,
         )
+
+
+def give_back(provider_id: str) -> None:
+    """Whoever was admitted as a trial has not tried. The next one may."""
+    if provider_id in _trials:
+        _trials.discard(provider_id)
+        let_one_try(provider_id)
 
 
 def let_one_try(provider_id: str) -> None:

@@ -69,5 +69,5 @@ def _failure_of(row: ProviderConfig) -> SandboxError | None:
         if config:
             error.message = redacted(provider_class, config, error.message)
         return error
-    except Exception as error:
+    except BaseException as error:
         return ProviderUnavailable(f"The check failed with {type(error).__name__}.")

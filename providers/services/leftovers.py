@@ -26,6 +26,9 @@ def sweep_leftovers() -> int:
             continue
         except SandboxError as error:
             logger.warning("provider %s cannot be swept. %s", provider_id, error.message)
+        except BaseException:
+            # The others are swept all the same, whatever a provider of another package raises.
+            logger.exception("provider %s failed to be swept", provider_id)
     if ended:
         logger.warning("%d sandboxes of ended processes were destroyed", ended)
     return ended

@@ -17,16 +17,27 @@ def planned(owner: str, language: str) -> list[str]:
     The route for this tenant and language goes before the tenant's, that before the language's,
     and that before the one for all.
     """
+    found = _fitting(owner, language)
+    if found is None:
+        return []
+    route, steps = found
+    return [step.provider.provider_id for step in _ORDERS[route.strategy](steps)]
+
+
+def route_minimum(owner: str, language: str) -> str:
+    """The least isolation that the route for these demands, "" for none."""
+    found = _fitting(owner, language)
+    return found[0].minimum_isolation if found else ""
+
+
+def _fitting(owner: str, language: str) -> tuple[Route, list[RouteStep]] | None:
     known = _routes()
     fitting = [
         (bool(route.owner), bool(route.language), number)
         for number, (route, _) in enumerate(known)
         if route.owner in ("", owner) and route.language in ("", language)
     ]
-    if not fitting:
-        return []
-    route, steps = known[max(fitting)[2]]
-    return [step.provider.provider_id for step in _ORDERS[route.strategy](steps)]
+    return known[max(fitting)[2]] if fitting else None
 
 
 def reachable(owner: str) -> set[str]:

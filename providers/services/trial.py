@@ -20,8 +20,8 @@ from providers.services.configuration import merged_config, stored_config
 DEADLINE_SECONDS = 45.0
 RUN_SECONDS = 10.0
 
-_EXPECTED = "42"
-_PROGRAMS = {
+EXPECTED = "42"
+PROGRAMS = {
     "python": "print(6 * 7)",
     "nodejs": "console.log(6 * 7)",
     "javascript": "console.log(6 * 7)",
@@ -121,14 +121,14 @@ def _try(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial
 
 
 def _run(provider: SandboxProvider) -> Trial:
-    language = next((name for name in provider.get_supported_languages() if name in _PROGRAMS), "")
+    language = next((name for name in provider.get_supported_languages() if name in PROGRAMS), "")
     if not language:
         raise ProviderUnavailable("It offers no language that a test program exists for.")
     began = perf_counter()
     instance = provider.create_instance(language, owner="connection-test")
     try:
         result = provider.execute_code(
-            instance.instance_id, _PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
+            instance.instance_id, PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
         )
         latency = _ms_since(began)
     finally:
@@ -138,8 +138,8 @@ def _run(provider: SandboxProvider) -> Trial:
         return Trial(
             False, "The test program was not done in time.", latency, runtime, language, "SB005"
         )
-    if result.stdout.strip() != _EXPECTED:
-        message = f"The test program printed {result.stdout[:80]!r} and not {_EXPECTED!r}."
+    if result.stdout.strip() != EXPECTED:
+        message = f"The test program printed {result.stdout[:80]!r} and not {EXPECTED!r}."
         return Trial(False, message, latency, runtime, language, "SB009")
     message = f"A sandbox was started and ran {language}."
     return Trial(True, message, latency, runtime, language)

@@ -45,7 +45,11 @@ class Command(BaseCommand):
         **options: Any,
     ) -> None:
         choice = LauncherChoice(
-            launcher, settings.DATA_DIR, f"port-{port}", settings.POOL_GVISOR_PLATFORM
+            launcher,
+            settings.DATA_DIR,
+            f"port-{port}",
+            settings.POOL_GVISOR_PLATFORM,
+            settings.MINIMUM_ISOLATION,
         )
         service_options = ServiceOptions(host, port, choice, _first_settings(), _token(token_file))
         try:

@@ -21,7 +21,7 @@ from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.pool.guest_files import INSIDE, PACKAGE, SOURCE, interpreter_options
 from providers.pool.hardening import GVISOR, RUNC, Hardening
 from providers.pool.launcher import Guest
-from providers.pool.launchers.docker_engine import PARALLEL_CALLS, Engine, Recipe, Started
+from providers.pool.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
 from providers.pool.launchers.docker_guest import DockerGuest
 from providers.pool.launchers.docker_owner import OWNER_LABEL, Owner
 from providers.pool.seccomp import build_filter
@@ -166,7 +166,7 @@ class DockerLauncher:
             started,
             {"image_digest": image.digest},
             destroy=partial(self.destroy, name, started.id),
-            killed_for_memory=partial(self.killed_for_memory, started.id),
+            end_of=partial(self.end_of, started.id),
         )
 
     async def reap_orphans(self) -> int:
@@ -182,12 +182,12 @@ class DockerLauncher:
         finally:
             self._known.discard(name)
 
-    async def killed_for_memory(self, identifier: str) -> bool:
-        """The engine's own record. False when it cannot be asked."""
+    async def end_of(self, identifier: str) -> End:
+        """The engine's own record, empty when it cannot be asked."""
         try:
-            return await self._in_thread(self._engine.killed_for_memory, identifier)
+            return await self._in_thread(self._engine.end_of, identifier)
         except SandboxError:
-            return False
+            return End()
 
     def _reap(self) -> int:
         now = time.time()
@@ -234,8 +234,10 @@ class DockerLauncher:
 
     def _prepare(self) -> None:
         info = self._engine.info()
-        if self._settings.filter_system_calls:
-            self._seccomp = build_filter(info.get("Architecture")) or b""
+        # Without a filter of ours the program, which may be the supervisor's user, still cannot
+        # take that one's limits away.
+        guard_alone = not self._settings.filter_system_calls
+        self._seccomp = build_filter(info.get("Architecture"), supervisor_only=guard_alone) or b""
         described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
         missing = [self._settings.images[key] for key, found in described.items() if not found]
         present = {key: found for key, found in described.items() if found}
@@ -334,9 +336,7 @@ class DockerLauncher:
         argument = replace(
             template,
             command=tuple(command),
-            # The kernel counts this limit over all containers of the same user, so that one could
-            # starve another. The engine's own limit is per container.
-            limits=replace(template.limits, processes=image.user_processes),
+            limits=replace(template.limits, processes=self._user_processes(image, template)),
         ).guest_argument(
             workspace=WORKSPACE, watch_memory=self._watch_memory, uid=hardening.program_uid
         )
@@ -358,6 +358,17 @@ class DockerLauncher:
             self._engine.remove(started.id)
             raise CreationFailed(f"Docker: the container ended at once: {error}") from error
         return started
+
+    def _user_processes(self, image: _Image, template: Template) -> int:
+        """How many processes the program's user may have.
+
+        gVisor's kernel counts those of its own container. What is too many there must fail inside:
+        the engine's limit ends the whole container. The host's kernel counts over all containers of
+        the same user, so that one could starve another, and the engine's limit is the only one.
+        """
+        if self.runtime == GVISOR:
+            return min(image.user_processes, template.limits.processes)
+        return image.user_processes
 
 
 def _text(name: str) -> str:

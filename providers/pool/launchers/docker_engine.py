@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,11 @@ from docker.utils import kwargs_from_env
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.pool.launchers.docker_stream import Demultiplexer
+
+# How long the engine may take to know how a container ended, and the exit code of one that was
+# killed, which is for memory unless somebody else did it.
+END_SECONDS = 1.0
+_KILLED = 137
 
 # No answer in this time counts as a refusal. A container takes 0.3 s, on a busy engine 3.
 CALL_SECONDS = 25
@@ -42,6 +48,14 @@ class Started:
     id: str
     stream: socket.socket
     pid: int
+
+
+@dataclass(frozen=True)
+class End:
+    """How a container ended, as the engine has it. None: it does not know."""
+
+    out_of_memory: bool = False
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,14 +157,25 @@ class Engine:
             found: str = self._api().inspect_container(identifier)["HostConfig"]["Runtime"]
         return found
 
-    def killed_for_memory(self, identifier: str) -> bool:
-        """Whether the engine recorded that a container of ours ran out of memory."""
-        with _told_as(ProviderUnavailable):
-            try:
-                state = self._api().inspect_container(identifier)["State"]
-            except NotFound:
-                return False
-        return bool(state.get("OOMKilled"))
+    def end_of(self, identifier: str) -> End:
+        """How a container of ours ended that has just closed its stream.
+
+        The engine notes the end a moment after it, and that memory was the reason as late again.
+        """
+        end = End()
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            with _told_as(ProviderUnavailable):
+                try:
+                    state = self._api().inspect_container(identifier)["State"]
+                except NotFound:
+                    return end
+            if not state.get("Running"):
+                end = End(bool(state.get("OOMKilled")), int(state.get("ExitCode", 0)))
+                if end.out_of_memory or end.exit_code != _KILLED:
+                    return end
+            time.sleep(0.02)
+        return end
 
     def remove(self, identifier: str) -> None:
         """End a container and remove it. One that is gone is no error."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from providers.pool.cgroup import Evidence, find_cgroup
 from providers.pool.channel import GuestChannel
-from providers.pool.launchers.docker_engine import Started
+from providers.pool.launchers.docker_engine import End, Started
 from providers.pool.launchers.docker_stream import Demultiplexer
 
 
 class DockerGuest:
     """A container with a guest in it. `facts` belong into the metadata of every result.
 
-    `destroy` removes the container; `killed_for_memory` asks for the engine's record of its end.
+    `destroy` removes the container; `end_of` asks for the engine's record of its end.
     """
 
     def __init__(
@@ -25,16 +25,17 @@ class DockerGuest:
         facts: dict[str, Any],
         *,
         destroy: Callable[[], Awaitable[None]],
-        killed_for_memory: Callable[[], Awaitable[bool]],
+        end_of: Callable[[], Awaitable[End]],
     ) -> None:
         self.facts = facts
         self._started = started
         self._destroy = destroy
-        self._ask_the_engine = killed_for_memory
+        self._ask_the_engine = end_of
         self._output = Demultiplexer()
         self._channel: GuestChannel | None = None
         self._cgroup = find_cgroup(started.pid, started.id)
-        self._killed_for_memory = False
+        self._end = End()
+        self._seen_last: Evidence | None = None
         self._gone: asyncio.Future[None] | None = None
 
     async def open(self) -> GuestChannel:
@@ -45,11 +46,15 @@ class DockerGuest:
         return self._channel
 
     def evidence(self) -> Evidence:
-        seen = self._cgroup.evidence() if self._cgroup else Evidence()
-        return replace(seen, out_of_memory=seen.out_of_memory or self._killed_for_memory)
+        seen = self._seen_last or self._look()
+        return replace(seen, out_of_memory=seen.out_of_memory or self._end.out_of_memory)
 
     def complaint(self) -> str:
         return self._output.complaint
+
+    def last_words(self) -> str:
+        code = self._end.exit_code
+        return "" if code is None else f"The engine saw it end with exit code {code}"
 
     async def destroy(self) -> None:
         if self._gone is None:
@@ -59,4 +64,8 @@ class DockerGuest:
 
     async def _note_the_end(self) -> None:
         """A container that ends takes its cgroup along, so the engine's record is asked for."""
-        self._killed_for_memory = await self._ask_the_engine()
+        self._seen_last = self._look()
+        self._end = await self._ask_the_engine()
+
+    def _look(self) -> Evidence:
+        return self._cgroup.evidence() if self._cgroup else Evidence()

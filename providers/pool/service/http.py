@@ -105,6 +105,7 @@ class Service:
             {
                 "instance_id": instance.instance_id,
                 "runtime": instance.runtime,
+                "sharing": instance.sharing,
                 "template": instance.template,
             },
             201,

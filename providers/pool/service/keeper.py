@@ -53,6 +53,10 @@ class Instance:
     def runtime(self) -> str:
         return self.sandbox.runtime
 
+    @property
+    def sharing(self) -> str:
+        return "tenant" if self.sandbox.reusable else "execution"
+
 
 class PoolKeeper:
     """Lives in one event loop. What cannot be started yet is tried again until it can."""

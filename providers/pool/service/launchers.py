@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.pool.launcher import Launcher
 from providers.pool.sandbox import Sandbox
 from providers.pool.service.settings import ServiceSettings
@@ -22,13 +23,15 @@ KINDS = ("auto", "docker", "gvisor", "bubblewrap")
 class LauncherChoice:
     """`kind` is one of KINDS. `auto` takes the first that works here: Docker, gVisor, bubblewrap.
 
-    `pool_id` tells the containers of this pool from those of others on the same engine.
+    `pool_id` tells the containers of this pool from those of others on the same engine. What
+    isolates less than `minimum_isolation` is never used, whoever asks.
     """
 
     kind: str
     data_dir: Path
     pool_id: str
     gvisor_platform: str = "systrap"
+    minimum_isolation: str = NAMESPACES
 
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
@@ -43,6 +46,11 @@ class LauncherChoice:
             launcher = self._make(kind, settings)
             try:
                 await launcher.prepare()
+                if not meets(of_runtime(launcher.runtime), self.minimum_isolation):
+                    raise IsolationUnmet(
+                        f"{kind} would run under {launcher.runtime}, and MINIMUM_ISOLATION is "
+                        f"{self.minimum_isolation}."
+                    )
                 if settings.require_gvisor and launcher.runtime != "gvisor":
                     raise ProviderUnavailable(
                         f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "

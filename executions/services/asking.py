@@ -1,0 +1,130 @@
+"""Asking a provider for something: within a time of ours, and whatever it raises."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.errors import CODES, ProviderUnavailable, SandboxError
+from providers.remote.deadline import DeadlinePassed
+from providers.waiting import within
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How long a provider may take to hand out a sandbox, less than an open record may stay without
+# having started; to end one; and what it may add to a run, where its own deadlines come first.
+CREATE_SECONDS = 100.0
+DESTROY_SECONDS = 10.0
+RUN_SLACK_SECONDS = 8.0
+
+# The provider in this process keeps its deadlines itself.
+_KEEPS_TIME = frozenset({"local"})
+
+# Calls of one provider that did not end in time and go on. With so many it is not asked again.
+MOST_OVERDUE = 32
+
+_MESSAGE_CHARACTERS = 2000
+
+_overdue: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def ask(
+    provider_id: str,
+    begin: Callable[[], Future[Any]],
+    check: Callable[[Any], T],
+    seconds: float,
+    *,
+    started: bool = False,
+    too_late: Callable[[T], object] | None = None,
+) -> Waits[T]:
+    """What the provider's answer is after `check`. Raises SandboxError and nothing else.
+
+    `begin` asks the provider. Whatever else this, the answer or `check` raises, SystemExit
+    included, is logged and told as ProviderUnavailable; so is silence after `seconds`. `started`
+    says whether code may be running by then. An answer that comes after that is handed to
+    `too_late` and is otherwise lost.
+    """
+    if _overdue[provider_id] >= MOST_OVERDUE:
+        raise ProviderUnavailable(
+            f"{MOST_OVERDUE} calls of the provider {provider_id!r} have not ended in their time.",
+            started=started,
+        )
+    answer = awaited = _guarded(provider_id, begin, started)
+    if provider_id not in _KEEPS_TIME:
+        awaited = within(seconds, answer)
+    if not awaited.done():
+        yield awaited
+    if awaited is not answer and isinstance(awaited.exception(), DeadlinePassed):
+        _give_up(provider_id, answer, check, too_late)
+        raise ProviderUnavailable(
+            f"The provider {provider_id!r} did not answer within {seconds:g} s.", started=started
+        )
+    return _guarded(provider_id, lambda: check(awaited.result()), started)
+
+
+def _give_up(
+    provider_id: str,
+    answer: Future[Any],
+    check: Callable[[Any], T],
+    too_late: Callable[[T], object] | None,
+) -> None:
+    with _lock:
+        _overdue[provider_id] += 1
+
+    def come_late(late: Future[Any]) -> None:
+        with _lock:
+            _overdue[provider_id] -= 1
+        logger.warning("provider %s answered after its time; the answer is lost", provider_id)
+        if too_late is not None and not late.cancelled() and late.exception() is None:
+            try:
+                guarded(provider_id, lambda: too_late(check(late.result())))
+            except SandboxError as error:
+                logger.warning("what came late of %s stays: %s", provider_id, error.message)
+
+    answer.add_done_callback(come_late)
+
+
+def guarded(provider_id: str, call: Callable[[], T]) -> T:
+    """As `ask`, without a deadline: for what a provider says of itself without looking far."""
+    return _guarded(provider_id, call, False)
+
+
+def _guarded(provider_id: str, call: Callable[[], T], started: bool) -> T:
+    try:
+        return call()
+    except SandboxError as error:
+        raise _sound(error) from error
+    except BaseException as error:
+        logger.exception("provider %s failed with %s", provider_id, type(error).__name__)
+        raise ProviderUnavailable(
+            f"The provider failed with {storable(type(error).__name__)[:80]}, which it should not. "
+            "The service's log has the reason.",
+            started=started,
+        ) from None
+
+
+def _sound(error: SandboxError) -> SandboxError:
+    """The error, with nothing in it that cannot be recorded or answered with."""
+    if CODES.get(getattr(error.entry, "code", "")) is not error.entry:
+        return ProviderUnavailable("The provider failed in an unknown way.", started=True)
+    error.message = storable(str(error.message))[:_MESSAGE_CHARACTERS]
+    error.field = _text(error.field)
+    error.started = bool(error.started)
+    wait: Any = error.retry_after
+    if wait is not None and (type(wait) not in (int, float) or not 0 <= wait < math.inf):
+        error.retry_after = None
+    return error
+
+
+def _text(field: Any) -> str | None:
+    return storable(field)[:100] if isinstance(field, str) else None

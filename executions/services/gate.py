@@ -1,0 +1,300 @@
+"""The gate behind every provider, ours included: what comes out of one is a claim until it is here.
+
+What is too much is cut and flagged, what is of the wrong kind is left out and named in the result's
+metadata, and what is no result at all is an error of the provider's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executions.text import from_json, storable, to_json, without_surrogates
+from providers.base import ArtifactFile, ExecutionResult, Limits, SandboxInstance
+from providers.errors import CreationFailed, ProviderUnavailable
+
+# The key of a result's metadata that names what was wrong with the rest.
+REFUSED = "refused_by_the_gate"
+
+METADATA_BYTES = 64 * 1024
+METADATA_DEPTH = 8
+METADATA_ENTRIES = 1000
+NAME_CHARACTERS = 500
+PART_BYTES = 255
+MIME_CHARACTERS = 100
+MIME_TYPES_PER_OUTPUT = 12
+_NOTED = 50
+
+# What databases and JSON readers hold exactly.
+_LARGEST = 2**53
+_EXIT_CODES = range(-(2**31), 2**31)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A result that can be recorded and answered with as it is, and its values as JSON text."""
+
+    result: ExecutionResult
+    result_json: str
+    outputs_json: str
+
+
+def check_instance(instance: Any) -> SandboxInstance:
+    """The instance. Raises CreationFailed for what is none; nothing has run then."""
+    if (
+        not isinstance(instance, SandboxInstance)
+        or not isinstance(instance.instance_id, str)
+        or not isinstance(instance.metadata, Mapping)
+    ):
+        raise CreationFailed("The provider answered with something that is no sandbox.")
+    return instance
+
+
+def check(answer: Any, limits: Limits) -> Checked:
+    """What a provider answered with, within `limits` and of the right kinds. Changed in place.
+
+    Raises ProviderUnavailable, `started`, for what is no ExecutionResult.
+    """
+    if not isinstance(answer, ExecutionResult):
+        raise ProviderUnavailable(
+            "The provider answered with something that is no result.", started=True
+        )
+    refused: list[str] = []
+    metadata = _metadata(answer.metadata, refused)
+    for stream in ("stdout", "stderr"):
+        _check_stream(answer, stream, limits.output_bytes, refused)
+    _check_numbers(answer, refused)
+    result_json = _result(answer, limits)
+    outputs_json = _outputs(answer, limits, metadata, refused)
+    _artifacts(answer, limits, metadata, refused)
+    if refused:
+        metadata[REFUSED] = refused[:_NOTED]
+    answer.metadata = metadata
+    return Checked(answer, result_json, outputs_json)
+
+
+def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[str]) -> None:
+    text, flag = getattr(result, name), f"{name}_truncated"
+    if isinstance(text, bytes | bytearray):
+        text = bytes(text[:bound]).decode("utf-8", "replace")
+        refused.append(f"{name}: bytes")
+    elif not isinstance(text, str):
+        refused.append(f"{name}: {_kind(text)}")
+        text = ""
+    truncated = getattr(result, flag)
+    if not isinstance(truncated, bool):
+        refused.append(f"{flag}: {_kind(truncated)}")
+        truncated = bool(truncated)
+    text = storable(text)
+    if len(text) * 4 > bound:
+        data = text.encode()
+        # A byte that is no text has become a sign of three by now, and counts as the one it was.
+        if len(data) - 2 * text.count("\ufffd") > bound:
+            text, truncated = data[:bound].decode("utf-8", "ignore"), True
+    setattr(result, name, text)
+    setattr(result, flag, truncated)
+
+
+def _check_numbers(result: ExecutionResult, refused: list[str]) -> None:
+    """A code that is none counts as a failure, and a verdict that is no boolean as none."""
+    code = result.exit_code
+    if code is not None and (type(code) is not int or code not in _EXIT_CODES):
+        refused.append(f"exit_code: {_kind(code)}")
+        result.exit_code = None
+    for name in ("timed_out", "out_of_memory", "has_result"):
+        value = getattr(result, name)
+        if not isinstance(value, bool):
+            refused.append(f"{name}: {_kind(value)}")
+            setattr(result, name, False)
+    seconds = result.execution_time
+    if type(seconds) not in (int, float) or not 0 <= seconds < _LARGEST:
+        refused.append(f"execution_time: {_kind(seconds)}")
+        result.execution_time = 0.0
+
+
+def _result(result: ExecutionResult, limits: Limits) -> str:
+    """The value of `main()` as JSON text; one that is none is a failure of the program's."""
+    if not result.has_result:
+        result.result = None
+        return ""
+    try:
+        text = to_json(result.result)
+        if len(text) * 4 > limits.result_bytes and len(text.encode("utf-8", "replace")) > (
+            limits.result_bytes
+        ):
+            raise ValueError(f"more than {limits.result_bytes} bytes")
+    except ValueError as error:
+        result.has_result, result.result = False, None
+        result.exit_code = result.exit_code or 1
+        result.stderr = storable(f"{result.stderr}The returned value is not JSON: {error}.\n")
+        return ""
+    cleaned = without_surrogates(text)
+    if cleaned != text:
+        result.result = from_json(cleaned)
+    return cleaned
+
+
+def _outputs(
+    result: ExecutionResult, limits: Limits, metadata: dict[str, Any], refused: list[str]
+) -> str:
+    """The rich outputs as JSON text; those that cannot be kept are counted."""
+    if not isinstance(result.outputs, list | tuple):
+        refused.append(f"outputs: {_kind(result.outputs)}")
+        result.outputs = []
+    if not result.outputs:
+        return ""
+    texts: list[str] = []
+    kept: list[dict[str, Any]] = []
+    room, skipped = limits.rich_output_bytes * 4 // 3 + 4096, 0
+    for bundle in result.outputs:
+        text = ""
+        if len(kept) < limits.rich_output_count and _is_bundle(bundle):
+            try:
+                text = without_surrogates(to_json(bundle))
+            except ValueError:
+                text = ""
+        size = len(text.encode()) if text else 0
+        if not text or size > room:
+            skipped += 1
+            continue
+        room -= size
+        texts.append(text)
+        kept.append(bundle)
+    if skipped:
+        before = metadata.get("outputs_skipped", 0)
+        metadata["outputs_skipped"] = skipped + (before if type(before) is int else 0)
+    result.outputs = kept
+    return f"[{','.join(texts)}]" if texts else ""
+
+
+def _is_bundle(bundle: Any) -> bool:
+    return (
+        isinstance(bundle, dict)
+        and 0 < len(bundle) <= MIME_TYPES_PER_OUTPUT
+        and all(
+            isinstance(mime, str) and len(mime) <= MIME_CHARACTERS and mime.isprintable()
+            for mime in bundle
+        )
+    )
+
+
+def _artifacts(
+    result: ExecutionResult, limits: Limits, metadata: dict[str, Any], refused: list[str]
+) -> None:
+    if not isinstance(result.artifacts, list | tuple):
+        refused.append(f"artifacts: {_kind(result.artifacts)}")
+        result.artifacts = []
+    if not result.artifacts:
+        result.artifacts = []
+        return
+    kept: list[ArtifactFile] = []
+    skipped: list[list[str]] = []
+    taken: set[str] = set()
+    room = limits.artifacts_total_bytes
+    for file in result.artifacts:
+        reason = _problem(file, taken)
+        if not reason and len(kept) >= limits.artifact_count:
+            reason = "too many files"
+        if not reason and len(file.content) > min(limits.artifact_bytes, room):
+            reason = "too large"
+        if reason:
+            name = getattr(file, "name", "")
+            shown = storable(name[:200]) if isinstance(name, str) else ""
+            if len(skipped) < _NOTED:
+                skipped.append([shown, reason])
+            continue
+        taken.add(file.name)
+        room -= len(file.content)
+        kept.append(file)
+    if skipped:
+        before = metadata.get("artifacts_skipped")
+        known = before if isinstance(before, list) else []
+        metadata["artifacts_skipped"] = [*known, *skipped][:_NOTED]
+    result.artifacts = kept
+
+
+def _problem(file: Any, taken: set[str]) -> str:
+    """Why this is no artifact that can be kept, "" when it is one."""
+    if not isinstance(file, ArtifactFile):
+        return "not a file"
+    if not isinstance(file.content, bytes) or not isinstance(file.mime_type, str):
+        return "not a file"
+    name = file.name
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS:
+        return "the name is too long, or none"
+    if not name.isprintable():
+        return "the name is not plain text"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or len(part.encode()) > PART_BYTES for part in parts):
+        return "the name is no relative path"
+    if name in taken:
+        return "another file has this name"
+    return ""
+
+
+def _metadata(told: Any, refused: list[str]) -> dict[str, Any]:
+    """What a provider says of itself, as a copy in JSON that every database takes."""
+    if not isinstance(told, Mapping):
+        refused.append(f"metadata: {_kind(told)}")
+        return {}
+    pruned = _Pruned()
+    copy: dict[str, Any] = pruned.value(told, METADATA_DEPTH)
+    if pruned.left_out:
+        refused.append("metadata: too deep, too much, or not JSON")
+    return copy
+
+
+class _Pruned:
+    """Copies values as JSON, as far as depth, number and size allow."""
+
+    def __init__(self) -> None:
+        self.left_out = False
+        self._entries = METADATA_ENTRIES
+        self._room = METADATA_BYTES
+
+    def value(self, value: Any, depth: int) -> Any:
+        self._entries -= 1
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            if math.isfinite(value) and abs(value) <= _LARGEST:
+                # Of a subclass, such as an enumeration, the number alone.
+                return int(value) if isinstance(value, int) else float(value)
+            self.left_out = True
+            return None
+        if isinstance(value, str):
+            return self._text(value)
+        if depth > 0 and isinstance(value, Mapping):
+            return {
+                self._text(key) if isinstance(key, str) else self._text(_kind(key)): self.value(
+                    child, depth - 1
+                )
+                for key, child in value.items()
+                if self._has_room()
+            }
+        if depth > 0 and isinstance(value, list | tuple):
+            return [self.value(child, depth - 1) for child in value if self._has_room()]
+        self.left_out = True
+        return None
+
+    def _text(self, text: str) -> str:
+        if len(text) > self._room:
+            self.left_out = True
+        kept = storable(text[: max(0, self._room)])
+        self._room -= len(kept)
+        return kept
+
+    def _has_room(self) -> bool:
+        if self._entries > 0 and self._room > 0:
+            return True
+        self.left_out = True
+        return False
+
+
+def _kind(value: Any) -> str:
+    """What it is, in a word; of a number that is beyond its bounds, that."""
+    if type(value) in (int, float):
+        return "beyond all bounds"
+    return storable(type(value).__name__)[:50]

@@ -1,0 +1,137 @@
+"""Finding out whether a provider is ill, with a program of our own.
+
+A run that ended badly after its code had started says nothing of the provider: the code may have
+brought it about. So a tiny program is run in a sandbox of its own, in the background, and what
+becomes of that counts for the breaker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import timedelta
+
+from django.db import Error as DatabaseFailure
+from django.db import connections
+from django.db.models import Q
+from django.utils import timezone
+
+from providers.base import ExecutionResult, SandboxProvider
+from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.models import CircuitBreaker
+from providers.named import lease_of
+from providers.remote.deadline import DeadlinePassed, call_within
+from providers.services import breaker
+from providers.services.trial import EXPECTED, PROGRAMS
+
+logger = logging.getLogger(__name__)
+
+# Of all processes together, one probe of a provider in this time.
+PAUSE = timedelta(seconds=5)
+
+# A failed probe is repeated until the breaker knows, and after this pause.
+AGAIN_SECONDS = 1.0
+
+# For all of a probe: a place in the pool, a start, the program, the end.
+DEADLINE_SECONDS = 40.0
+RUN_SECONDS = 5.0
+
+# No tenant's slug can have a colon in it.
+OWNER = "service:probe"
+
+_going_on: set[str] = set()
+_lock = threading.Lock()
+
+
+def doubt(provider_id: str) -> bool:
+    """Have the provider probed in the background. False where it just was, or is now."""
+    with _lock:
+        if provider_id in _going_on:
+            return False
+        _going_on.add(provider_id)
+    started = False
+    try:
+        started = _is_due(provider_id)
+        if started:
+            _start(provider_id)
+    finally:
+        if not started:
+            _end(provider_id)
+    return started
+
+
+def probe(provider_id: str) -> SandboxError | None:
+    """Run the program once. Why it did not come to its end, None when it did."""
+    try:
+        call_within(DEADLINE_SECONDS, lambda: _probe(provider_id))
+    except SandboxError as error:
+        return error
+    except DeadlinePassed:
+        return ProviderUnavailable(f"A probe had no answer in {DEADLINE_SECONDS:g} s.")
+    except BaseException as error:
+        logger.exception("probe of provider %s failed", provider_id)
+        return ProviderUnavailable(f"A probe failed with {type(error).__name__}.")
+    return None
+
+
+def _is_due(provider_id: str) -> bool:
+    """Whether it is this process's turn: the others find another time in the row."""
+    now = timezone.now()
+    row, _ = CircuitBreaker.objects.get_or_create(provider_id=provider_id)
+    due = Q(probed_at=None) | Q(probed_at__lt=now - PAUSE)
+    return CircuitBreaker.objects.filter(due, pk=row.pk).update(probed_at=now) == 1
+
+
+def _start(provider_id: str) -> None:
+    threading.Thread(target=_decide, args=(provider_id,), name="probe", daemon=True).start()
+
+
+def _decide(provider_id: str) -> None:
+    try:
+        for attempt in range(breaker.THRESHOLD):
+            if attempt:
+                time.sleep(AGAIN_SECONDS)
+            error = probe(provider_id)
+            if error is None:
+                breaker.report_success(provider_id)
+                return
+            if isinstance(error, RateLimited):
+                # It is full, which is no illness.
+                return
+            logger.warning("a probe of provider %s failed: %s", provider_id, error.message)
+            breaker.report_failure(provider_id, error)
+    except DatabaseFailure:
+        logger.exception("the breaker of %s could not be told", provider_id)
+    finally:
+        _end(provider_id)
+        connections.close_all()
+
+
+def _end(provider_id: str) -> None:
+    with _lock:
+        _going_on.discard(provider_id)
+
+
+def _probe(provider_id: str) -> None:
+    try:
+        with lease_of(provider_id) as lease:
+            _run(lease.provider)
+    finally:
+        # `call_within` gives every call a thread of its own.
+        connections.close_all()
+
+
+def _run(provider: SandboxProvider) -> None:
+    language = next((name for name in provider.get_supported_languages() if name in PROGRAMS), "")
+    if not language:
+        raise RateLimited("It offers no language that a probe exists for.")
+    instance = provider.create_instance(language, owner=OWNER)
+    try:
+        result = provider.execute_code(
+            instance.instance_id, PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
+        )
+    finally:
+        provider.destroy_instance(instance.instance_id)
+    if not isinstance(result, ExecutionResult) or str(result.stdout).strip() != EXPECTED:
+        raise ProviderUnavailable("A probe's program did not print what it should.")
