@@ -24,6 +24,7 @@ from providers.base import (
     SandboxProvider,
 )
 from providers.errors import SandboxError
+from providers.isolation import LEVELS, SHARINGS
 
 
 class Broken(Exception):
@@ -383,6 +384,23 @@ def _refuses(probe: Probe, code: str) -> None:
     if provider.max_timeout is not None:
         longer = provider.max_timeout + 1
         _expect_refusal("timeout", "SB002", lambda: probe.run(code, timeout=longer))
+
+
+@_check("declares how it isolates", python="", javascript="", bash="")
+def _declares(probe: Probe, code: str) -> None:
+    provider = probe.provider
+    instance = provider.create_instance(probe.language, owner="contract")
+    provider.destroy_instance(instance.instance_id)
+    told = instance.metadata.get("isolation", provider.isolation)
+    if told not in LEVELS:
+        raise Broken(
+            f"isolation: {told!r} is none of {', '.join(LEVELS)}, so it counts as none, and "
+            "nothing runs in it unless MINIMUM_ISOLATION is none. Set `isolation` on the class, "
+            "or in the metadata of each instance."
+        )
+    shared = instance.metadata.get("sharing", provider.sharing)
+    if shared not in SHARINGS:
+        raise Broken(f"sharing: {shared!r} is none of {', '.join(SHARINGS)}")
 
 
 @_check("says that it is healthy", python="")

@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.docker_engine",
     "tests.remote_providers",
     "tests.routing",
+    "tests.lying_provider",
 ]
 
 

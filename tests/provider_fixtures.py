@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from executions.services import asking
 from providers import registry
 from providers.manager import manager
 from tests.conftest import require
@@ -40,6 +41,8 @@ def scripted(
     """
     packages = Packages(tmp_path / "packages", monkeypatch)
     packages.install("scripted", {"scripted": "scripted_provider:Scripted"}, {MODULE: SCRIPTED})
+    # The code looks at the rows of the test, which are seen in its own thread alone.
+    monkeypatch.setattr(asking, "_KEEPS_TIME", frozenset({"local", "scripted"}))
     activate("scripted", {})
     module = import_module(MODULE)
     module.events.clear()

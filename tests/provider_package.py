@@ -55,6 +55,7 @@ class Probe(SandboxProvider):
     id = "probe"
     name = "Probe"
     description = "Notes <what> happens to it."
+    isolation = "namespaces"
     config_fields = {
         "endpoint": ConfigField(
             "string", "Endpoint", required=True, placeholder="http://localhost:9385",

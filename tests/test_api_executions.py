@@ -22,6 +22,8 @@ SHAPE = {
     "language": str,
     "provider": str,
     "runtime": str,
+    "isolation": str,
+    "sharing": str,
     "result": object,
     "has_result": bool,
     "stdout": str,

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from executions.models import Budget, SpendingAlert
 from providers.errors import ConnectionFailed
-from providers.models import CircuitBreaker, ProviderPrice, Route
+from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker, save_config
 from tests.browser import browser, caller, complaints, keep_picture, page
 from tests.conftest import Caller
@@ -30,6 +30,28 @@ def _quiet(complaints: list[str]) -> Iterator[None]:
     assert not complaints
 
 
+def test_a_tenant_is_given_a_floor_and_the_record_says_what_it_had(
+    page: Page, caller: Caller
+) -> None:
+    save_config("local", LOCAL)
+    Route.objects.create().steps.create(provider=ProviderConfig.objects.defer("config").get())
+    answer = run(caller, "print(1)").json()
+    page.goto(f"/admin/executions/tenant/{caller.tenant.pk}/change/")
+    page.get_by_label("Minimum isolation").select_option("gvisor")
+    keep_picture(page, "tenant")
+    save(page)
+    refused = run(caller, "print(1)").json()
+    page.goto(f"/admin/executions/execution/{refused['id']}/change/")
+    expect(page.locator("#content")).to_contain_text("minimum_isolation is gvisor")
+    page.goto(f"/admin/executions/execution/{answer['id']}/change/")
+    expect(page.locator("#content")).to_contain_text("Isolation namespaces")
+    expect(page.locator("#content")).to_contain_text("Sharing execution")
+    keep_picture(page, "execution-where")
+    page.goto("/admin/executions/execution/")
+    expect(page.get_by_role("row").filter(has_text="Succeeded")).to_contain_text("namespaces")
+    keep_picture(page, "executions-isolation")
+
+
 def save(page: Page) -> None:
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("successfully")).to_be_visible()
@@ -45,9 +67,11 @@ def test_a_route_is_made_and_what_ran_on_it_is_compared(page: Page, caller: Call
     assert ProviderPrice.objects.get().provider_id == "local"
     page.goto("/admin/providers/route/add/")
     page.get_by_label("Strategy").select_option("priority")
+    page.get_by_label("Minimum isolation").select_option("namespaces")
     page.locator("#id_steps-0-provider").select_option(label="local")
     keep_picture(page, "route")
     save(page)
+    assert Route.objects.get().minimum_isolation == "namespaces"
     assert [step.provider.provider_id for step in Route.objects.get().steps.all()] == ["local"]
 
     assert run(caller, "print(1)").json()["provider"] == "local"

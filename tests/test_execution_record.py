@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from executions.ids import uuid7
 from executions.models import Execution
+from executions.services.gate import Checked
 from executions.services.record import Caller as By
 from executions.services.record import close_record, open_record
 from executions.services.requests import ExecutionRequest
@@ -96,9 +97,16 @@ def test_nothing_runs_when_the_record_cannot_be_written(
 
 @pytest.mark.django_db(transaction=True)
 def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
-    scripted: object, alice: Caller
+    scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = run(alice, "answer = ExecutionResult('', '', 10**30, 0.0)")
+    """The gate lets none through, so this one is put behind it."""
+
+    def unfit(answer: Any, limits: Any) -> Checked:
+        answer.exit_code = 10**30
+        return Checked(answer, "", "")
+
+    monkeypatch.setattr("executions.services.run.check", unfit)
+    answer = run(alice, "print(1)")
 
     assert answer.status_code == 503
     record = Execution.objects.get()

@@ -9,7 +9,7 @@ from executions.models import Tenant
 
 @admin.register(Tenant)
 class TenantAdmin(TenantModelAdmin):
-    list_display = ("slug", "name", "is_active", "created_at")
+    list_display = ("slug", "name", "minimum_isolation", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
     readonly_fields = ("created_at",)

@@ -110,7 +110,13 @@ class ExecutionSerializer(serializers.Serializer[Any]):
     status = serializers.ChoiceField(Execution.Status.values)
     language = serializers.CharField()
     provider = serializers.CharField()
-    runtime = serializers.CharField(help_text="The isolation that was in force.")
+    runtime = serializers.CharField(help_text="The tool that isolated.")
+    isolation = serializers.CharField(
+        help_text="How strongly: microvm, gvisor, namespaces or none; empty when nothing ran."
+    )
+    sharing = serializers.CharField(
+        help_text="Whom the sandbox served: execution, this run alone; tenant, its others too."
+    )
     result = AnyJson(allow_null=True, help_text="What `main` returned.")
     has_result = serializers.BooleanField()
     stdout = serializers.CharField()
@@ -144,6 +150,8 @@ class ExecutionSummarySerializer(serializers.Serializer[Any]):
     language = serializers.CharField()
     provider = serializers.CharField()
     runtime = serializers.CharField()
+    isolation = serializers.CharField()
+    sharing = serializers.CharField()
     exit_code = serializers.IntegerField(allow_null=True)
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()
@@ -245,6 +253,7 @@ class AdminTrialSerializer(serializers.Serializer[Any]):
     message = serializers.CharField()
     latency_ms = serializers.FloatField(allow_null=True)
     runtime = serializers.CharField(allow_null=True)
+    isolation = serializers.CharField(allow_null=True)
     language = serializers.CharField(allow_null=True)
     code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
     field = serializers.CharField(allow_null=True)

@@ -35,6 +35,8 @@ FACTS = (
     "provider",
     "config_version",
     "runtime",
+    "isolation",
+    "sharing",
     "exit_code",
     "error_code",
     "error_message",

@@ -6,7 +6,6 @@ metadata, and what is no result at all is an error of the provider's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -259,7 +258,8 @@ class _Pruned:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
-            if math.isfinite(value) and abs(value) <= _LARGEST:
+            # Not a number is below nothing, and a whole number may be too large for `isfinite`.
+            if abs(value) <= _LARGEST:
                 # Of a subclass, such as an enumeration, the number alone.
                 return int(value) if isinstance(value, int) else float(value)
             self.left_out = True

@@ -135,7 +135,8 @@ class Difference:
 
 def compare(before: Execution, after: Execution) -> list[Difference]:
     """What came of two executions, aspect by aspect."""
-    circumstances = ("provider", "config_version", "runtime", "start_ms", "run_ms", "total_ms")
+    where = ("provider", "config_version", "runtime", "isolation", "sharing")
+    circumstances = (*where, "start_ms", "run_ms", "total_ms")
     outcome = ("status", "exit_code", "error_code", "result", "outputs", "stdout", "stderr")
     return [
         *(Difference(name, _text(before, name), _text(after, name)) for name in outcome),

@@ -43,7 +43,7 @@ class StepInline(_StepInline):
 
 @admin.register(Route)
 class RouteAdmin(_RouteAdmin):
-    list_display = ("__str__", "strategy", "is_active")
+    list_display = ("__str__", "strategy", "minimum_isolation", "is_active")
     inlines = (StepInline,)
 
 
@@ -64,6 +64,7 @@ class BreakerAdmin(_BreakerAdmin):
         "error_code",
         "error_message",
         "latency_ms",
+        "probed_at",
         "changed_at",
     )
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from django.conf import settings
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.isolation import IsolationUnmet, meets, of_instance
 from providers.models import ProviderConfig
 from providers.schema import mask
 from providers.services.configuration import merged_config, stored_config
@@ -34,8 +36,8 @@ class Trial:
     """How a try went.
 
     `latency_ms` is from asking for a sandbox to having the program's output; without success,
-    to its failure. `runtime` is the isolation in force. `code` is the SB code of a failure.
-    `errors` maps refused fields to their messages.
+    to its failure. `runtime` is what isolates, `isolation` how strongly. `code` is the SB code of a
+    failure. `errors` maps refused fields to their messages.
     """
 
     success: bool
@@ -45,6 +47,7 @@ class Trial:
     language: str = ""
     code: str = ""
     field: str = ""
+    isolation: str = ""
     errors: Mapping[str, str] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Trial:
             "message": self.message,
             "latency_ms": self.latency_ms,
             "runtime": self.runtime or None,
+            "isolation": self.isolation or None,
             "language": self.language or None,
             "code": self.code or None,
             "field": self.field or None,
@@ -114,7 +118,7 @@ def _try(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial
     except SandboxError as error:
         message = redacted(provider_class, config, error.message)
         return Trial(False, message, _ms_since(began), code=error.code, field=error.field or "")
-    except Exception as error:
+    except BaseException as error:
         # Its text may hold whatever the backend or the configuration held.
         message = f"The provider failed with {type(error).__name__}, which it should not."
         return Trial(False, message, _ms_since(began), code=ProviderUnavailable.entry.code)
@@ -127,6 +131,13 @@ def _run(provider: SandboxProvider) -> Trial:
     began = perf_counter()
     instance = provider.create_instance(language, owner="connection-test")
     try:
+        isolation, _ = of_instance(provider, instance)
+        if not meets(isolation, settings.MINIMUM_ISOLATION):
+            raise IsolationUnmet(
+                f"A sandbox of it has the isolation {isolation}, and MINIMUM_ISOLATION is "
+                f"{settings.MINIMUM_ISOLATION}, so nothing would run in it. A provider that "
+                "declares no isolation counts as none."
+            )
         result = provider.execute_code(
             instance.instance_id, PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
         )
@@ -136,13 +147,19 @@ def _run(provider: SandboxProvider) -> Trial:
     runtime = str(result.metadata.get("runtime") or instance.metadata.get("runtime") or "")
     if result.timed_out:
         return Trial(
-            False, "The test program was not done in time.", latency, runtime, language, "SB005"
+            False,
+            "The test program was not done in time.",
+            latency,
+            runtime,
+            language,
+            "SB005",
+            isolation=isolation,
         )
     if result.stdout.strip() != EXPECTED:
         message = f"The test program printed {result.stdout[:80]!r} and not {EXPECTED!r}."
-        return Trial(False, message, latency, runtime, language, "SB009")
+        return Trial(False, message, latency, runtime, language, "SB009", isolation=isolation)
     message = f"A sandbox was started and ran {language}."
-    return Trial(True, message, latency, runtime, language)
+    return Trial(True, message, latency, runtime, language, isolation=isolation)
 
 
 @sensitive_variables()

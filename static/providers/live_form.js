@@ -94,6 +94,9 @@
       if (tried.runtime) {
         line("trial-figure", tried.runtime);
       }
+      if (tried.isolation && tried.isolation !== tried.runtime) {
+        line("trial-figure", tried.isolation);
+      }
       line("trial-message", tried.message);
       if (trial.dataset.validate) {
         showErrors(tried.errors, true);
