@@ -31,10 +31,11 @@ lint: venv-dev ## Check style, types and migrations
 	@$(TEST_SETTINGS) $(PY) manage.py makemigrations --check --dry-run
 	@$(TEST_SETTINGS) $(PY) manage.py check --fail-level WARNING
 
-bench: venv-dev bubblewrap ## Measure executions against a bare interpreter start and a bare SDK
+bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and a bare SDK, and under attack
 	@$(PY) -m benchmarks.executions $(ARGS)
 	@$(PY) -m benchmarks.remote
 	@$(PY) -m benchmarks.bounds
+	@$(PY) -m benchmarks.serving
 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)

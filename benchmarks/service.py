@@ -32,7 +32,10 @@ Tenant.objects.filter(slug="demo").update(max_running=10_000, max_queued=100_000
 
 @dataclass(frozen=True)
 class Service:
-    """Where it listens, the key to call it with, and the process that supervises the others."""
+    """Where it listens, the key to call it with, and the process that supervises the others.
+
+    `command` runs one of manage.py's for it, and returns what that prints.
+    """
 
     port: int
     pool_port: int
@@ -107,10 +110,17 @@ def api_caller(service: Service, body: dict[str, object], expect: bytes) -> Call
 
 
 def http_caller(
-    port: int, path: str, content: bytes, headers: dict[str, str], expect: bytes
+    port: int,
+    path: str,
+    content: bytes,
+    headers: dict[str, str],
+    expect: bytes,
+    *,
+    method: str = "POST",
+    status: int = 200,
 ) -> Callable[[], None]:
-    """Posts `content` as JSON on a kept connection, as `api_caller` does."""
-    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    """Sends `content` as JSON on a kept connection, as `api_caller` does."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"Content-Length: {len(content)}", "", ""]
     request = "\r\n".join(lines).encode() + content
@@ -126,7 +136,7 @@ def http_caller(
         length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
         while len(answer) < length:
             answer += _receive(connection)
-        if b" 200 " not in head.split(b"\r\n")[0] or expect not in answer:
+        if head.split(b" ")[1] != b"%d" % status or expect not in answer:
             raise RuntimeError(f"unexpected answer: {answer[:500]!r}")
 
     return call

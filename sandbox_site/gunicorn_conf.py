@@ -73,11 +73,9 @@ def post_worker_init(worker: Any) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """End the sandboxes; what ran in them is then told of it, and its records are closed."""
-    from providers.manager import manager
-    from providers.named import close_all
+    """End the sandboxes, however the worker ends, and let the records of what ran be closed."""
+    from sandbox_site.web.connections import end_sandboxes
 
-    manager.close()
-    close_all()
+    end_sandboxes()
     if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
         logger.warning("%d requests were cut off", bridge.open)

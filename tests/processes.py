@@ -40,6 +40,7 @@ class Service:
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.process = process
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._seen: set[tuple[int, str]] = set()

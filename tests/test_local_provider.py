@@ -44,7 +44,11 @@ def test_an_instance_runs_code_once_and_is_gone(bubblewrap: Local) -> None:
     provider = bubblewrap.provider
     instance = provider.create_instance("python", owner="wonderland")
     assert (instance.provider, instance.status) == ("local", "running")
-    assert instance.metadata == {"runtime": "bubblewrap"}
+    assert instance.metadata == {
+        "runtime": "bubblewrap",
+        "isolation": "namespaces",
+        "sharing": "execution",
+    }
     result = provider.execute_code(instance.instance_id, "print(1)", "python")
     assert result.stdout == "1\n"
     with pytest.raises(ProviderUnavailable, match="has had its one run") as caught:

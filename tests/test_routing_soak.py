@@ -62,7 +62,8 @@ class CountedLocal:
         self.served = 0
         moods = random.Random(3)
         lock = threading.Lock()
-        create, execute = LocalProvider.create_instance, LocalProvider.execute_code
+        create = LocalProvider.submit_create_instance
+        execute = LocalProvider.submit_execute_code
 
         def counted_create(provider: LocalProvider, *args: Any, **options: Any) -> Any:
             if options.get("owner") and not moods.randrange(8):
@@ -78,8 +79,8 @@ class CountedLocal:
                     self.executed[code.split("'")[1].removeprefix("run-token-")] += 1
             return execute(provider, instance_id, code, *args, **options)
 
-        monkeypatch.setattr(LocalProvider, "create_instance", counted_create)
-        monkeypatch.setattr(LocalProvider, "execute_code", counted_execute)
+        monkeypatch.setattr(LocalProvider, "submit_create_instance", counted_create)
+        monkeypatch.setattr(LocalProvider, "submit_execute_code", counted_execute)
 
 
 def settle(server: WireServer) -> None:

@@ -64,10 +64,14 @@ def ask(
         awaited = within(seconds, answer)
     if not awaited.done():
         yield awaited
-    if awaited is not answer and isinstance(awaited.exception(), DeadlinePassed):
+    if not awaited.cancelled() and isinstance(awaited.exception(), DeadlinePassed):
         _give_up(provider_id, answer, check, too_late)
         raise ProviderUnavailable(
             f"The provider {provider_id!r} did not answer within {seconds:g} s.", started=started
+        )
+    if awaited.cancelled():
+        raise ProviderUnavailable(
+            f"The provider {provider_id!r} was closed meanwhile.", started=started
         )
     return _guarded(provider_id, lambda: check(awaited.result()), started)
 

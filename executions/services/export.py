@@ -138,13 +138,14 @@ def _xlsx(columns: tuple[str, ...], rows: Iterator[Row]) -> Iterator[bytes]:
         path = os.path.join(folder, "export.xlsx")
         options = {"constant_memory": True, "tmpdir": folder, "nan_inf_to_errors": True}
         with xlsxwriter.Workbook(path, options) as workbook:
-            _write_sheets(workbook, columns, rows)
+            yield from _write_sheets(workbook, columns, rows)
         with open(path, "rb") as file:
             while piece := file.read(65_536):
                 yield piece
 
 
-def _write_sheets(workbook: Any, columns: tuple[str, ...], rows: Iterator[Row]) -> None:
+def _write_sheets(workbook: Any, columns: tuple[str, ...], rows: Iterator[Row]) -> Iterator[bytes]:
+    """Empty pieces now and then, between which a server's thread can do something else."""
     sheet: Any = None
     line = _SHEET_ROWS
     for row in rows:
@@ -159,6 +160,8 @@ def _write_sheets(workbook: Any, columns: tuple[str, ...], rows: Iterator[Row]) 
                 # Never `write`, which makes a formula of what looks like one.
                 sheet.write_string(line, column, _cut(value))
         line += 1
+        if line % _ROWS_WITH_BODIES == 0:
+            yield b""
     if sheet is None:
         _new_sheet(workbook, columns)
 

@@ -22,6 +22,7 @@ from executions.services.waiting import Waits, wait_for
 from executions.text import from_json
 from providers.manager import Lease, manager, start_provider
 from providers.models import ProviderConfig
+from providers.services.apart import waiting_apart
 
 MAX_LINES = 1_000
 
@@ -87,7 +88,8 @@ def route_to(provider_id: str) -> Route:
     @contextmanager
     def lease() -> Iterator[Lease]:
         """One that is started for this run and closed after it."""
-        provider = start_provider(row)
+        with waiting_apart():
+            provider = start_provider(row)
         try:
             yield Lease(provider, row.provider_id, row.version)
         finally:

@@ -13,10 +13,11 @@ from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.base import SandboxProvider
-from providers.errors import ProviderUnavailable, SandboxError
+from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import IsolationUnmet, meets, of_instance
 from providers.models import ProviderConfig
 from providers.schema import mask
+from providers.services.apart import waiting_apart
 from providers.services.configuration import merged_config, stored_config
 
 DEADLINE_SECONDS = 45.0
@@ -86,7 +87,11 @@ def try_provider(
             field=error.field or "",
             errors=getattr(error, "errors", None),
         )
-    return _bounded(provider_class, merged)
+    try:
+        with waiting_apart():
+            return _bounded(provider_class, merged)
+    except RateLimited as error:
+        return Trial(False, error.message, code=error.code)
 
 
 @sensitive_variables()

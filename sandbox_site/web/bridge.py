@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -157,10 +158,7 @@ class Bridge:
                 result, error = call(), None
             except BaseException as raised:
                 result, error = None, raised
-            try:
-                loop.call_soon_threadsafe(tell, result, error)
-            except RuntimeError:
-                logger.info("an answer came after the server had ended")
+            _call_in(loop, tell, result, error)
 
         self._threads_of(lane).submit(lane, job, has_begun=has_begun)
         return future
@@ -212,13 +210,36 @@ def _fetch(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
+def _told_of(source: Future[T]) -> asyncio.Future[T]:
+    """The outcome, in this loop. The server cancels the task of a client that has left: what it
+    awaits is cancelled then, and the run is not."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell() -> None:
+        if future.done():
+            return
+        if error := source.exception():
+            future.set_exception(error)
+        else:
+            future.set_result(source.result())
+
+    source.add_done_callback(lambda _: _call_in(loop, tell))
+    return future
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        logger.info("an answer came after the server had ended")
+
+
 async def _answer_of(handled: asyncio.Future[HttpResponseBase], later: Later) -> HttpResponseBase:
     try:
         response = await handled
         if isinstance(response, Placeholder):
-            # The server cancels the task of a client that has left: not the run with it.
-            answer = await asyncio.shield(asyncio.wrap_future(later.answer))
-            return response.become(answer)
+            return response.become(await _told_of(later.answer))
     except Exception:
         logger.exception("a request failed inside the service")
         return _error(500, "internal_error", "The request failed inside the service.")

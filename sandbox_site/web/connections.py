@@ -184,15 +184,31 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             self._serving.cancel()
 
     async def _shutdown(self) -> None:
+        """What has begun gets most of the time there is; then its sandboxes end, which is an
+        answer too, and closes its record."""
         for server in self.servers:
             server.close()
         for connection in list(self.owing):
             connection.give_up()
-        deadline = self.loop.time() + self.cfg.graceful_timeout - CLOSING_SECONDS
-        while self.loop.time() < deadline and not self._quick_shutdown:
-            if not self.nr_conns and not self.asgi.open:
-                break
+        end = self.loop.time() + self.cfg.graceful_timeout
+        if not await self._all_done(end - CLOSING_SECONDS):
+            await self.loop.run_in_executor(None, end_sandboxes)
+            await self._all_done(end - CLOSING_SECONDS / 2)
+
+    async def _all_done(self, deadline: float) -> bool:
+        while self.nr_conns or self.asgi.open:
+            if self._quick_shutdown or self.loop.time() > deadline:
+                return False
             await asyncio.sleep(0.02)
+        return True
+
+
+def end_sandboxes() -> None:
+    from providers.manager import manager
+    from providers.named import close_all
+
+    manager.close()
+    close_all()
 
 
 gasgi.ASGIProtocol = Connection

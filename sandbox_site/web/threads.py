@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+
+logger = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
@@ -58,7 +61,7 @@ class HandlerThreads:
             ).start()
 
     def submit(self, name: str, job: Job, *, has_begun: bool = False) -> None:
-        """Have a thread do the job, which must not raise.
+        """Have a thread do the job.
 
         What has begun already goes before what is new, and is never refused. Raises LaneFull.
         """
@@ -84,7 +87,11 @@ class HandlerThreads:
             task: tuple[_Lane, Job] | None = thread.task
             while task is not None:
                 lane, job = task
-                job()
+                try:
+                    job()
+                except BaseException:
+                    # One thread less for good would be worse than whatever it was.
+                    logger.exception("a job of a handler thread failed")
                 del job, task
                 task = self._next(lane, thread)
 

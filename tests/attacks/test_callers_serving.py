@@ -1,0 +1,339 @@
+"""Callers who hold the service up: half requests, long runs, answers that nobody reads.
+
+Over the real servers of `manage.py up`. What shows that nobody was held up is the order in which
+things happen, and not how long they take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.conftest import require
+from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.raw_http import ask, connect, head, read, request
+
+EXECUTIONS = "/api/v1/executions"
+THREADS = 16
+SPOOL = 16 * 1024 * 1024
+
+CONFIGURE = """
+from providers.services import activate, save_config
+save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
+activate("local")
+"""
+
+
+@dataclass
+class Site:
+    """A running service with two tenants, and where its data is."""
+
+    service: Service
+    data_dir: Path
+    alice: str
+    charlie: str
+
+    def running(self) -> int:
+        with closing(sqlite3.connect(self.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
+            query = "SELECT count(*) FROM executions_execution WHERE status = 'running'"
+            return int(database.execute(query).fetchone()[0])
+
+    def wait_for_running(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while (found := self.running()) != count:
+            assert time.monotonic() < deadline, f"{found} are running"
+            time.sleep(0.1)
+
+    def assert_serves_others(self) -> None:
+        """Health, the admin and another tenant's run: in time, however busy the machine is."""
+        assert ask(self.service, "GET", "/healthz").status == 200
+        assert ask(self.service, "GET", "/admin/login/").status == 200
+        answer = ask(self.service, "POST", EXECUTIONS, {"code": "print(1)"}, key=self.charlie)
+        assert answer.status == 200, answer.body
+        assert answer.json["stdout"] == "1\n"
+
+
+@contextmanager
+def running_site(tmp_path: Path, **extra: str) -> Iterator[Site]:
+    data_dir = tmp_path / "data"
+    environment = clean_environment(
+        data_dir, PORT=str(free_port()), POOL_PORT=str(free_port()), **extra
+    )
+    manage = [sys.executable, "manage.py"]
+
+    def command(*arguments: str) -> str:
+        done = subprocess.run(
+            [*manage, *arguments], env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
+        return done.stdout.decode().strip()
+
+    command("bootstrap")
+    command("shell", "-c", CONFIGURE)
+    keys = []
+    for tenant in ("wonderland", "elsewhere"):
+        command("create_tenant", tenant)
+        keys.append(command("create_api_key", tenant, "--name", "attack"))
+    with started([*manage, "up"], environment, ROOT, tmp_path / "log") as service:
+        service.wait_until_ready()
+        site = Site(service, data_dir, *keys)
+        site.assert_serves_others()
+        yield site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    require("bwrap")
+    limits = {
+        "WEB_THREADS": str(THREADS),
+        "WEB_HEADER_SECONDS": "4",
+        "WEB_BODY_SECONDS": "4",
+        "WEB_SEND_SECONDS": "4",
+        "WEB_SPOOL_MB": str(SPOOL >> 20),
+        "SANDBOX_MAX_BODY_BYTES": str(8 * 1024 * 1024),
+    }
+    with running_site(tmp_path_factory.mktemp("serving"), **limits) as running:
+        yield running
+
+
+@contextmanager
+def held(site: Site, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(site.service, sent)) for _ in range(count)]
+
+
+def sleeper(seconds: float) -> dict[str, object]:
+    return {"code": f"import time; time.sleep({seconds})", "timeout": seconds + 10}
+
+
+def assert_all_open(connections: list[socket.socket]) -> None:
+    readable, _, _ = select.select(connections, [], [], 0)
+    assert readable == []
+
+
+def test_half_headers_hold_nobody_up_and_are_told_so(site: Site) -> None:
+    with held(site, 4 * THREADS, b"POST /api/v1/executions HTTP/1.1\r\nHost: x\r\n") as slow:
+        site.assert_serves_others()
+        assert [read(connection).status for connection in slow] == [408] * len(slow)
+
+
+def test_bodies_of_one_byte_hold_nobody_up_and_are_told_so(site: Site) -> None:
+    started_body = head("POST", EXECUTIONS, 1000, key=site.alice) + b"{"
+    with held(site, 4 * THREADS, started_body) as slow:
+        site.assert_serves_others()
+        answers = [read(connection) for connection in slow]
+    assert {answer.status for answer in answers} == {408}
+    assert answers[0].json["error"]["code"] == "request_timeout"
+
+
+def test_a_body_that_trickles_is_not_waited_for(site: Site) -> None:
+    with connect(site.service, head("POST", EXECUTIONS, 1000, key=site.alice)) as connection:
+        began = time.monotonic()
+        while not select.select([connection], [], [], 0.5)[0]:
+            connection.sendall(b" ")
+            assert time.monotonic() - began < 30
+        assert read(connection).status == 408
+
+
+def test_headers_without_end_are_refused(site: Site) -> None:
+    with connect(site.service, b"GET /healthz HTTP/1.1\r\n") as connection:
+        for number in range(60):
+            connection.sendall(f"X-{number}: {'x' * 2000}\r\n".encode())
+            if select.select([connection], [], [], 0.01)[0]:
+                break
+        assert read(connection).status == 431
+
+
+def test_long_runs_of_one_tenant_hold_nobody_up(site: Site) -> None:
+    body = request("POST", EXECUTIONS, sleeper(12), key=site.alice)
+    # More than there are threads, and within what one tenant may have running.
+    with held(site, 10, body) as first, held(site, 10, body) as second:
+        site.wait_for_running(len(first) + len(second))
+        site.assert_serves_others()
+        assert_all_open([*first, *second])
+        answers = [read(connection) for connection in [*first, *second]]
+    assert {answer.status for answer in answers} == {200}
+    assert {answer.json["status"] for answer in answers} == {"succeeded"}
+    # What the middleware sets is on answers that come later too.
+    assert {answer.headers["x-frame-options"] for answer in answers} == {"DENY"}
+    assert all(answer.headers["x-request-id"] for answer in answers)
+
+
+def test_long_runs_by_another_api_hold_nobody_up(site: Site) -> None:
+    body = {"user_id": "a", "code": "import time; time.sleep(12); print('slept')"}
+    with held(site, 20, request("POST", "/v1/execute", body, key=site.alice)) as slow:
+        site.wait_for_running(len(slow))
+        site.assert_serves_others()
+        assert_all_open(slow)
+        answers = [read(connection) for connection in slow]
+    assert {answer.json["output"] for answer in answers} == {"slept\n"}
+    assert all(answer.headers["x-execution-id"] for answer in answers)
+
+
+def test_a_run_whose_caller_has_left_is_carried_out_and_recorded(site: Site) -> None:
+    # Longer than the server leaves a request after its client has gone.
+    connect(site.service, request("POST", EXECUTIONS, sleeper(6), key=site.alice)).close()
+    site.wait_for_running(1)
+    site.wait_for_running(0)
+    listed = ask(site.service, "GET", f"{EXECUTIONS}?limit=1", key=site.alice).json["results"]
+    assert listed[0]["status"] == "succeeded"
+    assert listed[0]["timings"]["run_ms"] >= 6000
+
+
+def test_answers_that_nobody_reads_hold_nobody_up_and_are_broken_off(site: Site) -> None:
+    size = 9 * 1024 * 1024
+    code = f"import os; open('artifacts/large', 'wb').write(os.urandom({size}))"
+    made = ask(site.service, "POST", EXECUTIONS, {"code": code}, key=site.alice)
+    path = urlsplit(made.json["artifacts"][0]["url"]).path
+    with held(site, 2 * THREADS, request("GET", path, key=site.alice)) as unread:
+        for connection in unread:
+            # The answer has begun; its rest waits for the reader.
+            assert connection.recv(16).startswith(b"HTTP/1.1 200")
+        site.assert_serves_others()
+        time.sleep(6)
+        received = [_drained(connection) for connection in unread]
+    assert max(received) < size
+    whole = ask(site.service, "GET", path, key=site.alice)
+    assert (whole.status, len(whole.body)) == (200, size)
+
+
+def test_a_large_body_is_read_only_for_a_valid_key(site: Site) -> None:
+    large = 4 * 1024 * 1024
+    for key in ("", "cfd_of-nobody"):
+        with connect(site.service, head("POST", EXECUTIONS, large, key=key)) as connection:
+            # Answered before a byte of it was sent.
+            assert read(connection).status == 401
+    with connect(site.service, head("POST", "/admin/login/", large)) as connection:
+        assert read(connection).status == 413
+
+
+def test_what_a_view_refuses_unseen_is_not_read(site: Site) -> None:
+    too_large = head("POST", EXECUTIONS, 9 * 1024 * 1024, key=site.alice)
+    with connect(site.service, too_large) as connection:
+        assert read(connection).status == 413
+    chunked = head("POST", EXECUTIONS, 0, key=site.alice, Transfer_Encoding="chunked")
+    with connect(site.service, chunked) as connection:
+        assert read(connection).status == 400
+
+
+def test_a_client_that_sends_on_gets_to_read_why_it_was_refused(site: Site) -> None:
+    large = 4 * 1024 * 1024
+    with connect(site.service, head("POST", EXECUTIONS, large)) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b" " * large)
+        assert read(connection).status == 401
+
+
+def test_one_tenant_cannot_fill_what_bodies_are_kept_in(site: Site) -> None:
+    share = SPOOL // 2
+    body = head("POST", EXECUTIONS, share * 3 // 8, key=site.alice)
+    with held(site, 2, body) as slow:
+        assert_all_open(slow)
+        with connect(site.service, body) as third:
+            answer = read(third)
+            assert (answer.status, answer.json["error"]["code"]) == (429, "SB008")
+            assert int(answer.headers["retry-after"]) > 0
+        code = "pass #" + "x" * 500_000
+        others = ask(site.service, "POST", EXECUTIONS, {"code": code}, key=site.charlie)
+        assert others.status == 200, others.body
+    # What is not sent any more is free again.
+    deadline = time.monotonic() + 20
+    while True:
+        again = ask(
+            site.service, "POST", EXECUTIONS, {"code": "", "x": "y" * 4_000_000}, key=site.alice
+        )
+        if again.status == 400:
+            break
+        assert time.monotonic() < deadline, again.body
+        time.sleep(0.2)
+
+
+def test_too_many_connections_close_the_ones_that_have_owed_longest(tmp_path: Path) -> None:
+    require("bwrap")
+    limits = {"WEB_CONNECTIONS": "40", "WEB_HEADER_SECONDS": "60"}
+    with running_site(tmp_path, **limits) as site, held(site, 100, b"GET /") as slow:
+        site.assert_serves_others()
+        # Without an answer where it had sent nothing yet.
+        assert {read(connection).status for connection in slow[:50]} <= {408, 0}
+        assert_all_open(slow[-20:])
+
+
+def test_ending_the_service_leaves_no_run_open(tmp_path: Path) -> None:
+    require("bwrap")
+    with running_site(tmp_path) as site:
+        body = request("POST", EXECUTIONS, sleeper(60), key=site.alice)
+        with held(site, 5, body) as staying:
+            connect(site.service, body).close()
+            site.wait_for_running(6)
+            site.service.process.send_signal(signal.SIGTERM)
+            code, _ = site.service.wait_for_end()
+            assert code == 0, site.service.output
+            assert site.running() == 0
+            del staying
+
+
+def test_a_replay_in_the_admin_waits_without_a_thread(site: Site) -> None:
+    made = ask(site.service, "POST", EXECUTIONS, sleeper(2), key=site.alice).json
+    session = _signed_in(site)
+    path = f"/admin/executions/execution/{made['id']}/replay"
+    page = ask(site.service, "GET", path, Cookie=session)
+    assert page.status == 200
+    form = f"csrfmiddlewaretoken={_token(page.body)}&provider=local".encode()
+    sent = head("POST", path, 0, Cookie=session).removesuffix(b"\r\n")
+    sent += b"Content-Type: application/x-www-form-urlencoded\r\n"
+    sent += f"Content-Length: {len(form)}\r\n\r\n".encode() + form
+    with held(site, 2 * THREADS, sent) as slow:
+        site.wait_for_running(len(slow))
+        site.assert_serves_others()
+        answers = [read(connection) for connection in slow]
+    assert {answer.status for answer in answers} == {302}
+    assert all("?with=" in answer.headers["location"] for answer in answers)
+
+
+def _drained(connection: socket.socket) -> int:
+    total = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(1 << 20):
+            total += len(piece)
+    return total
+
+
+def _signed_in(site: Site) -> str:
+    """The cookies of the administrator that `bootstrap` has made."""
+    text = (site.data_dir / "credentials.txt").read_text()
+    password = next(
+        line.partition("=")[2] for line in text.splitlines() if line.startswith("ADMIN_PASSWORD")
+    )
+    page = ask(site.service, "GET", "/admin/login/")
+    cookie = page.headers["set-cookie"].split(";")[0]
+    form = f"csrfmiddlewaretoken={_token(page.body)}&username=admin&password={password}".encode()
+    sent = head("POST", "/admin/login/?next=/admin/", 0, Cookie=cookie).removesuffix(b"\r\n")
+    sent += b"Content-Type: application/x-www-form-urlencoded\r\n"
+    sent += f"Content-Length: {len(form)}\r\n\r\n".encode() + form
+    cookies = {}
+    with connect(site.service, sent) as connection:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(65536)
+    for line in received.partition(b"\r\n\r\n")[0].decode().split("\r\n"):
+        if line.lower().startswith("set-cookie: "):
+            name, _, value = line[12:].split(";")[0].partition("=")
+            cookies[name] = value
+    assert "sessionid" in cookies, received
+    return "; ".join(f"{name}={value}" for name, value in cookies.items())
+
+
+def _token(page: bytes) -> str:
+    return page.partition(b'name="csrfmiddlewaretoken" value="')[2].partition(b'"')[0].decode()
