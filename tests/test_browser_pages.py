@@ -35,6 +35,15 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     expect(page.get_by_text("was added successfully")).to_be_visible()
     keep_picture(page, "tenants")
 
+    page.get_by_role("link", name="acme", exact=True).last.click()
+    expect(page.get_by_text("0 running and 0 queued now, 0.0 MiB stored today.")).to_be_visible()
+    expect(page.get_by_label("Most running")).to_have_attribute("placeholder", "10")
+    page.get_by_label("Most running").fill("3")
+    keep_picture(page, "tenant", whole=True)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    assert Tenant.objects.get().max_running == 3
+
     create_api_key(Tenant.objects.get(), "older")
     page.goto("/admin/executions/apikey/add/")
     page.locator("#id_tenant").locator("xpath=following-sibling::span").click()

@@ -101,7 +101,7 @@ def test_a_caller_who_goes_away_leaves_nothing_behind(narrow: WarmPool) -> None:
         first = await narrow.pool.acquire("python", "one")
         waiting = asyncio.create_task(narrow.pool.acquire("python", "two"))
         await asyncio.sleep(0.05)
-        place = next(iter(narrow.pool._line))
+        place = narrow.pool._line.everybody()[0]
         releasing = asyncio.create_task(narrow.pool.release(first))
         while not place.future.done():
             await asyncio.sleep(0)

@@ -209,8 +209,12 @@ def test_an_administrator_sets_them_and_the_ledger_says_so(
     alice: Caller, admin_client: Client
 ) -> None:
     page = f"{TENANTS}{alice.tenant.pk}/change/"
+    ended(opened(alice, code="#" * MIB))
+    opened(alice)
+    opened(alice, "async")
     shown = admin_client.get(page).content.decode()
     assert "hold over all web processes and workers" in shown
+    assert "1 running and 1 queued now, 1.0 MiB stored today." in shown
     form = {"name": "W", "is_active": "on", "max_running": "3", "max_queued": "", **UNSET}
 
     assert admin_client.post(page, form | {"max_running": "-1"}).status_code == 200

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import Count, Sum
 from django.utils import timezone
 
 from executions.models import Execution, ExecutionTenantCount, Tenant
@@ -106,6 +107,18 @@ def refuse_beyond_bounds(tenant: Tenant, status: Execution.Status, payload_bytes
             retry_after=(_today() + timedelta(days=1) - timezone.now()).total_seconds(),
         )
     _crowded.discard(tenant.slug)
+
+
+def in_use(tenant: Tenant) -> Bounds:
+    """What it has running and queued now, and has stored today."""
+    open_rows = Execution.objects.filter(finished_at=None, tenant_slug=tenant.slug).order_by()
+    held = dict(open_rows.values_list("status").annotate(Count("pk")))
+    today = ExecutionTenantCount.objects.filter(tenant_slug=tenant.slug, hour__gte=_today())
+    return Bounds(
+        held.get(Execution.Status.RUNNING, 0),
+        held.get(Execution.Status.QUEUED, 0),
+        int(today.aggregate(stored=Sum("stored_bytes"))["stored"] or 0),
+    )
 
 
 def was_refused(tenant: Tenant) -> bool:

@@ -14,6 +14,7 @@ from providers.pool.demand import missing, without_start
 from providers.pool.launcher import Launcher
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
+from providers.pool.shares import Shares
 from providers.pool.shelf import Shelf, describe
 from providers.pool.template import Template
 from providers.pool.waiting import Line, LineFull, Place
@@ -44,7 +45,8 @@ class Pool:
             name: Shelf(name, template, always_warm=index == 0)
             for index, (name, template) in enumerate(templates.items())
         }
-        self._line = Line()
+        self._shares = Shares()
+        self._line = Line(self._more_for)
         self._busy: dict[Sandbox, Shelf] = {}
         self._ending: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +76,7 @@ class Pool:
         if self._closing:
             raise CreationFailed("The pool is shutting down.")
         shelf.asked()
-        sandbox = shelf.take(owner)
+        sandbox = shelf.take(owner) if self._more_for(owner) else None
         if sandbox is not None:
             self._hand_out(sandbox, shelf, owner)
             self._refill_soon()
@@ -97,14 +99,16 @@ class Pool:
             return
         self._hold_seconds += 0.1 * (time.monotonic() - sandbox.handed_out_at - self._hold_seconds)
         if self._may_keep(sandbox) and await sandbox.renewed() and self._may_keep(sandbox):
-            if self._busy.pop(sandbox, None):
+            if self._take_back(sandbox):
                 self._keep(shelf, sandbox)
-        elif self._busy.pop(sandbox, None):
+        elif self._take_back(sandbox):
+            self._serve_from_shelves()
             await asyncio.shield(self._end(sandbox))
 
     async def resize(self, settings: PoolSettings) -> None:
         """Work by these settings from now on. Neither what runs nor who waits is disturbed."""
         self._settings = settings
+        self._serve_from_shelves()
         self._trim()
         self._refill()
         self._keep_house()
@@ -131,7 +135,7 @@ class Pool:
         for timer in (self._refill_timer, self._housekeeping):
             if timer:
                 timer.cancel()
-        for place in self._line:
+        for place in self._line.everybody():
             self._refuse(place, CreationFailed("The pool is shutting down."))
         for task in self._starts:
             task.cancel()
@@ -195,7 +199,24 @@ class Pool:
         sandbox.give_to(owner, reusable=self._settings.isolation == "tenant")
         shelf.handed_out()
         self._busy[sandbox] = shelf
+        self._shares.give(owner)
         self._handed_out += 1
+
+    def _take_back(self, sandbox: Sandbox) -> bool:
+        if self._busy.pop(sandbox, None) is None:
+            return False
+        self._shares.take_back(sandbox.owner)
+        return True
+
+    def _more_for(self, owner: str) -> int:
+        return self._shares.more_for(owner, self._settings.capacity)
+
+    def _serve_from_shelves(self) -> None:
+        """Those who waited for their share to grow, while there were sandboxes."""
+        for place in list(self._line):
+            shelf = self._shelves[place.template]
+            if self._more_for(place.owner) and (sandbox := shelf.take(place.owner)):
+                self._serve(place, shelf, sandbox)
 
     def _serve(self, place: Place, shelf: Shelf, sandbox: Sandbox) -> None:
         self._line.serve(place)
@@ -367,7 +388,7 @@ class Pool:
                 shelf.remove(sandbox)
                 self._expire(sandbox)
         for sandbox in [each for each in self._busy if not each.running and each.used_at < oldest]:
-            del self._busy[sandbox]
+            self._take_back(sandbox)
             self._expire(sandbox)
         self._trim()
         if self._housekeeping:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,9 @@ class Line:
     However many callers one owner sends, another owner's first is served second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more_for: Callable[[str], int] = lambda owner: sys.maxsize) -> None:
+        """`more_for` says how many of an owner's callers may be served now."""
+        self._more_for = more_for
         # The owner whose turn is next comes first.
         self._owners: dict[str, deque[Place]] = {}
 
@@ -40,10 +43,19 @@ class Line:
         return sum(map(len, self._owners.values()))
 
     def __iter__(self) -> Iterator[Place]:
-        """Everybody, in the order of service."""
-        for row in itertools.zip_longest(*map(tuple, self._owners.values())):
-            # Who gave up a moment ago has not left yet.
-            yield from (place for place in row if place and not place.future.done())
+        """Everybody who may be served, in the order of service."""
+        rows = [self._next_of(owner) for owner in self._owners]
+        for row in itertools.zip_longest(*rows):
+            yield from (place for place in row if place)
+
+    def _next_of(self, owner: str) -> list[Place]:
+        # Who gave up a moment ago has not left yet.
+        waiting = (place for place in self._owners[owner] if not place.future.done())
+        return list(itertools.islice(waiting, self._more_for(owner)))
+
+    def everybody(self) -> list[Place]:
+        """Whether they may be served or not."""
+        return [place for places in self._owners.values() for place in places]
 
     def count(self, template: str) -> int:
         """How many wait for this template."""

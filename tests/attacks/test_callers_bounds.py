@@ -6,12 +6,14 @@ import base64
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.attacks.two_tenants import at_once, bytes_below, two_tenants, wait_until
 from tests.conftest import require
+from tests.pool_service import running
 
 SLEEPER = "import time\ntime.sleep({seconds})"
 
@@ -57,6 +59,26 @@ def test_beyond_its_bound_a_tenants_line_for_sandboxes_is_one_of_two(tmp_path: P
         assert answer.status == 200
         ended = sum(sleeper.done() for sleeper in sleepers)
         assert ended < 24
+
+
+def test_callers_past_the_service_do_not_take_the_whole_pool(tmp_path: Path) -> None:
+    """RAGFlow's requests reach the pool service itself, and nobody counts rows for them."""
+    with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
+        settings = {"pool_size": 1, "max_sandboxes": 8, "queue_timeout": 60, "timeout": 30}
+        assert pool.ask("PUT", "/v1/settings", settings).status == 200
+        pool.wait_until_healthy()
+        with ThreadPoolExecutor(20) as threads:
+            sleepers = [
+                threads.submit(pool.ragflow, "import time\ndef main():\n    time.sleep(10)")
+                for _ in range(20)
+            ]
+            pool.wait_for(lambda stats: stats["busy"] == 7 and stats["waiting"] == 13)
+
+            answer = pool.run(pool.create(owner="other"))
+
+            assert answer.body["stdout"] == "ran\n"
+            assert not any(sleeper.done() for sleeper in sleepers)
+        assert {sleeper.result().body["status"] for sleeper in sleepers} == {"success"}
 
 
 def test_sixty_queued_jobs_of_one_tenant_do_not_hold_up_anothers(tmp_path: Path) -> None:
