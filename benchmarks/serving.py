@@ -50,15 +50,19 @@ class Attack:
         self._port = port
         self._selector = selectors.DefaultSelector()
         self._statuses: Counter[str] = Counter()
-        self._run = post(key, {"code": f"import time; time.sleep({seconds})", "timeout": 60})
+        self._key = key
+        self._seconds = seconds
+        self._run = self._sleeper(seconds)
         self._half_body = self._run.partition(b"\r\n\r\n")[0] + b"\r\n\r\n{"
 
     def hold(self) -> None:
         for _ in range(SLOW_SOCKETS // 2):
             self._open(b"GET /healthz HTTP/1.1\r\nHost: x\r\n", "half a header")
             self._open(self._half_body, "one byte of a body")
-        for _ in range(LONG_RUNS):
-            self._open(self._run, "a long run")
+        for number in range(LONG_RUNS):
+            # The first ones end one after the other, so that those that follow do so too.
+            longer = self._sleeper(self._seconds * (1 + number / LONG_RUNS))
+            self._open(longer, "a long run", then=self._run)
         print("open", flush=True)
         while True:
             for key, _ in self._selector.select(timeout=1):
@@ -70,10 +74,14 @@ class Attack:
                 self._open(sent, name)
                 print(json.dumps(self._statuses), flush=True)
 
-    def _open(self, sent: bytes, name: str) -> None:
+    def _sleeper(self, seconds: float) -> bytes:
+        code = f"import time; time.sleep({seconds})"
+        return post(self._key, {"code": code, "timeout": seconds + 10})
+
+    def _open(self, sent: bytes, name: str, then: bytes = b"") -> None:
         connection = socket.create_connection(("127.0.0.1", self._port))
         connection.sendall(sent)
-        self._selector.register(connection, selectors.EVENT_READ, (sent, name))
+        self._selector.register(connection, selectors.EVENT_READ, (then or sent, name))
 
 
 def _status(connection: socket.socket) -> str:
@@ -105,8 +113,8 @@ def attacked(service: Service, seconds: float, told: dict[str, int]) -> Iterator
 def wait_for_running(service: Service, count: int) -> None:
     """Until so many runs are open. Raises RuntimeError after a minute."""
     code = (
-        "from executions.models import Execution as E\n"
-        "print(E.objects.filter(finished_at=None).count())"
+        "from executions.models import Execution; "
+        "print(Execution.objects.filter(finished_at=None).count())"
     )
     deadline = time.monotonic() + 60
     while int(service.manage("shell", "-c", code).splitlines()[-1]) < count:

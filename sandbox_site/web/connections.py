@@ -2,7 +2,7 @@
 
 The worker has no deadline for headers or slow readers, and no bound of connections. `Connection`
 adds them by overriding methods of its protocol class that are not public: the version is pinned,
-and tests/test_slow_clients.py holds each override to what it is for.
+and tests/attacks/test_callers_serving.py holds each override to what it is for.
 """
 
 from __future__ import annotations

@@ -1,0 +1,127 @@
+"""The web server's threads: no lane takes what the others need, and none is ever lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox_site.web import threads
+from sandbox_site.web.body import STRANGERS, Refused, Share, Spool
+from sandbox_site.web.threads import HandlerThreads, LaneFull
+
+
+class Gate:
+    """Jobs that wait until they are let go, and tell when they have begun."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def job(self) -> None:
+        self.begun.release()
+        self.open.wait(10)
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self.begun.acquire(timeout=10)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_a_full_lane_leaves_threads_to_the_other(gate: Gate) -> None:
+    handlers = HandlerThreads(4, {"api": 3, "pages": 3})
+    for _ in range(10):
+        handlers.submit("api", gate.job)
+    gate.wait_for(3)
+    served = threading.Event()
+    handlers.submit("pages", served.set)
+    assert served.wait(10)
+    assert not gate.begun.acquire(timeout=0.1)
+
+
+def test_what_has_begun_goes_before_what_is_new(gate: Gate) -> None:
+    handlers = HandlerThreads(1, {"api": 1})
+    handlers.submit("api", gate.job)
+    gate.wait_for(1)
+    order: list[str] = []
+    done = threading.Event()
+    handlers.submit("api", lambda: order.append("new"))
+    handlers.submit("api", lambda: order.append("begun"), has_begun=True)
+    handlers.submit("api", done.set)
+    gate.open.set()
+    assert done.wait(10)
+    assert order == ["begun", "new"]
+
+
+def test_a_queue_has_an_end_for_what_is_new(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "LONGEST_QUEUE", 2)
+    handlers = HandlerThreads(1, {"api": 1})
+    handlers.submit("api", gate.job)
+    gate.wait_for(1)
+    for _ in range(2):
+        handlers.submit("api", gate.job)
+    with pytest.raises(LaneFull):
+        handlers.submit("api", gate.job)
+    handlers.submit("api", gate.job, has_begun=True)
+
+
+def test_a_thread_survives_whatever_a_job_does() -> None:
+    handlers = HandlerThreads(1, {"api": 1})
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    served = threading.Event()
+    handlers.submit("api", leave)
+    handlers.submit("api", served.set)
+    assert served.wait(10)
+
+
+def test_every_job_is_done_once_however_many_come_at_once() -> None:
+    handlers = HandlerThreads(4, {"api": 3, "pages": 3})
+    lock, done, counts = threading.Lock(), threading.Event(), {"api": 0, "pages": 0}
+
+    def count(lane: str) -> None:
+        with lock:
+            counts[lane] += 1
+            if sum(counts.values()) == 1200:
+                done.set()
+
+    def submit(lane: str) -> None:
+        for _ in range(300):
+            handlers.submit(lane, lambda: count(lane), has_begun=True)
+
+    submitters = [threading.Thread(target=submit, args=(lane,)) for lane in counts for _ in "ab"]
+    for submitter in submitters:
+        submitter.start()
+    assert done.wait(20)
+    for submitter in submitters:
+        submitter.join()
+    assert counts == {"api": 600, "pages": 600}
+
+
+def test_the_spool_is_shared_and_given_back() -> None:
+    spool = Spool(800)
+    first, second, stranger = Share(spool), Share(spool), Share(spool)
+    first.hold("alice", 400)
+    with pytest.raises(Refused) as refused:
+        second.hold("alice", 1)
+    assert refused.value.status == 429
+    with pytest.raises(Refused) as refused:
+        stranger.hold(STRANGERS, 101)
+    assert refused.value.status == 503
+    second.hold("charlie", 400)
+    with pytest.raises(Refused) as refused:
+        Share(spool).hold("dora", 1)
+    assert refused.value.status == 503
+    first.release()
+    first.release()
+    stranger.hold(STRANGERS, 100)
+    Share(spool).hold("dora", 300)
