@@ -10,7 +10,7 @@ atexit.register(shutil.rmtree, _data_dir, ignore_errors=True)
 
 os.environ["DATA_DIR"] = _data_dir
 os.environ["SECRET_KEY"] = "a key for tests that is as long as Django wants its keys to be"
-os.environ["FERNET_KEYS"] = "another key for tests"
+os.environ["FERNET_KEYS"] = "another key for tests that is as long as a key should be"
 os.environ["LEDGER_KEYS"] = "YSBrZXkgdGhhdCBzaWducyB0aGUgdGVzdHMnIGxlZGc"
 os.environ.pop("DEBUG", None)
 
