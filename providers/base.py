@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from providers.addresses import check_fields
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.schema import ConfigField, describe, validate
 
@@ -267,4 +268,5 @@ class SandboxProvider(ABC):
         ok, message = cls().validate_config(cleaned)
         if not ok:
             raise InvalidConfiguration(message or "The configuration is refused.")
+        check_fields(cls.config_fields, cleaned)
         return cleaned

@@ -23,3 +23,5 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 # The rows of a test are rolled back, what it notes in a file is not.
 LEDGER_CHECKPOINTS = ""
+# The services that tests start are on this machine.
+PROVIDER_ALLOWED_NETWORKS = ["127.0.0.0/8", "::1"]

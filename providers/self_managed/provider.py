@@ -31,6 +31,7 @@ from providers.errors import (
 )
 from providers.pool.requests import Job
 from providers.pool.service.settings import FIELDS, check_config
+from providers.remote import receiver
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 
@@ -74,6 +75,7 @@ class SelfManagedProvider(SandboxProvider):
             placeholder=DEFAULT_ENDPOINT,
             default=DEFAULT_ENDPOINT,
             max=500,
+            address=True,
             description="Where the pool service listens (python manage.py pool).",
         ),
         "token": ConfigField(
@@ -83,6 +85,7 @@ class SelfManagedProvider(SandboxProvider):
             max=500,
             description="The service's POOL_TOKEN. It demands one when others can reach it.",
         ),
+        **receiver.FIELDS,
         **FIELDS,
         "max_retries": ConfigField(
             "integer",
@@ -122,6 +125,7 @@ class SelfManagedProvider(SandboxProvider):
             return False, f"endpoint: Must be an address such as {DEFAULT_ENDPOINT}."
         if config["token"] and not config["token"].isascii():
             return False, "token: Must be ASCII."
+        receiver.check_trust(config, [config["endpoint"]])
         check_config(config)
         return True, None
 
@@ -135,7 +139,12 @@ class SelfManagedProvider(SandboxProvider):
         pushed = {name: config[name] for name in FIELDS}
         retries = config["max_retries"]
         backend: Backend = PoolClient(
-            config["endpoint"].rstrip("/"), config["token"] or "", retries, pushed, apart
+            config["endpoint"].rstrip("/"),
+            config["token"] or "",
+            retries,
+            pushed,
+            apart,
+            receiver.Receiver.of(config),
         )
         if config["without_service"] == "in_process" and not _is_docker_service(backend):
             from providers.self_managed.in_process import InProcessPool

@@ -48,8 +48,8 @@ def rotate(
 ) -> Rotation:
     """Encrypt a column under the first key of FERNET_KEYS, as it is done today.
 
-    `report` is called after each batch. A row written meanwhile is never overwritten, and one that cannot be decrypted is left as
-    it is. Running it again does only what is left.
+    `report` is called after each batch. A row written meanwhile is never overwritten, and one that
+    cannot be decrypted is left as it is. Running it again does only what is left.
     """
     rotation = Rotation(model._meta.label, column.name)
     raw = ExpressionWrapper(F(column.name), output_field=models.BinaryField())
