@@ -169,6 +169,27 @@ def given_addresses(fields: Schema, config: Mapping[str, Any]) -> dict[str, str]
     return found
 
 
+def entered_addresses(fields: Schema, config: Mapping[str, Any]) -> dict[str, str]:
+    """Those of `given_addresses` that neither the provider nor the environment brings."""
+    found = given_addresses(fields, config)
+    own = given_addresses(fields, {})
+    return {
+        key: text for key, text in found.items() if normalized(text) != normalized(own.get(key, ""))
+    }
+
+
+def are_public(addresses: Iterable[str]) -> bool:
+    """Whether all of these lead out of this network."""
+    nothing_else = Rules((), ())
+    try:
+        for text in addresses:
+            _, host, port = _split(text)
+            nothing_else.resolve(host, port)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def check_fields(fields: Schema, config: Mapping[str, Any]) -> None:
     """Raises InvalidConfiguration naming each field whose address may not be used."""
     errors = {}

@@ -108,11 +108,15 @@ class ExecutionResult:
 
 @dataclass
 class Health:
-    """Whether a provider can serve now, why not, and figures worth showing. Truthy when healthy."""
+    """Whether a provider can serve now, why not, and figures worth showing. Truthy when healthy.
+
+    `answered` is as in `SandboxError`: it decides whether the message may be told.
+    """
 
     healthy: bool
     message: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    answered: Literal["", "status", "proof"] = ""
 
     def __bool__(self) -> bool:
         return self.healthy

@@ -25,3 +25,5 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
 LEDGER_CHECKPOINTS = ""
 # The services that tests start are on this machine.
 PROVIDER_ALLOWED_NETWORKS = ["127.0.0.0/8", "::1"]
+# The provider `probe` connects to nothing.
+PROVIDER_PLAIN_HTTP = ["a", "b", "evil"]

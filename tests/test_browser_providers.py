@@ -98,7 +98,7 @@ def test_a_failed_test_shows_its_code_and_the_field_at_fault(page: Page) -> None
     page.get_by_role("button", name="Test connection").click()
     result = page.locator("#test-result")
     expect(result).to_contain_text("SB003")
-    expect(result).to_contain_text("The probe cannot be reached.")
+    expect(result).to_contain_text("Not reachable. The server's log has the reason.")
     page.get_by_label("Pool size").fill("0")
     page.get_by_role("button", name="Test connection").click()
     expect(result).to_contain_text("SB002")

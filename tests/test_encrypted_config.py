@@ -252,8 +252,8 @@ def test_each_change_is_a_version_and_no_change_is_none() -> None:
 @pytest.mark.parametrize("posted", [{}, {"token": ""}, {"token": "••••wxyz"}])
 def test_an_untouched_secret_is_kept(posted: dict[str, Any]) -> None:
     save_config("probe", GOOD)
-    row = save_config("probe", {"endpoint": "http://b", **posted})
-    assert (row.config["endpoint"], row.config["token"]) == ("http://b", TOKEN)
+    row = save_config("probe", {"endpoint": "HTTP://A:80/", "size": 5, **posted})
+    assert (row.config["size"], row.config["token"]) == (5, TOKEN)
 
 
 def test_a_secret_is_removed_only_by_name() -> None:

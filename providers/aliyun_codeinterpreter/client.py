@@ -66,7 +66,9 @@ class Account:
         except Exception as error:
             # Not chained: the SDK's frames hold the secret.
             secrets = [self.access_key_id, self.access_key_secret]
-            raise translate(error, secrets, creating=creating, running=running) from None
+            told = translate(error, secrets, creating=creating, running=running)
+            told.answered = "status" if getattr(error, "status_code", 0) else ""
+            raise told from None
 
     def create(self, template: str, instance_id: str, idle_seconds: int) -> str:
         """A new sandbox that ends by itself when nothing was run in it for `idle_seconds`."""

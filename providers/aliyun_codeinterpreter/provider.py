@@ -240,7 +240,8 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
         try:
             account.check()
         except SandboxError as error:
-            return Health(False, error.message, {**details, "code": error.code})
+            said = {**details, "code": error.code}
+            return Health(False, error.message, said, answered=error.answered)
         return Health(True, details=details)
 
     def get_supported_languages(self) -> list[str]:

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import httpx
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.connectionpool import HTTPConnectionPool
 
 from providers.remote.bounded import BoundedClient
 from providers.remote.checked_httpx import CheckedTransport
@@ -66,7 +67,7 @@ class _CheckedAdapter(HTTPAdapter):
 
     def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
         pool = super().get_connection_with_tls_context(*arguments, **options)
-        check_connections(pool, self._receiver)
+        check_connections(cast("HTTPConnectionPool", pool), self._receiver)
         return pool
 
     def cert_verify(self, *arguments: Any, **options: Any) -> None:

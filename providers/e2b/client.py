@@ -14,7 +14,7 @@ from e2b.api.client_sync import get_transport
 from e2b_code_interpreter import Sandbox as CodeInterpreter
 
 from providers.addresses import rules
-from providers.e2b.errors import translate
+from providers.e2b.errors import has_status, translate
 from providers.e2b.transports import Route
 from providers.errors import ConnectionFailed, SandboxError
 from providers.remote.bounded import BoundedClient
@@ -71,7 +71,9 @@ class Account:
             raise
         except Exception as error:
             # Not chained: the SDK's frames hold the key.
-            raise translate(error, [self.api_key], creating=creating, running=running) from None
+            told = translate(error, [self.api_key], creating=creating, running=running)
+            told.answered = "status" if has_status(error) else ""
+            raise told from None
 
     def create(
         self, template: str, lifetime: int, metadata: dict[str, str], *, internet: bool

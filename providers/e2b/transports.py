@@ -88,5 +88,5 @@ def _route_of(proxy: ProxyConfig | None, *_: Any, **__: Any) -> Route:
     return _routes[proxy.url if proxy else ""]
 
 
-client_sync.get_httpx_transport = _route_of
-envd.get_pyqwest_transport = _route_of
+client_sync.get_httpx_transport = _route_of  # type: ignore[assignment]
+envd.get_pyqwest_transport = _route_of  # type: ignore[attr-defined]

@@ -13,6 +13,8 @@ from providers.remote.receiver import Receiver, WrongKey
 
 _MOST_CONNECTIONS = 100
 _KEPT_SECONDS = 60.0
+# To connect, and for the handshake: together less than `STEP_SECONDS` of a trial.
+_CONNECT_SECONDS = 4.0
 
 
 class CheckedTransport(httpx.HTTPTransport):
@@ -53,6 +55,7 @@ class _Network(httpcore.SyncBackend):
             addresses = self._receiver.addresses(host, port)
         except OSError as error:
             raise httpcore.ConnectError(str(error)) from None
+        timeout = min(timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
             try:
@@ -89,6 +92,7 @@ class _Stream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
+        timeout = min(timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
         stream = self._inner.start_tls(ssl_context, server_hostname, timeout)
         try:
             self._receiver.check_key(stream.get_extra_info("ssl_object"))

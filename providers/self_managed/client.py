@@ -231,11 +231,6 @@ class PoolClient:
 
     def _read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> _Answer:
         status, data = response.status, response.data
-        if status == 401:
-            raise _Unwelcome(
-                f"The pool service at {self.endpoint} refuses the token. Put the service's "
-                "POOL_TOKEN into the provider's configuration."
-            )
         try:
             body = messages.loads(data) if data else None
         except SandboxError:
@@ -243,7 +238,16 @@ class PoolClient:
         if 200 <= status < 300:
             return _Answer(status, body)
         error = messages.error_from_json(body)
-        if error is None:
+        if status == 401:
+            refused = _Unwelcome(
+                f"The pool service at {self.endpoint} refuses the token. Put the service's "
+                "POOL_TOKEN into the provider's configuration."
+            )
+            refused.answered = "proof" if error else ""
+            raise refused
+        if error is not None:
+            error.answered = "proof"
+        else:
             error = ProviderUnavailable(
                 f"{self.endpoint} answered with HTTP {status}; it is no pool service.",
                 started=runs_code,

@@ -235,9 +235,10 @@ class SelfManagedProvider(SandboxProvider):
         try:
             stats = self._backend.stats()
         except SandboxError as error:
-            return Health(False, error.message)
+            return Health(False, error.message, answered=error.answered)
         self._languages = list(stats.get("languages", []))
-        return Health(bool(stats.get("healthy")), str(stats.get("problem", "")), stats)
+        problem = str(stats.get("problem", ""))
+        return Health(bool(stats.get("healthy")), problem, stats, answered="proof")
 
     def get_supported_languages(self) -> list[str]:
         return list(self._languages)
