@@ -70,7 +70,8 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
         entries: list[str] = self.list(var, default=[])
         for entry in entries:
             try:
-                if Allowed.parse(entry).network is None and not names:
+                allowed = Allowed.parse(entry)
+                if not names and (allowed.network is None or allowed.port):
                     raise ValueError(f"{entry!r} is no network")
             except ValueError as error:
                 raise ImproperlyConfigured(f"{var}: {error}") from None
