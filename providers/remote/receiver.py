@@ -56,7 +56,7 @@ class WrongKey(ssl.SSLCertVerificationError):
     """The server's certificate is in order, but its key is none of those that were named."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Receiver:
     """What is asked of whoever a provider connects to. `ca` is PEM text, `pins` SHA-256 digests."""
 
@@ -93,7 +93,7 @@ class Receiver:
         """To be called after the handshake. Raises WrongKey."""
         if not self.pins:
             return
-        certificate = peer.getpeercert(binary_form=True)
+        certificate = peer.getpeercert(True)
         if certificate is None or key_digest(certificate) not in self.pins:
             raise WrongKey("The server's key is none of public_key_pins.")
 
