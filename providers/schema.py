@@ -49,6 +49,7 @@ class ConfigField:
     options: tuple[str, ...] = ()
     min: int | float | None = None
     max: int | float | None = None
+    multiline: bool = False
     address: bool | None = None
     environment: tuple[str, ...] = ()
 
@@ -161,6 +162,7 @@ def describe(schema: Schema) -> dict[str, dict[str, Any]]:
             "description": declared.description or None,
             "default": declared.default,
             "options": list(declared.options) or None,
+            "multiline": declared.multiline or None,
             "min": declared.min,
             "max": declared.max,
         }

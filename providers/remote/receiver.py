@@ -36,6 +36,7 @@ FIELDS: Schema = {
         "string",
         "Certificate authority",
         max=100_000,
+        multiline=True,
         placeholder="-----BEGIN CERTIFICATE-----",
         description="PEM text. Only these authorities are believed then. Empty: the system's.",
     ),
