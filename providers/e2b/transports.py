@@ -10,7 +10,8 @@ for a proxy that cannot be there, and fail: the top-level domain `invalid` never
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -84,9 +85,16 @@ def _builtin(error: httpx.TransportError) -> Exception:
     return ReadError(str(error))
 
 
-def _route_of(proxy: ProxyConfig | None, *_: Any, **__: Any) -> Route:
-    return _routes[proxy.url if proxy else ""]
+def _ours_or(sdks_own: Callable[..., Any]) -> Callable[..., Any]:
+    """The SDK's function for those who use it beside us, and our connections for our accounts."""
+
+    @wraps(sdks_own)
+    def connections(proxy: ProxyConfig | None, *arguments: Any, **options: Any) -> Any:
+        ours = _routes.get(proxy.url) if proxy else None
+        return sdks_own(proxy, *arguments, **options) if ours is None else ours
+
+    return connections
 
 
-client_sync.get_httpx_transport = _route_of  # type: ignore[assignment]
-envd.get_pyqwest_transport = _route_of  # type: ignore[attr-defined]
+client_sync.get_httpx_transport = _ours_or(client_sync.get_httpx_transport)
+envd.get_pyqwest_transport = _ours_or(envd.get_pyqwest_transport)  # type: ignore[attr-defined]
