@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("var/bench/containers.json"))
     options = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
+    os.environ["PROVIDER_ALLOWED_NETWORKS"] = "127.0.0.0/8"
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder:
         os.environ["DATA_DIR"] = folder
         subprocess.run([sys.executable, "manage.py", "bootstrap"], check=True, capture_output=True)

@@ -80,6 +80,7 @@ def running_service(
         "DATA_DIR": str(data_dir),
         "PORT": str(port),
         "POOL_PORT": str(pool_port),
+        "PROVIDER_ALLOWED_NETWORKS": "127.0.0.0/8",
         "BENCH_PROVIDER": provider,
         "BENCH_CONFIG": json.dumps(config),
         "LOG_LEVEL": "ERROR",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from providers import waiting
+from providers.addresses import check_fields
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.schema import ConfigField, describe, validate
 
@@ -117,11 +118,15 @@ class ExecutionResult:
 
 @dataclass
 class Health:
-    """Whether a provider can serve now, why not, and figures worth showing. Truthy when healthy."""
+    """Whether a provider can serve now, why not, and figures worth showing. Truthy when healthy.
+
+    `answered` is as in `SandboxError`: it decides whether the message may be told.
+    """
 
     healthy: bool
     message: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    answered: Literal["", "status", "proof"] = ""
 
     def __bool__(self) -> bool:
         return self.healthy
@@ -331,4 +336,5 @@ class SandboxProvider(ABC):
         ok, message = cls().validate_config(cleaned)
         if not ok:
             raise InvalidConfiguration(message or "The configuration is refused.")
+        check_fields(cls.config_fields, cleaned)
         return cleaned

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.core import checks
 from django.core.checks import CheckMessage, Error
+
+# What AES-256 is worth is what its key is worth: 32 characters of token_urlsafe hold 192 bits.
+_SHORTEST = 32
 
 _HINT = (
     "Set FERNET_KEYS to a list of long random keys, the newest first, and keep them: "
@@ -25,4 +29,13 @@ def check_fernet_keys(**kwargs: Any) -> list[CheckMessage]:
         return [Error("FERNET_KEYS must be a list of keys.", hint=_HINT, id="providers.E002")]
     if not all(isinstance(key, str | bytes) and key.strip() for key in keys):
         return [Error("FERNET_KEYS holds an empty key.", hint=_HINT, id="providers.E003")]
+    if any(len(key) < _SHORTEST for key in keys):
+        return [
+            checks.Warning(
+                f"FERNET_KEYS holds a key of less than {_SHORTEST} characters.",
+                hint="Put a new one first (python -c 'import secrets; "
+                "print(secrets.token_urlsafe(32))'), run `manage.py rotate_keys`, remove the old.",
+                id="providers.W001",
+            )
+        ]
     return []

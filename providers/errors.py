@@ -6,6 +6,7 @@ Code that runs and fails is a result, never one of these errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,12 @@ class SandboxError(Exception):
 
     `message` is shown to the caller: it names the field or component and the remedy, and never
     holds a credential. `started` is True when user code may already have run, so that nothing
-    may be tried again elsewhere.
+    may be tried again elsewhere. `answered` says that somebody was there: "proof", when the answer
+    was one of the provider's own service, "status" when anybody may have sent such a status.
     """
 
     entry: ErrorCode = UNAVAILABLE
+    answered: Literal["", "status", "proof"] = ""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,12 +15,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from fernet_fields.hkdf import derive_fernet_key
 
+from providers import aes_gcm
+
 if TYPE_CHECKING:
     _EncryptedTextField = models.Field[Any, Any]
 else:
     _EncryptedTextField = fernet_fields.EncryptedTextField
 
-_DUMPED = "fernet:"
+_DUMPED = "aes256gcm:"
+_DUMPED_BEFORE = "fernet:"
 
 
 class DecryptionError(Exception):
@@ -31,10 +36,11 @@ def _derived(keys: tuple[str | bytes, ...]) -> tuple[bytes, ...]:
 
 
 class EncryptedTextField(_EncryptedTextField):
-    """Text that only holders of FERNET_KEYS can read.
+    """Text that only holders of FERNET_KEYS can read: AES-256-GCM, bound to its table and column.
 
-    Safe where the field it extends is not: `bulk_update` stores ciphertext, a lost key raises
-    DecryptionError, a fixture holds ciphertext and loads again.
+    What the field it extends has written (Fernet: AES-128-CBC and HMAC-SHA256) is still read, and
+    `rotate_keys` writes it anew. Safe where that field is not: `bulk_update` stores ciphertext, a
+    lost key raises DecryptionError, a fixture holds ciphertext and loads again.
     """
 
     def encode(self, value: Any) -> str:
@@ -70,29 +76,56 @@ class EncryptedTextField(_EncryptedTextField):
         # encrypting the expression itself would store its repr.
         if hasattr(value, "as_sql"):
             return value
-        return super().get_db_prep_save(value, connection)
+        text = self.get_db_prep_value(value, connection=connection, prepared=False)
+        return None if text is None else connection.Database.Binary(self._encrypt(text))
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return None if value is None else self._decrypt(bytes(value))
 
+    def is_current(self, token: bytes) -> bool:
+        """Whether a stored value is as it would be written today: under the first key."""
+        try:
+            aes_gcm.unseal(self.keys[:1], self._context, token)
+        except aes_gcm.NotOpened:
+            return False
+        return True
+
+    @property
+    def _context(self) -> str:
+        """The place that a value is bound to. Of the row it cannot be: an id comes after it."""
+        return f"{self.model._meta.db_table}.{self.column}"
+
+    def _encrypt(self, text: str) -> bytes:
+        return aes_gcm.seal(self.keys, self._context, text.encode())
+
     def _decrypt(self, token: bytes) -> Any:
         try:
-            text = self.fernet.decrypt(token).decode()
-        except InvalidToken:
+            if aes_gcm.is_token(token):
+                plain = aes_gcm.unseal(self.keys, self._context, token)
+            else:
+                plain = self.fernet.decrypt(token)
+        except (aes_gcm.NotOpened, InvalidToken):
             raise DecryptionError(
                 f"{self} cannot be decrypted: none of FERNET_KEYS is the key it was written with. "
                 "Put the old key back into FERNET_KEYS, after the new one, or enter the value anew."
             ) from None
-        return self.decode(text)
+        return self.decode(plain.decode())
 
     def value_to_string(self, obj: models.Model) -> Any:
         """What `dumpdata` writes: ciphertext, which `loaddata` takes under the same keys."""
-        token = self.fernet.encrypt(self.encode(self.value_from_object(obj)).encode())
-        return _DUMPED + token.decode()
+        value = self.value_from_object(obj)
+        if value is None:
+            return None
+        return _DUMPED + base64.b64encode(self._encrypt(self.encode(value))).decode()
 
     def to_python(self, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(_DUMPED_BEFORE):
+            return self._decrypt(value.removeprefix(_DUMPED_BEFORE).encode())
         if isinstance(value, str) and value.startswith(_DUMPED):
-            return self._decrypt(value.removeprefix(_DUMPED).encode())
+            try:
+                return self._decrypt(base64.b64decode(value.removeprefix(_DUMPED), validate=True))
+            except binascii.Error as error:
+                raise DecryptionError(f"{self}: the dumped value is no base64.") from error
         return value
 
     def clean(self, value: Any, model_instance: models.Model | None) -> Any:

@@ -12,6 +12,7 @@ from unfold.widgets import (
     UnfoldAdminIntegerFieldWidget,
     UnfoldAdminPasswordWidget,
     UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
     UnfoldBooleanSwitchWidget,
 )
@@ -126,7 +127,9 @@ def build_form(
 def _form_field(declared: ConfigField, initial: Any) -> forms.Field:
     common: dict[str, Any] = {
         "label": declared.label,
-        "help_text": escape(" ".join(filter(None, (declared.description, _range(declared))))),
+        "help_text": escape(
+            " ".join(filter(None, (declared.description, _range(declared), _anew(declared))))
+        ),
         "initial": initial,
         "required": declared.required,
     }
@@ -141,15 +144,20 @@ def _form_field(declared: ConfigField, initial: Any) -> forms.Field:
             choices.insert(0, ("", "---------"))
         return forms.ChoiceField(**common, choices=choices, widget=UnfoldAdminSelectWidget())
     if declared.type == "string":
+        widget = UnfoldAdminTextareaWidget if declared.multiline else UnfoldAdminTextInputWidget
         return forms.CharField(
             **common,
             min_length=_whole(declared.min),
             max_length=_whole(declared.max),
-            widget=UnfoldAdminTextInputWidget(attrs=hint),
+            widget=widget(attrs=hint),
         )
     number = forms.IntegerField if declared.type == "integer" else forms.FloatField
     bounds: dict[str, Any] = {"min_value": declared.min, "max_value": declared.max}
     return number(**common, **bounds, widget=UnfoldAdminIntegerFieldWidget(attrs=hint))
+
+
+def _anew(declared: ConfigField) -> str:
+    return "With another one the secrets have to be entered again." if declared.address else ""
 
 
 def _range(declared: ConfigField) -> str:

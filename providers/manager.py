@@ -17,6 +17,7 @@ from django.db import Error as DatabaseFailure
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
+from providers.addresses import AddressRefused, check_resolved
 from providers.base import SandboxProvider
 from providers.errors import (
     InvalidConfiguration,
@@ -282,6 +283,7 @@ def start_provider(row: ProviderConfig) -> SandboxProvider:
             if declared.secret and row.config.get(key)
         ]
         config = provider_class.check_config(row.config)
+        check_resolved(provider_class.config_fields, config)
         provider = provider_class()
         if not provider.initialize(config):
             raise NotInitialized(f"Provider {row.provider_id!r} did not start.")
@@ -289,6 +291,11 @@ def start_provider(row: ProviderConfig) -> SandboxProvider:
         # Not the caller's mistake: SB002 would tell him with a 400 that it was.
         raise NotInitialized(
             f"The configuration of provider {row.provider_id!r} cannot be used. {error.message}"
+        ) from None
+    except AddressRefused:
+        raise NotInitialized(
+            f"The configuration of provider {row.provider_id!r} names an address that is not "
+            "allowed. The server's log has the details."
         ) from None
     except SandboxError:
         raise

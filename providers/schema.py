@@ -7,6 +7,7 @@ is refused, so that a misspelt option can never be ignored in silence.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,11 @@ _MASK = "••••"
 class ConfigField:
     """One configuration value. `min` and `max` bound numbers, and the length of strings.
 
+    `address` says whether the value decides where the provider's secrets are sent, or by what the
+    receiver is known: when it changes, they are asked for anew. None leaves that open, and a text
+    that may hold anything then counts as one. `environment` are the variables that stand in for an
+    empty value, the first one that is set.
+
     A declaration that contradicts itself (a default outside its own options) raises ValueError
     when its module is imported, not when an admin saves.
     """
@@ -43,6 +49,9 @@ class ConfigField:
     options: tuple[str, ...] = ()
     min: int | float | None = None
     max: int | float | None = None
+    multiline: bool = False
+    address: bool | None = None
+    environment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.type not in _PYTHON_TYPES:
@@ -51,8 +60,22 @@ class ConfigField:
             raise ValueError(f"{self.label}: only a string can have options.")
         if self.secret and self.type != "string":
             raise ValueError(f"{self.label}: only a string can be secret.")
+        if self.address and self.type != "string":
+            raise ValueError(f"{self.label}: only a string can be an address.")
         if self.default is not None and (problem := self.error(self.default)):
             raise ValueError(f"{self.label}: its default is refused. {problem}")
+
+    @property
+    def decides_receiver(self) -> bool:
+        """Whether a change of it may send the provider's secrets to somebody else."""
+        if self.address is not None:
+            return self.address
+        return self.type == "string" and not self.secret and not self.options
+
+    @property
+    def from_environment(self) -> str:
+        """What the environment has for an empty value, empty where it has nothing."""
+        return next((found for name in self.environment if (found := os.environ.get(name))), "")
 
     def error(self, value: Any) -> str | None:
         """Why `value` is refused, or None."""
@@ -139,6 +162,7 @@ def describe(schema: Schema) -> dict[str, dict[str, Any]]:
             "description": declared.description or None,
             "default": declared.default,
             "options": list(declared.options) or None,
+            "multiline": declared.multiline or None,
             "min": declared.min,
             "max": declared.max,
         }

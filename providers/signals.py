@@ -5,3 +5,7 @@ from django.dispatch import Signal
 # Sent inside the transaction of the change, with: config_id, provider_id, version, author, reason,
 # diff (masked), content_hash. A receiver that raises keeps the change from being made.
 configuration_changed = Signal()
+
+# Sent before a configuration is tried out, with: provider_id, author, addresses (by field, none of
+# them a secret), stored (whether it is the stored one). A receiver that raises prevents the try.
+configuration_tried = Signal()

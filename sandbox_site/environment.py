@@ -63,6 +63,20 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
             raise ImproperlyConfigured(f"{var}: {value!r} is not one of {known}")
         return value
 
+    def networks(self, var: str, *, names: bool = True) -> list[str]:
+        """Networks, addresses and, with `names`, names of hosts, as `Allowed.parse` reads them."""
+        from providers.addresses import Allowed
+
+        entries: list[str] = self.list(var, default=[])
+        for entry in entries:
+            try:
+                allowed = Allowed.parse(entry)
+                if not names and (allowed.network is None or allowed.port):
+                    raise ValueError(f"{entry!r} is no network")
+            except ValueError as error:
+                raise ImproperlyConfigured(f"{var}: {error}") from None
+        return entries
+
     def secret(self, var: str) -> str:
         """The value of `var`, or the content of the file that `{var}_FILE` names, or "".
 

@@ -236,11 +236,15 @@ WEB_SPOOL_MB = env.bounded(
 )
 # Calls of providers that are clients of a service, waited for at once in a web process.
 PROVIDER_WAITS = env.bounded("PROVIDER_WAITS", default=256, low=1, high=4096)
+# Beside public addresses over https, which every provider may have; see providers/addresses.py.
+PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
+PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")
 
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
 POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
 POOL_PORT = env.bounded("POOL_PORT", default=9385, low=1, high=65535)
 POOL_TOKEN = env.secret("POOL_TOKEN")
+POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES", names=False)
 POOL_LAUNCHER = env.choice("POOL_LAUNCHER", "auto", ("auto", "docker", "gvisor", "bubblewrap"))
 POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM", "systrap", ("systrap", "ptrace", "kvm"))
 # What the pool begins with, until a provider pushes its configuration. RAGFlow's names.

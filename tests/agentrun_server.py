@@ -56,8 +56,7 @@ class AgentRunServer(WireServer):
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-            self.url = self.url.replace("http://127.0.0.1", "https://localhost")
+            self.serve_tls(context)
 
     def error_body(self, status: int) -> Any:
         return {

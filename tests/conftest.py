@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 
 from executions.models import ApiKey, Tenant
 from executions.services.keys import create_api_key
-from providers.services import probing
+from providers.services import probing, trial
 
 pytest_plugins = [
     "tests.provider_fixtures",
@@ -35,6 +35,12 @@ def require(component: str) -> str:
     if os.environ.get("REQUIRE") == "all":
         pytest.fail(f"{reason}, and REQUIRE=all", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed try is told at once; that it is not otherwise has a test of its own."""
+    monkeypatch.setattr(trial, "STEP_SECONDS", 0.001)
 
 
 @dataclass

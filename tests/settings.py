@@ -10,7 +10,7 @@ atexit.register(shutil.rmtree, _data_dir, ignore_errors=True)
 
 os.environ["DATA_DIR"] = _data_dir
 os.environ["SECRET_KEY"] = "a key for tests that is as long as Django wants its keys to be"
-os.environ["FERNET_KEYS"] = "another key for tests"
+os.environ["FERNET_KEYS"] = "another key for tests that is as long as a key should be"
 os.environ["LEDGER_KEYS"] = "YSBrZXkgdGhhdCBzaWducyB0aGUgdGVzdHMnIGxlZGc"
 os.environ.pop("DEBUG", None)
 
@@ -23,3 +23,7 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 # The rows of a test are rolled back, what it notes in a file is not.
 LEDGER_CHECKPOINTS = ""
+# The services that tests start are on this machine.
+PROVIDER_ALLOWED_NETWORKS = ["127.0.0.0/8", "::1"]
+# The provider `probe` connects to nothing.
+PROVIDER_PLAIN_HTTP = ["a", "b", "evil"]

@@ -16,6 +16,7 @@ from providers.models import ConfigVersion, PendingChange, ProviderConfig, Provi
 from providers.services import save_config
 from providers.services.health import check_all
 from tests.browser import browser, complaints, keep_picture, page, sign_in
+from tests.certificates import Authority
 from tests.conftest import require
 from tests.provider_package import Packages, install_probe
 
@@ -98,11 +99,39 @@ def test_a_failed_test_shows_its_code_and_the_field_at_fault(page: Page) -> None
     page.get_by_role("button", name="Test connection").click()
     result = page.locator("#test-result")
     expect(result).to_contain_text("SB003")
-    expect(result).to_contain_text("The probe cannot be reached.")
+    expect(result).to_contain_text("Not reachable. The server's log has the reason.")
     page.get_by_label("Pool size").fill("0")
     page.get_by_role("button", name="Test connection").click()
     expect(result).to_contain_text("SB002")
     expect(page.get_by_text("greater than or equal to 1")).to_be_visible()
+
+
+def test_with_another_address_the_stored_key_is_asked_for_again(page: Page) -> None:
+    stored = {"api_key": "e2b_0123456789abcdef", "api_url": "https://e2b.example"}
+    row = save_config("e2b", stored)
+    page.goto(f"{LIST}{row.pk}/change/")
+    page.get_by_label("API address").fill("https://evil.example")
+    page.get_by_label("Certificate authority").fill(Authority().pem)
+    page.get_by_label("Public key pins").fill("no pin")
+    page.get_by_label("Domain").click()
+    expect(page.get_by_text("'no' is no SHA-256 in base64")).to_be_visible()
+    page.get_by_label("Public key pins").fill("")
+    page.get_by_label("Domain").click()
+    asked = page.get_by_text("Enter it again: API address, Certificate authority changed")
+    expect(asked).to_be_visible()
+    keep_picture(page, "provider-address-changed", whole=True)
+    page.get_by_role("button", name="Test connection").click()
+    expect(page.locator("#test-result")).to_contain_text("SB002")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(asked).to_be_visible()
+    page.get_by_label("API key").fill("e2b_another-key-0123")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    saved = ProviderConfig.objects.get().config
+    assert saved["api_url"] == "https://evil.example"
+    assert saved["ca_certificates"].startswith("-----BEGIN CERTIFICATE-----")
+    page.goto(f"/admin/providers/configversion/{ConfigVersion.objects.latest('pk').pk}/change/")
+    keep_picture(page, "version-with-authority", whole=True)
 
 
 def test_the_list_shows_health_and_who_is_active(page: Page) -> None:

@@ -225,10 +225,20 @@ def test_a_secret_that_was_typed_does_not_come_back_with_an_error(admin: Client)
 
 def test_an_untouched_secret_is_kept(admin: Client) -> None:
     row = save_config("probe", GOOD)
-    data = as_posted(admin.get(page_of(row))) | {"endpoint": "http://b"}
+    data = as_posted(admin.get(page_of(row))) | {"size": "5"}
     assert admin.post(page_of(row), data).status_code == 302
     row = ProviderConfig.objects.get()
-    assert (row.config["endpoint"], row.config["token"], row.version) == ("http://b", TOKEN, 2)
+    assert (row.config["size"], row.config["token"], row.version) == (5, TOKEN, 2)
+
+
+def test_with_another_address_the_secret_is_asked_for_again(admin: Client) -> None:
+    row = save_config("probe", GOOD)
+    data = as_posted(admin.get(page_of(row))) | {"endpoint": "http://b"}
+    (said,) = errors_by_field(admin.post(page_of(row), data))["token"]
+    assert said.startswith("Enter it again: Endpoint changed")
+    assert ProviderConfig.objects.get().version == 1
+    assert admin.post(page_of(row), data | {"token": "tok-new"}).status_code == 302
+    assert ProviderConfig.objects.get().config["endpoint"] == "http://b"
 
 
 def test_a_new_secret_replaces_the_old_one(admin: Client) -> None:

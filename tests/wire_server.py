@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -118,6 +119,11 @@ class WireServer:
         self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def serve_tls(self, context: ssl.SSLContext) -> None:
+        """From now on over TLS, as localhost."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = self.url.replace("http://127.0.0.1", "https://localhost")
 
     def fail(self, operation: str, *faults: str) -> None:
         """Order faults for the next requests of an operation, one each."""

@@ -19,6 +19,7 @@ from executions.services.presentation import visible
 KINDS = (
     "execution",
     "configuration",
+    "trial",
     "setting",
     "tenant",
     "api_key",

@@ -123,7 +123,7 @@ class ConfigView(_AdminView):
             raise _Refused("You may not choose the active provider", status=403)
         # What is refused is refused before anything is tried.
         if _boolean(body, "test_connection", default=False):
-            trial = try_provider(provider.id, config)
+            trial = try_provider(provider.id, config, author=author_of(request))
             if not trial.success and trial.errors:
                 raise _Refused("Invalid config", dict(trial.errors))
             if not trial.success:
@@ -153,7 +153,7 @@ class TestView(_AdminView):
             if not may(request, CHANGE):
                 raise _Refused("You may only test what is stored", status=403)
             config = _object(body, "config")
-        trial = try_provider(provider.id, config)
+        trial = try_provider(provider.id, config, author=author_of(request))
         outcome = "worked" if trial.success else f"failed with {trial.code}"
         log_action(request.user, provider.id, f"Tested the connection, which {outcome}.")
         return json_response(trial.as_json())

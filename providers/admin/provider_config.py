@@ -334,14 +334,16 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         if "_stored" in request.POST:
             if not request.user.has_perm("providers.test_providerconfig"):
                 raise PermissionDenied
-            trial = try_provider(_provider_or_404(provider_id).id)
+            trial = try_provider(_provider_or_404(provider_id).id, author=author_of(request))
         else:
             row, form = self._unsaved(request, provider_id)
             errors = {key: " ".join(map(str, texts)) for key, texts in form.errors.items()}
             if errors:
                 trial = Trial(False, "The values are refused.", code="SB002", errors=errors)
             else:
-                trial = try_provider(provider_id, form.config, clear=tuple(form.cleared))
+                trial = try_provider(
+                    provider_id, form.config, clear=tuple(form.cleared), author=author_of(request)
+                )
         row = self.get_queryset(request).filter(provider_id=provider_id).first()
         if row is not None:
             outcome = "worked" if trial.success else f"failed with {trial.code}"

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from providers.addresses import rules
 from providers.aliyun_codeinterpreter import sdk
 from providers.aliyun_codeinterpreter.errors import translate
 from providers.errors import ConnectionFailed, SandboxError
 from providers.remote.deadline import DeadlinePassed, call_within
+from providers.remote.receiver import Receiver
 from providers.remote.secret import Secret
 
 T = TypeVar("T")
@@ -33,6 +35,7 @@ class Account:
     region: str
     data_endpoint: str = ""
     control_endpoint: str = ""
+    receiver: Receiver = field(default_factory=lambda: Receiver(rules()))
     _templates: set[str] = field(default_factory=set, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
@@ -56,13 +59,16 @@ class Account:
     def translated(self, *, creating: bool = False, running: bool = False) -> Iterator[None]:
         """Turn whatever the SDK raises within the block into a SandboxError."""
         try:
-            yield
+            with sdk.connections_to(self.receiver):
+                yield
         except (SandboxError, DeadlinePassed):
             raise
         except Exception as error:
             # Not chained: the SDK's frames hold the secret.
             secrets = [self.access_key_id, self.access_key_secret]
-            raise translate(error, secrets, creating=creating, running=running) from None
+            told = translate(error, secrets, creating=creating, running=running)
+            told.answered = "status" if getattr(error, "status_code", 0) else ""
+            raise told from None
 
     def create(self, template: str, instance_id: str, idle_seconds: int) -> str:
         """A new sandbox that ends by itself when nothing was run in it for `idle_seconds`."""
@@ -168,8 +174,12 @@ class Account:
             self.delete(instance_id)
 
     def _soon(self, call: Callable[[], T], *, too_late: Callable[[T], None] | None = None) -> T:
+        def checked() -> T:
+            with sdk.connections_to(self.receiver):
+                return call()
+
         try:
-            return call_within(REQUEST_SECONDS, call, too_late=too_late)
+            return call_within(REQUEST_SECONDS, checked, too_late=too_late)
         except DeadlinePassed:
             raise ConnectionFailed(
                 f"Aliyun does not answer within {REQUEST_SECONDS:g} s."

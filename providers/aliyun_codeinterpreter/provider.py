@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from providers.addresses import given_addresses
 from providers.aliyun_codeinterpreter.schema import (
     DEFAULT_REGION,
     FIELDS,
@@ -17,6 +18,7 @@ from providers.aliyun_codeinterpreter.schema import (
     REGIONS,
     REQUIRED,
     chosen,
+    from_environment,
 )
 from providers.base import (
     ARGUMENTS,
@@ -43,6 +45,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.owner import is_orphan, process_tag
 from providers.remote.programs import Program, build_program
+from providers.remote.receiver import Receiver, check_trust
 from providers.remote.reclaim import end_later
 from providers.remote.result import result_of
 from providers.remote.secret import Secret
@@ -84,6 +87,7 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
             return False, f"region: Must be one of: {', '.join(REGIONS)}."
         if not chosen(config, "account_id").isdecimal():
             return False, "account_id: Must be the primary account's id, which has digits only."
+        check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
@@ -101,6 +105,7 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
             chosen(config, "region") or DEFAULT_REGION,
             chosen(config, "data_endpoint"),
             chosen(config, "control_endpoint"),
+            Receiver.of(config, map(from_environment, ("data_endpoint", "control_endpoint"))),
         )
         self._template = config["template_name"] or ""
         self._timeout = config["timeout"]
@@ -237,7 +242,8 @@ class AliyunCodeInterpreterProvider(SandboxProvider):
         try:
             account.check()
         except SandboxError as error:
-            return Health(False, error.message, {**details, "code": error.code})
+            said = {**details, "code": error.code}
+            return Health(False, error.message, said, answered=error.answered)
         return Health(True, details=details)
 
     def get_supported_languages(self) -> list[str]:

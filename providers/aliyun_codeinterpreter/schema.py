@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from providers.remote import receiver
 from providers.schema import ConfigField
 
 REGIONS = ("cn-hangzhou", "cn-beijing", "cn-shanghai", "cn-shenzhen", "cn-guangzhou")
@@ -45,6 +46,7 @@ FIELDS = {
         required=_is_required("access_key_id"),
         secret=True,
         placeholder="LTAI5t...",
+        environment=ENVIRONMENT["access_key_id"],
         description="Of a RAM user, never of the primary account. "
         "Empty: AGENTRUN_ACCESS_KEY_ID of the environment.",
     ),
@@ -53,12 +55,14 @@ FIELDS = {
         "AccessKey secret",
         required=_is_required("access_key_secret"),
         secret=True,
+        environment=ENVIRONMENT["access_key_secret"],
         description="Empty: AGENTRUN_ACCESS_KEY_SECRET of the environment.",
     ),
     "account_id": ConfigField(
         "string",
         "Account ID",
         required=_is_required("account_id"),
+        address=False,
         placeholder="1234567890123456",
         description="The primary account's id. Empty: AGENTRUN_ACCOUNT_ID of the environment.",
     ),
@@ -71,6 +75,7 @@ FIELDS = {
     "template_name": ConfigField(
         "string",
         "Template",
+        address=False,
         description="Name of a Code Interpreter template. "
         "Empty: one named cofferdam, which is made when it does not exist.",
     ),
@@ -85,13 +90,18 @@ FIELDS = {
     "data_endpoint": ConfigField(
         "string",
         "Data endpoint",
+        address=True,
+        environment=ENVIRONMENT["data_endpoint"],
         placeholder="https://ACCOUNT.agentrun-data.REGION.aliyuncs.com",
         description="Empty: AGENTRUN_DATA_ENDPOINT of the environment, or by account and region.",
     ),
     "control_endpoint": ConfigField(
         "string",
         "Control endpoint",
+        address=True,
+        environment=ENVIRONMENT["control_endpoint"],
         placeholder="https://agentrun.REGION.aliyuncs.com",
         description="Empty: AGENTRUN_CONTROL_ENDPOINT of the environment, or by region.",
     ),
+    **receiver.FIELDS,
 }

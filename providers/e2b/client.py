@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import httpx
@@ -12,10 +13,13 @@ from e2b import FileType, NotFoundException, SandboxQuery
 from e2b.api.client_sync import get_transport
 from e2b_code_interpreter import Sandbox as CodeInterpreter
 
-from providers.e2b.errors import translate
+from providers.addresses import rules
+from providers.e2b.errors import has_status, translate
+from providers.e2b.transports import Route
 from providers.errors import ConnectionFailed, SandboxError
 from providers.remote.bounded import BoundedClient
 from providers.remote.deadline import DeadlinePassed, call_within
+from providers.remote.receiver import Receiver
 from providers.remote.secret import Secret
 
 T = TypeVar("T")
@@ -40,17 +44,23 @@ class Account:
     domain: str = ""
     api_url: str = ""
     sandbox_url: str = ""
+    receiver: Receiver = field(default_factory=lambda: Receiver(rules()))
 
     def options(self) -> dict[str, Any]:
         given = {"domain": self.domain, "api_url": self.api_url, "sandbox_url": self.sandbox_url}
         return {
             **{name: value for name, value in given.items() if value},
             "api_key": self.api_key.reveal(),
+            "proxy": self._route.name,
             "debug": False,
             "request_timeout": REQUEST_SECONDS,
             # Whether to wait for a busy service or to leave it is the caller's decision.
             "retries": 0,
         }
+
+    @cached_property
+    def _route(self) -> Route:
+        return Route(self.receiver)
 
     @contextmanager
     def translated(self, *, creating: bool = False, running: bool = False) -> Iterator[None]:
@@ -61,7 +71,9 @@ class Account:
             raise
         except Exception as error:
             # Not chained: the SDK's frames hold the key.
-            raise translate(error, [self.api_key], creating=creating, running=running) from None
+            told = translate(error, [self.api_key], creating=creating, running=running)
+            told.answered = "status" if has_status(error) else ""
+            raise told from None
 
     def create(
         self, template: str, lifetime: int, metadata: dict[str, str], *, internet: bool

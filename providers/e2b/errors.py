@@ -89,6 +89,12 @@ def translate(
     )
 
 
+def has_status(error: BaseException) -> bool:
+    """Whether somebody answered, with a status that tells of an error."""
+    known = AuthenticationException | RateLimitException | ServiceBusyException
+    return isinstance(error, known) or _status(error) is not None
+
+
 def _status(error: BaseException) -> int | None:
     """The HTTP status an exception stands for; the code interpreter's say it only in words."""
     status = getattr(error, "status_code", None)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from providers.addresses import given_addresses
 from providers.base import (
     ARGUMENTS,
     ARTIFACTS,
@@ -28,7 +29,7 @@ from providers.base import (
     SandboxProvider,
     Stream,
 )
-from providers.e2b.schema import DOMAINS, FIELDS, KEY_VARIABLE
+from providers.e2b.schema import ADDRESS_VARIABLES, DOMAINS, FIELDS, KEY_VARIABLE
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,
@@ -42,6 +43,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.owner import is_orphan, process_tag
 from providers.remote.programs import Program, build_program
+from providers.remote.receiver import Receiver, check_trust
 from providers.remote.reclaim import end_later
 from providers.remote.result import result_of
 from providers.remote.secret import Secret
@@ -90,6 +92,7 @@ class E2BProvider(SandboxProvider):
         for name in ("api_url", "sandbox_url"):
             if config[name] and not config[name].startswith(("https://", "http://")):
                 return False, f"{name}: Must begin with https:// or http://."
+        check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
@@ -105,6 +108,7 @@ class E2BProvider(SandboxProvider):
             config["domain"] or DOMAINS.get(config["region"], ""),
             config["api_url"] or "",
             config["sandbox_url"] or "",
+            Receiver.of(config, (os.environ.get(name, "") for name in ADDRESS_VARIABLES)),
         )
         self._region = config["region"]
         self._template = config["template"] or ""
@@ -290,7 +294,8 @@ class E2BProvider(SandboxProvider):
         try:
             self._opened().check()
         except SandboxError as error:
-            return Health(False, error.message, {**details, "code": error.code})
+            said = {**details, "code": error.code}
+            return Health(False, error.message, said, answered=error.answered)
         return Health(True, details=details)
 
     def get_supported_languages(self) -> list[str]:

@@ -27,6 +27,7 @@ FIELDS: Mapping[str, ConfigField] = {
         "Preloaded Python modules",
         placeholder="numpy, pandas, matplotlib",
         max=1000,
+        address=False,
         description="Imported while a sandbox warms up, so that importing them costs no time.",
     ),
 }

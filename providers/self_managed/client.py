@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
+from providers.addresses import rules
 from providers.base import ExecutionResult
 from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.pool.requests import Job
 from providers.pool.service import messages
 from providers.pool.service.settings import settings_digest
+from providers.remote.checked_urllib3 import check_connections
+from providers.remote.receiver import Receiver
 
 CONNECT_SECONDS = 3.0
 # What the service itself adds to a wait or a run.
@@ -62,10 +66,12 @@ class PoolClient:
     max_retries: int
     config: Mapping[str, Any] = field(repr=False)
     apart: bool = False
+    receiver: Receiver = field(default_factory=lambda: Receiver(rules()), repr=False)
 
     def __post_init__(self) -> None:
         # urllib3 sets TCP_NODELAY itself: no request waits for a delayed acknowledgement.
         self._pool = urllib3.connection_from_url(self.endpoint, maxsize=256, block=False)
+        check_connections(self._pool, self.receiver)
         self._path = urlsplit(self.endpoint).path.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if self.token:
@@ -208,22 +214,28 @@ class PoolClient:
                 f"The pool service at {self.endpoint} does not answer ({_reason(error)}). Start it "
                 "(python manage.py pool), or correct the provider's endpoint."
             ) from None
-        except HTTPError as error:
-            # Of a request that runs no code, `started` False is certain.
-            raise ProviderUnavailable(
-                f"The connection to the pool service at {self.endpoint} broke "
-                f"({type(error).__name__}).",
-                started=runs_code,
+        except SSLError as error:
+            if not isinstance(error.args[0], ssl.SSLCertVerificationError):
+                raise self._broken(error, runs_code) from None
+            # The handshake did not come to its end, and the request is sent after it.
+            raise _Unwelcome(
+                f"The pool service at {self.endpoint} shows a certificate that is not accepted. "
+                "Correct ca_certificates or public_key_pins, or the service's certificate."
             ) from None
+        except HTTPError as error:
+            raise self._broken(error, runs_code) from None
         return self._read(response, runs_code)
+
+    def _broken(self, error: HTTPError, runs_code: bool) -> ProviderUnavailable:
+        # Of a request that runs no code, `started` False is certain.
+        return ProviderUnavailable(
+            f"The connection to the pool service at {self.endpoint} broke "
+            f"({type(error).__name__}).",
+            started=runs_code,
+        )
 
     def _read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> _Answer:
         status, data = response.status, response.data
-        if status == 401:
-            raise _Unwelcome(
-                f"The pool service at {self.endpoint} refuses the token. Put the service's "
-                "POOL_TOKEN into the provider's configuration."
-            )
         try:
             body = messages.loads(data) if data else None
         except SandboxError:
@@ -231,7 +243,16 @@ class PoolClient:
         if 200 <= status < 300:
             return _Answer(status, body)
         error = messages.error_from_json(body)
-        if error is None:
+        if status == 401:
+            refused = _Unwelcome(
+                f"The pool service at {self.endpoint} refuses the token. Put the service's "
+                "POOL_TOKEN into the provider's configuration."
+            )
+            refused.answered = "proof" if error else ""
+            raise refused
+        if error is not None:
+            error.answered = "proof"
+        else:
             error = ProviderUnavailable(
                 f"{self.endpoint} answered with HTTP {status}; it is no pool service.",
                 started=runs_code,

@@ -33,6 +33,7 @@ from providers.errors import (
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.pool.requests import Job
 from providers.pool.service.settings import FIELDS, check_config
+from providers.remote import receiver
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 from providers.waiting import carried_out
@@ -77,6 +78,7 @@ class SelfManagedProvider(SandboxProvider):
             placeholder=DEFAULT_ENDPOINT,
             default=DEFAULT_ENDPOINT,
             max=500,
+            address=True,
             description="Where the pool service listens (python manage.py pool).",
         ),
         "token": ConfigField(
@@ -86,6 +88,7 @@ class SelfManagedProvider(SandboxProvider):
             max=500,
             description="The service's POOL_TOKEN. It demands one when others can reach it.",
         ),
+        **receiver.FIELDS,
         **FIELDS,
         "max_retries": ConfigField(
             "integer",
@@ -125,6 +128,7 @@ class SelfManagedProvider(SandboxProvider):
             return False, f"endpoint: Must be an address such as {DEFAULT_ENDPOINT}."
         if config["token"] and not config["token"].isascii():
             return False, "token: Must be ASCII."
+        receiver.check_trust(config, [config["endpoint"]])
         check_config(config)
         return True, None
 
@@ -141,7 +145,12 @@ class SelfManagedProvider(SandboxProvider):
             pushed["require_gvisor"] = True
         retries = config["max_retries"]
         backend: Backend = PoolClient(
-            config["endpoint"].rstrip("/"), config["token"] or "", retries, pushed, apart
+            config["endpoint"].rstrip("/"),
+            config["token"] or "",
+            retries,
+            pushed,
+            apart,
+            receiver.Receiver.of(config),
         )
         if config["without_service"] == "in_process" and not _is_docker_service(backend):
             from providers.self_managed.in_process import InProcessPool
@@ -244,9 +253,10 @@ class SelfManagedProvider(SandboxProvider):
         try:
             stats = self._backend.stats()
         except SandboxError as error:
-            return Health(False, error.message)
+            return Health(False, error.message, answered=error.answered)
         self._languages = list(stats.get("languages", []))
-        return Health(bool(stats.get("healthy")), str(stats.get("problem", "")), stats)
+        problem = str(stats.get("problem", ""))
+        return Health(bool(stats.get("healthy")), problem, stats, answered="proof")
 
     def get_supported_languages(self) -> list[str]:
         return list(self._languages)

@@ -18,6 +18,7 @@ from providers.models import ConfigVersion, ProviderConfig
 from providers.schema import keep_untouched_secrets
 from providers.services import history
 from providers.services.history import SYSTEM
+from providers.services.secret_receivers import check_receivers
 
 
 class ConfigurationConflict(Exception):
@@ -77,11 +78,17 @@ def merged_config(
     stored: Mapping[str, Any],
     clear: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The configuration as it would be stored. Raises InvalidConfiguration."""
+    """The configuration as it would be stored. Raises InvalidConfiguration.
+
+    Also where a secret that was not entered would be sent to another address than before.
+    """
     if not isinstance(config, Mapping):
         raise InvalidConfiguration("The configuration must be a JSON object.")
     merged = keep_untouched_secrets(provider.config_fields, config, stored)
-    return provider.check_config({k: v for k, v in merged.items() if k not in clear})
+    cleaned = provider.check_config({k: v for k, v in merged.items() if k not in clear})
+    entered = {k: v for k, v in config.items() if k not in clear}
+    check_receivers(provider.config_fields, entered, stored, cleaned)
+    return cleaned
 
 
 @sensitive_variables()

@@ -8,11 +8,12 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
+from providers.addresses import check_resolved
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.models import ProviderConfig, ProviderHealth, RouteStep
 from providers.services import breaker
 from providers.services.configuration import stored_config
-from providers.services.trial import redacted
+from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 
 
 def check_all() -> int:
@@ -31,6 +32,9 @@ def check_all() -> int:
 def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
     began = perf_counter()
     failure = _failure_of(row)
+    latency_ms = (perf_counter() - began) * 1000
+    if failure and failure.message == NOT_REACHABLE:
+        latency_ms += -latency_ms % (STEP_SECONDS * 1000)
     ProviderHealth.objects.update_or_create(
         provider_id=row.provider_id,
         defaults={
@@ -38,7 +42,7 @@ def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
             "healthy": failure is None,
             "code": failure.code if failure else "",
             "message": failure.message[:500] if failure else "",
-            "latency_ms": round((perf_counter() - began) * 1000, 1),
+            "latency_ms": round(latency_ms, 1),
             "checked_at": timezone.now(),
         },
     )
@@ -56,6 +60,7 @@ def _failure_of(row: ProviderConfig) -> SandboxError | None:
     try:
         provider_class = registry.get(row.provider_id)
         config = provider_class.check_config(stored_config(row) or {})
+        check_resolved(provider_class.config_fields, config)
         provider = provider_class()
         provider.initialize_apart(config)
         try:
@@ -64,10 +69,10 @@ def _failure_of(row: ProviderConfig) -> SandboxError | None:
             provider.close()
         if health:
             return None
-        return ProviderUnavailable(redacted(provider_class, config, health.message))
+        unhealthy = ProviderUnavailable(health.message)
+        unhealthy.answered = health.answered
+        return told(provider_class, config, unhealthy)
     except SandboxError as error:
-        if config:
-            error.message = redacted(provider_class, config, error.message)
-        return error
+        return told(provider_class, config, error) if config else error
     except BaseException as error:
-        return ProviderUnavailable(f"The check failed with {type(error).__name__}.")
+        return told(provider_class, config, error)

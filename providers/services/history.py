@@ -150,12 +150,19 @@ def _line(entry: Mapping[str, Any]) -> str:
     if entry["change"] == "removed" or after == _HIDDEN:
         return f"{entry['label']} {entry['change']}"
     if entry["change"] == "added":
-        return f"{entry['label']} set to {after}"
-    return f"{entry['label']} {before} → {after}"
+        return f"{entry['label']} set to {_short(after)}"
+    return f"{entry['label']} {_short(before)} → {_short(after)}"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 _ENDS = "ends in "
 _HIDDEN = "hidden"
+# In a line; a page shows the whole.
+_LONGEST = 100
 
 
 def _hint(value: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,13 +13,16 @@ from django.conf import settings
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
+from providers.addresses import check_resolved, given_addresses
 from providers.base import SandboxProvider
-from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import NotInitialized, ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import IsolationUnmet, meets, of_instance
 from providers.models import ProviderConfig
-from providers.schema import mask
 from providers.services.apart import waiting_apart
 from providers.services.configuration import merged_config, stored_config
+from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
+from providers.services.history import SYSTEM
+from providers.signals import configuration_tried
 
 DEADLINE_SECONDS = 45.0
 RUN_SECONDS = 10.0
@@ -67,13 +71,19 @@ class Trial:
 
 @sensitive_variables()
 def try_provider(
-    provider_id: str, config: Mapping[str, Any] | None = None, *, clear: tuple[str, ...] = ()
+    provider_id: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    clear: tuple[str, ...] = (),
+    author: str = SYSTEM,
 ) -> Trial:
     """Start the provider apart from the one in service, run a program, end it.
 
     Without `config` the stored one is tried; with it, secrets that came masked or empty are the
-    stored ones. Never raises for what a backend does, and gives up after `DEADLINE_SECONDS`.
-    Raises InvalidConfiguration only for an unknown provider.
+    stored ones, as long as they go where they went. Whoever listens to `configuration_tried` is
+    told before anything is connected to; when he raises, nothing is. Never raises for what a
+    backend does, and gives up after `DEADLINE_SECONDS`. Raises InvalidConfiguration only for an
+    unknown provider.
     """
     provider_class = registry.get(provider_id)
     stored = stored_config(ProviderConfig.objects.filter(provider_id=provider_id).first()) or {}
@@ -89,7 +99,19 @@ def try_provider(
         )
     try:
         with waiting_apart():
-            return _bounded(provider_class, merged)
+            configuration_tried.send(
+                sender=ProviderConfig,
+                provider_id=provider_id,
+                author=author,
+                addresses=given_addresses(provider_class.config_fields, merged),
+                stored=config is None,
+            )
+            began = perf_counter()
+            trial = _bounded(provider_class, merged)
+            if trial.message == NOT_REACHABLE:
+                # When it failed would tell how.
+                time.sleep(-(perf_counter() - began) % STEP_SECONDS)
+            return trial
     except RateLimited as error:
         return Trial(False, error.message, code=error.code)
 
@@ -106,7 +128,7 @@ def _bounded(provider_class: type[SandboxProvider], config: dict[str, Any]) -> T
     if outcome:
         return outcome[0]
     error = ProviderUnavailable(f"It did not answer within {DEADLINE_SECONDS:g} s.")
-    return Trial(False, error.message, code=error.code, latency_ms=DEADLINE_SECONDS * 1000)
+    return _failed(told(provider_class, config, error), DEADLINE_SECONDS * 1000)
 
 
 @sensitive_variables()
@@ -114,19 +136,25 @@ def _try(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial
     provider = provider_class()
     began = perf_counter()
     try:
+        check_resolved(provider_class.config_fields, config)
         if not provider.initialize_apart(config):
-            return Trial(False, "The provider did not start.", code="SB001")
+            raise NotInitialized("The provider did not start.")
         try:
             return _run(provider)
         finally:
             provider.close()
-    except SandboxError as error:
-        message = redacted(provider_class, config, error.message)
-        return Trial(False, message, _ms_since(began), code=error.code, field=error.field or "")
     except BaseException as error:
-        # Its text may hold whatever the backend or the configuration held.
-        message = f"The provider failed with {type(error).__name__}, which it should not."
-        return Trial(False, message, _ms_since(began), code=ProviderUnavailable.entry.code)
+        return _failed(told(provider_class, config, error), _ms_since(began))
+
+
+def _failed(error: SandboxError, latency_ms: float) -> Trial:
+    return Trial(
+        False,
+        error.message,
+        None if error.message == NOT_REACHABLE else latency_ms,
+        code=error.code,
+        field=error.field or "",
+    )
 
 
 def _run(provider: SandboxProvider) -> Trial:
@@ -165,16 +193,6 @@ def _run(provider: SandboxProvider) -> Trial:
         return Trial(False, message, latency, runtime, language, "SB009", isolation=isolation)
     message = f"A sandbox was started and ran {language}."
     return Trial(True, message, latency, runtime, language, isolation=isolation)
-
-
-@sensitive_variables()
-def redacted(provider: type[SandboxProvider], config: Mapping[str, Any], text: str) -> str:
-    """`text` without the configuration's secrets, should a backend have quoted one."""
-    for key, declared in provider.config_fields.items():
-        secret = config.get(key)
-        if declared.secret and secret and len(str(secret)) >= 4:
-            text = text.replace(str(secret), mask(str(secret)))
-    return text
 
 
 def _ms_since(began: float) -> float:

@@ -43,10 +43,14 @@
     control.setAttribute("aria-invalid", text ? "true" : "false");
   };
 
+  // A stored secret that was not touched is asked for again when something else was changed.
+  const concerned = (control) =>
+    touched.has(control.name) || (control.type === "password" && !control.required);
+
   const showErrors = (errors, everywhere) => {
     for (const control of form.elements) {
       if (control.name && control.id && control.type !== "hidden" &&
-          (everywhere || touched.has(control.name))) {
+          (everywhere || concerned(control))) {
         note(control, [].concat(errors[control.name] || []).join(" "));
       }
     }

@@ -9,8 +9,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.errors import SandboxError
+from providers.pool.service.gate import AllowedAddresses
 from providers.pool.service.launchers import KINDS, LauncherChoice
-from providers.pool.service.serve import ServiceOptions, serve
+from providers.pool.service.serve import ServiceOptions, is_loopback, serve
 from providers.pool.service.settings import ServiceSettings, parse_size, parse_span
 
 
@@ -51,7 +52,9 @@ class Command(BaseCommand):
             settings.POOL_GVISOR_PLATFORM,
             settings.MINIMUM_ISOLATION,
         )
-        service_options = ServiceOptions(host, port, choice, _first_settings(), _token(token_file))
+        service_options = ServiceOptions(
+            host, port, choice, _first_settings(), _allowed(host), _token(token_file)
+        )
         try:
             serve(service_options, self._announce)
         except SandboxError as error:
@@ -60,6 +63,10 @@ class Command(BaseCommand):
     def _announce(self, address: str) -> None:
         self.stdout.write(f"Pool: {address} (Ctrl-C ends it)")
         self.stdout.flush()
+
+
+def _allowed(host: str) -> AllowedAddresses:
+    return AllowedAddresses.of(settings.POOL_ALLOWED_ADDRESSES, only_loopback=is_loopback(host))
 
 
 def _first_settings() -> ServiceSettings:

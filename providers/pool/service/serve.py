@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from providers.errors import InvalidConfiguration
+from providers.pool.service.gate import AllowedAddresses, Gate
 from providers.pool.service.http import Service
 from providers.pool.service.keeper import PoolKeeper
 from providers.pool.service.launchers import LauncherChoice
@@ -31,12 +32,13 @@ KEEPALIVE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Where to listen, what to run with, and the settings to begin with."""
+    """Where to listen and to whom, what to run with, and the settings to begin with."""
 
     host: str
     port: int
     choice: LauncherChoice
     settings: ServiceSettings
+    allowed: AllowedAddresses
     token: str = field(default="", repr=False)
 
 
@@ -82,8 +84,9 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
         shutdown_timeout=DRAIN_SECONDS,
     )
     await runner.setup()
+    listener: asyncio.Server | None = None
     try:
-        await _listen(runner, options)
+        listener = await _listen(runner, options)
         keeper.open()
         # What is loaded now stays. To walk it in a full collection would hold every run for 50 ms.
         gc.collect()
@@ -93,6 +96,8 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
         await stop.wait()
         _exit_in_time()
     finally:
+        if listener is not None:
+            listener.close()
         await runner.cleanup()
         async with asyncio.timeout(CLOSE_SECONDS):
             await keeper.close()
@@ -105,9 +110,13 @@ def _exit_in_time() -> None:
     timer.start()
 
 
-async def _listen(runner: web.AppRunner, options: ServiceOptions) -> None:
+async def _listen(runner: web.AppRunner, options: ServiceOptions) -> asyncio.Server:
+    server = runner.server
+    assert server is not None  # noqa: S101  the runner was set up
     try:
-        await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
+        return await asyncio.get_running_loop().create_server(
+            lambda: Gate(options.allowed, server), options.host, options.port, backlog=1024
+        )
     except OSError as error:
         hint = " Choose another with --port." if error.errno == errno.EADDRINUSE else ""
         raise InvalidConfiguration(

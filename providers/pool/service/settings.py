@@ -27,6 +27,9 @@ IMAGE_FIELDS = {
     "bash": "base_bash_image",
 }
 
+# The engine is never told to pull one, so that none of these makes it ask another host.
+_IMAGE_HINT = "Empty: the one that build_images makes."
+
 FIELDS: Mapping[str, ConfigField] = {
     "pool_size": ConfigField(
         "integer",
@@ -96,6 +99,7 @@ FIELDS: Mapping[str, ConfigField] = {
         "Container runtime",
         default="auto",
         max=100,
+        address=False,
         description="auto: gVisor (runsc) where the engine has it and it works, else runc. Or the "
         "name of one of the engine's runtimes, such as one for another gVisor platform.",
     ),
@@ -120,19 +124,20 @@ FIELDS: Mapping[str, ConfigField] = {
         "nothing, as no such list can.",
     ),
     "base_python_image": ConfigField(
-        "string", "Python image", max=300, description="Empty: the one that build_images makes."
+        "string", "Python image", max=300, address=False, description=_IMAGE_HINT
     ),
     "base_nodejs_image": ConfigField(
-        "string", "Node.js image", max=300, description="Empty: the one that build_images makes."
+        "string", "Node.js image", max=300, address=False, description=_IMAGE_HINT
     ),
     "base_bash_image": ConfigField(
-        "string", "Shell image", max=300, description="Empty: the one that build_images makes."
+        "string", "Shell image", max=300, address=False, description=_IMAGE_HINT
     ),
     "templates": ConfigField(
         "string",
         "Further templates",
         placeholder="science:python=cofferdam/science",
         max=2000,
+        address=False,
         description="name:language=image, separated by commas. Callers name one as a language.",
     ),
     "max_lifetime": ConfigField(

@@ -1,0 +1,149 @@
+"""Stored secrets are under AES-256-GCM, each bound to its column; what was Fernet is read still."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from django.core.management import call_command
+from django.db import connection
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executions.models import Execution, Tenant
+from providers import aes_gcm
+from providers.fields import DecryptionError
+from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.services import encrypted_fields
+
+SECRET = {"token": "tok-0123456789-wxyz"}
+
+
+def column_of(model: Any, column: str) -> bytes:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {column} FROM {model._meta.db_table}")
+        return bytes(cursor.fetchone()[0])
+
+
+def put(model: Any, column: str, token: bytes) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {model._meta.db_table} SET {column} = %s", [token])
+
+
+def _version() -> Any:
+    return ConfigVersion.objects.create(
+        provider_id="e2b", version=1, content=SECRET, content_hash="", author="user:ann"
+    )
+
+
+def _pending() -> Any:
+    return PendingChange.objects.create(
+        provider_id="e2b", action="save", base_version=0, config=SECRET, author="user:ann"
+    )
+
+
+def _execution() -> Any:
+    tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
+    return Execution.objects.create(
+        tenant=tenant,
+        pending=SECRET,
+        status="queued",
+        language="python",
+        deadline=timezone.now(),
+        timeout=10,
+    )
+
+
+ROWS: dict[str, Callable[[], Any]] = {
+    "providers.ProviderConfig.config": lambda: ProviderConfig.objects.create(
+        provider_id="e2b", config=SECRET
+    ),
+    "providers.ConfigVersion.content": _version,
+    "providers.PendingChange.config": _pending,
+    "executions.Execution.pending": _execution,
+}
+
+
+def test_every_encrypted_column_is_among_those_tested() -> None:
+    found = {f"{model._meta.label}.{column.name}" for model, column in encrypted_fields()}
+    assert found == set(ROWS)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ROWS)
+def test_a_value_opens_with_plain_aes_256_gcm_and_the_documented_key(
+    name: str, settings: Any
+) -> None:
+    """By nothing of ours: as an auditor would, from docs/settings.md."""
+    row = ROWS[name]()
+    column = name.rpartition(".")[2]
+    token = column_of(row, column)
+    context = f"{row._meta.db_table}.{column}".encode()
+    derived = HKDF(SHA256(), 32, salt=None, info=b"cofferdam A256GCM1" + context)
+    key = derived.derive(settings.FERNET_KEYS[0].encode())
+    assert len(key) * 8 == 256
+    plain = AESGCM(key).decrypt(token[8:20], token[20:], b"A256GCM1" + context)
+    assert (token[:8], json.loads(plain)) == (b"A256GCM1", SECRET)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ROWS)
+def test_what_fernet_wrote_is_read_and_rotated_to_aes(name: str, settings: Any) -> None:
+    row = ROWS[name]()
+    column = name.rpartition(".")[2]
+    field = row._meta.get_field(column)
+    put(row, column, field.fernet.encrypt(json.dumps(SECRET).encode()))
+    assert column_of(row, column).startswith(b"gAAAA")
+    assert getattr(type(row).objects.get(), column) == SECRET
+
+    call_command("rotate_keys", stdout=StringIO(), stderr=StringIO())
+    assert column_of(row, column).startswith(b"A256GCM1")
+    assert getattr(type(row).objects.get(), column) == SECRET
+    settings.FERNET_KEYS = ["a new key for tests, as long as keys are", *settings.FERNET_KEYS]
+    call_command("rotate_keys", stdout=StringIO(), stderr=StringIO())
+    settings.FERNET_KEYS = settings.FERNET_KEYS[:1]
+    assert getattr(type(row).objects.get(), column) == SECRET
+
+
+@pytest.mark.django_db
+def test_a_value_moved_to_another_column_does_not_open() -> None:
+    version, change = _version(), _pending()
+    put(change, "config", column_of(version, "content"))
+    with pytest.raises(DecryptionError, match=r"PendingChange\.config"):
+        PendingChange.objects.get()
+
+
+@pytest.mark.django_db
+def test_the_same_value_never_looks_the_same_twice() -> None:
+    row = ROWS["providers.ProviderConfig.config"]()
+    before = column_of(row, "config")
+    ProviderConfig.objects.update(config=SECRET)
+    assert column_of(row, "config")[8:20] != before[8:20]
+
+
+@given(st.binary(max_size=200), st.integers(min_value=0), st.integers(0, 7))
+def test_no_changed_bit_goes_unnoticed(plain: bytes, place: int, bit: int) -> None:
+    token = aes_gcm.seal(["new", "old"], "table.column", plain)
+    assert aes_gcm.unseal(["newest", "new"], "table.column", token) == plain
+    altered = bytearray(token)
+    altered[place % len(token)] ^= 1 << bit
+    with pytest.raises(aes_gcm.NotOpened):
+        aes_gcm.unseal(["new"], "table.column", bytes(altered))
+    with pytest.raises(aes_gcm.NotOpened):
+        aes_gcm.unseal(["new"], "table.other", token)
+    with pytest.raises(aes_gcm.NotOpened):
+        aes_gcm.unseal(["another"], "table.column", token)
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_token_is_refused(junk: bytes) -> None:
+    for token in (junk, aes_gcm.PREFIX + junk[:27]):
+        with pytest.raises(aes_gcm.NotOpened):
+            aes_gcm.unseal(["key"], "table.column", token)
