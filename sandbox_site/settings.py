@@ -189,6 +189,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
+# Public keys that signed the ledger once and are vouched for by nothing in it.
+LEDGER_TRUSTED_KEYS = env.list("LEDGER_TRUSTED_KEYS", default=[])
 LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default=str(DATA_DIR / "ledger"))
 # Days; 0 keeps for ever. A tenant may have its own.
 SANDBOX_KEEP_DAYS = {

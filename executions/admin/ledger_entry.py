@@ -25,6 +25,8 @@ KINDS = (
     "user",
     "role",
     "admin_action",
+    "authenticator",
+    "baseline",
     "export",
     "replay",
     "erasure",
