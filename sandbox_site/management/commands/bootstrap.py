@@ -13,6 +13,7 @@ from executions.services.schedules import ensure_schedules
 from executions.services.statistics import ensure_counted
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
+from sandbox_site.private_files import tighten
 
 
 class Command(BaseCommand):
@@ -28,6 +29,7 @@ class Command(BaseCommand):
             bootstrap.ensure_keys(settings.DATA_DIR)
         except KeysLost as error:
             raise CommandError(str(error)) from None
+        tighten(settings.DATA_DIR)
         self.check()
         call_command("migrate", interactive=False, verbosity=0)
         found = take_stock()
