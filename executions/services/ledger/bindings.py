@@ -90,6 +90,7 @@ _NOW = "The state of the moment, written every few seconds."
 # What pages show and the ledger does not bind: by model, by column ("*" is all), with the reason.
 NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.execution": {"pending": _OPEN},
+    "executions.artifact": {"id": "A number for links; what it leads to is bound."},
     "executions.apikey": {"last_used_at": "Written while the key is used."},
     "auth.user": {"last_login": "Written at every login."},
     "providers.pendingchange": {
