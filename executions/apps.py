@@ -17,9 +17,11 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
+        from executions.admin.unproven import mark_pages
         from executions.services.roles import ensure_roles
 
         receivers.connect()
+        mark_pages()
         post_spawn.connect(_worker_started, dispatch_uid="queue")
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from decimal import Decimal
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import LogEntry, LogEntryManager
 from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Group
 from django.db.models import Model
-from django.db.models.signals import m2m_changed, post_delete, post_save
+from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 
-from executions.models import ApiKey, Budget, Tenant
+from executions.models import ApiKey
 from executions.services.ledger import append
-from executions.services.ledger.canonical import moment
+from executions.services.ledger.bindings import BINDINGS, model_of
+from executions.services.ledger.entering import enter_row
+from executions.services.ledger.rows import DELETED
 from executions.text import storable_value
-from providers.models import ProviderPrice, Route, RouteStep
-from providers.signals import configuration_changed, configuration_tried
+from providers.signals import configuration_changed, configuration_tried, rows_updated
 
 _ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
 _MEMBERSHIP = {"post_add": "added", "post_remove": "removed", "pre_clear": "removed"}
@@ -26,22 +24,29 @@ _MEMBERSHIP = {"post_add": "added", "post_remove": "removed", "pre_clear": "remo
 
 def connect() -> None:
     """Called once, when the app is ready."""
-    user = get_user_model()
     configuration_changed.connect(_configuration, dispatch_uid="ledger")
     configuration_tried.connect(_trial, dispatch_uid="ledger")
-    entered: dict[type[Model], Callable[..., None]] = {
-        Tenant: _tenant,
-        ApiKey: _api_key,
-        user: _user,
-        Group: _group,
-        **dict.fromkeys((Route, RouteStep, ProviderPrice, Budget), _setting),
-    }
-    for sender, enter in entered.items():
-        post_save.connect(enter, sender=sender, dispatch_uid="ledger")
-        post_delete.connect(enter, sender=sender, dispatch_uid="ledger")
-    for through in (user.groups.through, user.user_permissions.through, Group.permissions.through):
-        m2m_changed.connect(_relation, sender=through, dispatch_uid="ledger")
-    post_save.connect(_admin_action, sender=LogEntry, dispatch_uid="ledger")
+    for label, binding in BINDINGS.items():
+        model = model_of(label)
+        if model is None:
+            continue
+        for signal in (post_save, post_delete):
+            signal.connect(_row, sender=model, dispatch_uid="ledger")
+        rows_updated.connect(_updated, sender=model, dispatch_uid="ledger")
+        for name in binding.related:
+            relation: Any = model._meta.get_field(name).remote_field
+            m2m_changed.connect(_relation, sender=relation.through, dispatch_uid="ledger")
+            for signal, receiver in ((pre_delete, _related_goes), (post_delete, _related_gone)):
+                signal.connect(receiver, sender=relation.model, dispatch_uid=f"ledger {label}")
+    LogEntryManager.bulk_create = _save_each  # type: ignore[assignment]
+
+
+def _save_each(manager: Any, rows: Iterable[LogEntry]) -> list[LogEntry]:
+    """The admin's log is written in bulk for several rows, of which no signal would tell."""
+    saved = list(rows)
+    for row in saved:
+        row.save(force_insert=True)
+    return saved
 
 
 def _configuration(sender: Any, **sent: Any) -> None:
@@ -54,49 +59,37 @@ def _trial(sender: Any, **sent: Any) -> None:
     append("trial", str(sent["provider_id"]), storable_value(content))
 
 
-def _setting(sender: Any, instance: Model, **sent: Any) -> None:
-    facts = _facts(instance, leave_out=("id",))
-    append(
-        "setting", f"{instance._meta.model_name} {instance.pk}", {"action": _what(sent), **facts}
-    )
-
-
-def _tenant(sender: Any, instance: Tenant, **sent: Any) -> None:
-    facts = _facts(instance, leave_out=("id", "slug", "created_at"))
-    append("tenant", instance.slug, {"action": _what(sent), **facts})
-
-
-def _api_key(sender: Any, instance: ApiKey, **sent: Any) -> None:
-    facts = _facts(
-        instance,
-        leave_out=("id", "tenant", "key_hash", "prefix", "created_at", "last_used_at"),
-    )
-    content = {"action": _what(sent), "tenant": instance.tenant.slug, **facts}
-    append("api_key", instance.prefix, content)
-
-
-def _facts(instance: Model, *, leave_out: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of a row, whichever it has; none of them may be a secret."""
-    facts = {}
-    for field in instance._meta.concrete_fields:
-        if field.name not in leave_out:
-            value = getattr(instance, field.attname)
-            if isinstance(value, datetime):
-                value = moment(value)
-            facts[field.attname] = format(value, "f") if isinstance(value, Decimal) else value
-    return cast("dict[str, Any]", storable_value(facts))
-
-
-def _user(sender: Any, instance: Any, raw: bool = False, **sent: Any) -> None:
-    if (sent.get("update_fields") or ()) == frozenset(["last_login"]):
+def _row(sender: Any, instance: Model, **sent: Any) -> None:
+    if isinstance(instance, get_user_model()) and sent.get("update_fields") == frozenset(
+        ["last_login"]
+    ):
         return
-    flags = ("is_active", "is_staff", "is_superuser")
-    content = {"action": _what(sent), **{name: getattr(instance, name) for name in flags}}
-    append("user", instance.get_username(), content)
+    enter_row(instance, _what(sent), _SAID.get(type(instance), lambda row: {})(instance))
 
 
-def _group(sender: Any, instance: Group, **sent: Any) -> None:
-    append("role", instance.name, {"action": _what(sent)})
+def _updated(sender: type[Model], pks: list[Any], **sent: Any) -> None:
+    for row in sender._base_manager.filter(pk__in=pks):
+        enter_row(row, "changed")
+
+
+def _of_api_key(row: Any) -> dict[str, Any]:
+    return {"tenant": row.tenant.slug}
+
+
+def _of_log_entry(row: Any) -> dict[str, Any]:
+    # Its own columns `action_flag` and `object_repr` in words.
+    return {
+        "did": _ACTIONS.get(row.action_flag, str(row.action_flag)),
+        "type": row.content_type.model if row.content_type else None,
+        "object": row.object_repr,
+        "message": row.change_message,
+    }
+
+
+_SAID: Mapping[type[Model], Callable[[Any], dict[str, Any]]] = {
+    ApiKey: _of_api_key,
+    LogEntry: _of_log_entry,
+}
 
 
 def _relation(
@@ -109,15 +102,42 @@ def _relation(
     **sent: Any,
 ) -> None:
     """Membership of a group, or permissions of a user or group, from either side."""
-    if action not in _MEMBERSHIP or pk_set == set():
+    if pk_set == set():
         return
-    others = model._default_manager.filter(pk__in=pk_set) if pk_set else _all_of(sender, instance)
-    content = {
-        "action": _MEMBERSHIP[action],
-        "of": instance._meta.label_lower,
-        "others": sorted(str(other) for other in others),
-    }
-    append("role", str(instance), content)
+    if action in _MEMBERSHIP:
+        others = (
+            model._default_manager.filter(pk__in=pk_set) if pk_set else _all_of(sender, instance)
+        )
+        content = {
+            "action": _MEMBERSHIP[action],
+            "of": instance._meta.label_lower,
+            "others": sorted(str(other) for other in others),
+        }
+        append("role", str(instance), content)
+        if action == "pre_clear":
+            instance._cleared = list(others)  # type: ignore[attr-defined]
+            return
+    if action in ("post_add", "post_remove", "post_clear"):
+        changed = model._default_manager.filter(pk__in=pk_set) if pk_set else instance._cleared  # type: ignore[attr-defined]
+        for row in changed if reverse else [instance]:
+            enter_row(row, "changed")
+
+
+def _related_goes(sender: Any, instance: Model, **sent: Any) -> None:
+    """Remember whose rows it is part of: a role that goes is taken from everybody silently."""
+    instance._held_by = [  # type: ignore[attr-defined]
+        row
+        for label, binding in BINDINGS.items()
+        for name in binding.related
+        if (model := model_of(label)) is not None
+        and model._meta.get_field(name).related_model is sender
+        for row in model._default_manager.filter(**{name: instance.pk})
+    ]
+
+
+def _related_gone(sender: Any, instance: Model, **sent: Any) -> None:
+    for row in instance.__dict__.pop("_held_by", ()):
+        enter_row(row, "changed")
 
 
 def _all_of(through: Any, instance: Model) -> list[Model]:
@@ -133,17 +153,7 @@ def _through(relation: Any) -> Any:
     return getattr(relation, "through", None) or relation.remote_field.through
 
 
-def _admin_action(sender: Any, instance: LogEntry, **sent: Any) -> None:
-    content = {
-        "action": _ACTIONS.get(instance.action_flag, str(instance.action_flag)),
-        "type": instance.content_type.model if instance.content_type else None,
-        "object": instance.object_repr,
-        "message": instance.change_message,
-    }
-    append("admin_action", instance.object_id or "", content)
-
-
 def _what(sent: Mapping[str, Any]) -> str:
     if "created" not in sent:
-        return "deleted"
+        return DELETED
     return "created" if sent["created"] else "changed"

@@ -9,3 +9,5 @@ configuration_changed = Signal()
 # Sent before a configuration is tried out, with: provider_id, author, addresses (by field, none of
 # them a secret), stored (whether it is the stored one). A receiver that raises prevents the try.
 configuration_tried = Signal()
+# Sent by `AnnouncedQuerySet` in the transaction of an UPDATE, with: pks. The sender is the model.
+rows_updated = Signal()

@@ -8,6 +8,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 
+from sandbox_site.private_files import is_open_to_others
+
 
 def secret_key() -> str:
     """SECRET_KEY, or "" where it is not set and Django would raise."""
@@ -38,3 +40,17 @@ def secret_key_is_its_own(**_: Any) -> list[CheckMessage]:
             )
         ]
     return []
+
+
+@register(Tags.security)
+def data_directory_is_private(**_: Any) -> list[CheckMessage]:
+    """Nobody else may read keys, records and artifacts; `private_files` has tried to see to it."""
+    if not is_open_to_others(settings.DATA_DIR):
+        return []
+    return [
+        Error(
+            f"{settings.DATA_DIR} is open to other users, and its mode cannot be changed.",
+            hint="Have the service's own user own it: chown it, then chmod 700.",
+            id="sandbox_site.E003",
+        )
+    ]

@@ -36,3 +36,11 @@ def databases(env: StrictEnv, data_dir: Path) -> dict[str, dict[str, Any]]:
         # A server may close a kept connection; a file cannot.
         default.setdefault("CONN_HEALTH_CHECKS", True)
     return {"default": default}
+
+
+def files_of(configured: dict[str, dict[str, Any]]) -> list[Path]:
+    """The database's files, where it has some: itself and what SQLite keeps beside it."""
+    name = str(configured["default"].get("NAME", ""))
+    if configured["default"]["ENGINE"] != _SQLITE or name.startswith((":", "file:")):
+        return []
+    return [Path(name + ending) for ending in ("", "-wal", "-shm", "-journal")]

@@ -17,8 +17,9 @@ import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
 from sandbox_site import admin_pages, keys, logs
-from sandbox_site.database import databases
+from sandbox_site.database import databases, files_of
 from sandbox_site.environment import StrictEnv
+from sandbox_site.private_files import write_privately
 
 # Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them.
 django_stubs_ext.monkeypatch()
@@ -121,6 +122,8 @@ TEMPLATES = [
 ]
 
 DATABASES = databases(env, DATA_DIR)
+# Every process reads this before it writes anything.
+write_privately(DATA_DIR, *files_of(DATABASES))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [
@@ -189,7 +192,11 @@ SPECTACULAR_SETTINGS = {
 }
 
 SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
+# Public keys that signed the ledger once and are vouched for by nothing in it.
+LEDGER_TRUSTED_KEYS = env.list("LEDGER_TRUSTED_KEYS", default=[])
 LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default=str(DATA_DIR / "ledger"))
+if LEDGER_CHECKPOINTS:
+    write_privately(Path(LEDGER_CHECKPOINTS))
 # Days; 0 keeps for ever. A tenant may have its own.
 SANDBOX_KEEP_DAYS = {
     data: env.bounded(f"SANDBOX_KEEP_{data.upper()}_DAYS", default=0, low=0, high=32_767)

@@ -18,8 +18,11 @@ from django.db import connection
 from executions.models import Execution, LedgerEntry
 from executions.services.ledger import append, checkpoints
 from executions.services.ledger.canonical import canonical, digest
-from executions.services.ledger.keyring import _load
-from executions.services.ledger.verification import Verification, verify
+from executions.services.ledger.formats import place_bytes, signed_bytes, write
+from executions.services.ledger.head import Head
+from executions.services.ledger.keyring import LedgerUnavailable, _load, signing_key
+from executions.services.ledger.trust import trusted_keys
+from executions.services.ledger.verification import verify
 from tests.conftest import Caller
 from tests.running import run
 
@@ -41,8 +44,11 @@ def kept(settings: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def entries(kept: Path, scripted: object, alice: Caller) -> list[LedgerEntry]:
+def entries(scripted: object, request: pytest.FixtureRequest) -> list[LedgerEntry]:
     """Eight entries: the key, the tenant, its key, then five executions."""
+    LedgerEntry.objects.all().delete()
+    request.getfixturevalue("kept")
+    alice = request.getfixturevalue("alice")
     for number in range(5):
         code = f"answer = ExecutionResult('out {number}', 'err', 0, 0.0, has_result=True, result=1)"
         assert run(alice, code, arguments={"a": number}).status_code == 200
@@ -60,7 +66,9 @@ def first() -> tuple[str, int]:
 
 def test_an_untouched_ledger_is_intact(entries: list[LedgerEntry]) -> None:
     found = verify()
-    assert found == Verification(entries=8, executions=5, head=entries[-1].digest, checkpoints=1)
+    assert found.is_intact
+    assert (found.entries, found.executions, found.checkpoints) == (8, 5, 1)
+    assert (found.rows, found.head) == (2, entries[-1].digest)
 
 
 def test_an_empty_ledger_is_intact(db: None) -> None:
@@ -89,7 +97,7 @@ def test_an_altered_column_is_found(entries: list[LedgerEntry], column: str, val
 def test_an_altered_statement_is_found_even_with_fitting_columns(
     entries: list[LedgerEntry],
 ) -> None:
-    statement = canonical({**entries[4].stated, "status": "failed"})
+    statement = write({**entries[4].stated, "status": "failed"})
     sql(
         f"UPDATE {TABLE} SET statement = %s, digest = %s WHERE sequence = 5",
         statement,
@@ -190,19 +198,18 @@ def test_a_ledger_of_somebody_elses_making_is_found(entries: list[LedgerEntry]) 
         stated = {**entry.stated, "key_id": key.key_id, "previous": previous}
         if entry.kind == "ledger_key":
             stated |= {"subject": key.key_id, "public_key": key.public_key}
-        statement = canonical(stated)
+        statement = write(stated)
         previous = digest(statement)
         sql(
             f"UPDATE {TABLE} SET statement=%s, digest=%s, signature=%s, key_id=%s WHERE sequence=%s",
             statement,
             previous,
-            key.sign(statement),
+            key.sign(signed_bytes(stated, statement)),
             key.key_id,
             entry.sequence,
         )
-    kinds = {finding.kind for finding in verify().findings}
-    assert kinds == {"untrusted key", "replaced"}
-    with pytest.raises(Exception, match="LEDGER_KEYS does not hold"):
+    assert first() == ("untrusted key", 1)
+    with pytest.raises(LedgerUnavailable, match="LEDGER_KEYS does not hold"):
         append("note", "x", {})
 
 
@@ -212,16 +219,17 @@ def test_an_entry_slipped_in_behind_the_end_is_found(
     """It names our key, so that the service continues after it, but our key did not sign it."""
     key = _load(1, secrets.token_urlsafe(32))
     stated = {**entries[-1].stated, "sequence": 9, "previous": entries[-1].digest}
-    statement = canonical(stated)
+    statement = write(stated)
     sql(
         f"INSERT INTO {TABLE} (sequence, kind, at, statement, digest, key_id, signature)"
         " VALUES (9, 'note', '2026-01-01', %s, %s, %s, %s)",
         statement,
         digest(statement),
         entries[-1].key_id,
-        key.sign(statement),
+        key.sign(signed_bytes(stated, statement)),
     )
-    assert run(alice, "pass").status_code == 200
+    refused = run(alice, "pass")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "SB009")
     assert first() == ("altered", 9)
 
 
@@ -301,24 +309,34 @@ def test_a_forged_or_broken_checkpoint_is_found(entries: list[LedgerEntry], kept
     assert "line 2" in found.findings[0].detail
     history.write_text(good)
     (kept / "head.json").write_text("{}")
-    assert first() == ("altered checkpoint", 1)
+    assert first() == ("altered checkpoint", 9)
 
 
 def test_checkpoints_are_written_now_and_then(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "EVERY", 4)
     for number in range(9):
         append("note", str(number), {})
-    points, refused = checkpoints.history()
-    assert ([point.sequence for point in points], refused) == ([4, 8], [])
-    assert checkpoints.head() == checkpoints.Point(10, LedgerEntry.objects.get(pk=10).digest)
+    history = checkpoints.history(trusted_keys())
+    assert ([point.sequence for point in history.points], history.damaged) == ([4, 8], [])
+    newest = LedgerEntry.objects.get(pk=10)
+    assert checkpoints.head() == checkpoints.Point(
+        10, newest.digest, newest.key_id, newest.signature
+    )
     assert [path.stat().st_mode & 0o777 for path in kept.iterdir()] == [0o600, 0o600]
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_commit_noted_late_does_not_lower_the_head(kept: Path) -> None:
-    checkpoints.note(7, "7" * 64, "6" * 64)
-    checkpoints.note(6, "6" * 64, "5" * 64)
-    assert checkpoints.head() == checkpoints.Point(7, "7" * 64)
+def test_a_commit_noted_late_does_not_lower_the_head(db: None, kept: Path) -> None:
+    key = signing_key()
+
+    def point(sequence: int) -> checkpoints.Point:
+        named = str(sequence) * 64
+        signature = key.sign(place_bytes(sequence, named))
+        return checkpoints.Point(sequence, named, key.key_id, signature)
+
+    checkpoints.note(point(7), None)
+    checkpoints.note(point(6), Head(5, "5" * 64, key.key_id))
+    assert checkpoints.head() == point(7)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_stops_nothing(
@@ -350,7 +368,7 @@ def test_the_command_tells_by_its_exit_code_and_names_the_first_entry(
 ) -> None:
     code, printed = verify_ledger()
     assert code == 0
-    assert printed == "Intact: 8 entries, 5 executions, 1 checkpoints.\n"
+    assert printed.startswith("Intact: 8 entries, 5 executions, 2 other rows, 1 checkpoints.\n")
     sql(f"DELETE FROM {TABLE} WHERE sequence = 4")
     sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")
     code, printed = verify_ledger()

@@ -7,6 +7,8 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from django.test import Client
 
 from examples.receipts import verify_receipt
 from executions.models import LedgerEntry
+from providers.models import ProviderPrice
 from tests.conftest import Caller
 from tests.processes import ROOT
 from tests.running import run
@@ -105,7 +108,7 @@ def test_the_answer_of_an_error_has_a_receipt_too(
 
     assert response.status_code == 503
     assert check(answer, keys)[0] == 0
-    for changed in ({"id": "other"}, {"error": {"code": "SB003"}}):
+    for changed in ({"id": "other"}, {"error": {**answer["error"], "code": "SB003"}}):
         assert check({**answer, **changed}, keys)[0] == 1
 
 
@@ -146,7 +149,8 @@ def test_every_changed_field_of_a_receipt_is_noticed(answer: Any, keys: Path) ->
 def test_other_code_or_another_artifact_is_noticed(answer: Any, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("other")
     assert "is not the code" in check(answer, keys, "--code", "other")[1]
-    assert "none of the artifacts" in check(answer, keys, "--artifact", "other")[1]
+    assert "no artifact of the name" in check(answer, keys, "--artifact", "other")[1]
+    assert "is not the artifact" in check(answer, keys, "--artifact", "a.txt=other")[1]
 
 
 def test_a_key_that_is_not_trusted_proves_nothing(answer: Any, keys: Path) -> None:
@@ -159,6 +163,125 @@ def test_what_is_no_answer_cannot_be_checked(document: Any, keys: Path) -> None:
     code, said = check(document, keys)
     assert code in (1, 2)
     assert "Traceback" not in said
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of everything in an answer, the inner nodes as well."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        children = list(value.items())
+    else:
+        children = list(enumerate(value)) if isinstance(value, list) else []
+    for name, child in children:
+        if name != "receipt":
+            yield from leaves(child, (*path, name))
+
+
+def others(value: Any) -> list[Any]:
+    """Values that somebody might put in the place of this one."""
+    if isinstance(value, bool):
+        return [not value, None]
+    if isinstance(value, (int, float)):
+        return [value + 1, -value - 1, None, str(value)]
+    if isinstance(value, str):
+        return [value + "x", "", None]
+    if isinstance(value, list):
+        return [[*value, {}], [], None]
+    if isinstance(value, dict):
+        return [{**value, "more": 1}, {}, None]
+    return ["x", 0, {"code": "SB009", "message": "x"}]
+
+
+ANSWERS = {
+    "succeeded": CODE,
+    "nothing": "answer = ExecutionResult('', '', 0, 0.0)",
+    "timed out": (
+        "answer = ExecutionResult('a', 'b', 137, 0.0, timed_out=True, stdout_truncated=True)"
+    ),
+    "failed": "answer = ExecutionResult('', 'Traceback', 1, 0.0, stderr_truncated=True)",
+    "error": "raise errors.ProviderUnavailable('It is out.', field='endpoint')",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_field_of_an_answer_is_bound_or_named_as_not_bound(
+    scripted: object,
+    alice: Caller,
+    keys: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ProviderPrice.objects.create(provider_id="scripted", per_second=Decimal("0.5"))
+    answer = run(alice, ANSWERS[name]).json()
+    monkeypatch.chdir(keys.parent)
+
+    def said(document: Any) -> tuple[int, str]:
+        Path("answer.json").write_text(json.dumps(document))
+        monkeypatch.setattr("sys.argv", ["verify", "answer.json", "--keys", str(keys)])
+        code = verify_receipt.main()
+        return code, capsys.readouterr().out
+
+    code, printed = said(answer)
+    assert code == 0, printed
+    unbound = {
+        field
+        for line in printed.splitlines()
+        if line.startswith("not bound by the receipt: ")
+        for field in line.partition(": ")[2].split(", ")
+    }
+    assert unbound <= {"artifacts[].url"}
+    tried = 0
+    for path in leaves(answer):
+        named = "".join("[]" if isinstance(step, int) else f".{step}" for step in path)[1:]
+        if named in unbound:
+            continue
+        holder = answer
+        for step in path[:-1]:
+            holder = holder[step]
+        for other in others(holder[path[-1]]):
+            changed = copy.deepcopy(answer)
+            holder_of_it = changed
+            for step in path[:-1]:
+                holder_of_it = holder_of_it[step]
+            holder_of_it[path[-1]] = other
+            if _says_the_same(answer, changed):
+                continue
+            tried += 1
+            code, printed = said(changed)
+            added = f"{named}.more" if isinstance(other, dict) and "more" in other else ""
+            told = any(
+                line.startswith("not bound") and added.rpartition("[]")[2].strip(".") in line
+                for line in printed.splitlines()
+            )
+            assert code != 0 or (added and told), (path, other, printed)
+    assert tried > 3
+
+
+def _says_the_same(answer: Any, changed: Any) -> bool:
+    """No provider and an empty one are one, for a run that none was chosen for."""
+
+    def plain(document: Any) -> Any:
+        empty = {"provider", "runtime"} & document.keys()
+        return {**document, **{name: document[name] or None for name in empty}}
+
+    return bool(plain(answer) == plain(changed))
+
+
+def test_receipts_of_the_first_schema_are_valid_for_ever(tmp_path: Path) -> None:
+    kept = json.loads((ROOT / "tests" / "data" / "ledger_1" / "receipts.json").read_text())
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps(kept["keys"]))
+    for answer in kept["answers"]:
+        code, said = check(answer, path)
+        assert code == 0, said
+        for field in ("created_at", "hops", "cost", "timings", "stdout_truncated"):
+            assert field in said.partition("not bound by the receipt: ")[2]
+        assert check({**answer, "stdout": "other"}, path)[0] == 1
+        assert check({**answer, "has_result": not answer["has_result"]}, path)[0] == 1
+        forged = {**answer["receipt"], "status": "blocked"}
+        assert check(forged, path)[0] == 1
 
 
 # RFC 8032, section 7.1, tests 1 to 3: key, message, signature.

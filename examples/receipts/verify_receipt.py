@@ -1,19 +1,26 @@
 """Check the receipt of an execution: offline, with nothing but Python and the public key.
 
     curl -s https://cofferdam.example/api/v1/ledger/keys > keys.json     (once, and keep it)
-    python verify_receipt.py answer.json --keys keys.json --code program.py
+    python verify_receipt.py answer.json --keys keys.json --code program.py --artifact plot.png
 
 `answer.json` is the answer of POST or GET /api/v1/executions, or a receipt alone; - is standard
-input. Ends with 0 when all of it fits, 1 when something does not, 2 when it cannot be checked.
+input. Prints what does not fit, and what of the answer the receipt says nothing of. Ends with 0
+when all else fits, 1 when something does not, 2 when it cannot be checked.
 """
 
 import argparse
 import base64
+import datetime
+import decimal
 import hashlib
 import json
+import json.encoder
+import math
+import os
 import sys
 
-DOMAIN = b"cofferdam-ledger-1\n"
+# What is signed starts with it, by the format that the receipt names.
+DOMAINS = {1: b"cofferdam-ledger-1\n", 2: b"cofferdam-ledger-2\n"}
 
 # Ed25519 (RFC 8032): the curve -x^2 + y^2 = 1 + d x^2 y^2 over the field of P elements.
 P = 2**255 - 19
@@ -89,19 +96,67 @@ def text_hash(text):
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest() if text else None
 
 
+def canonical(value):
+    """JSON as RFC 8785 has it."""
+    if isinstance(value, str):
+        return json.encoder.encode_basestring(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return canonical_number(value)
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+        return (
+            "{" + ",".join(canonical(name) + ":" + canonical(value[name]) for name in names) + "}"
+        )
+    return "[" + ",".join(canonical(child) for child in value) + "]"
+
+
+def canonical_number(value):
+    """As ECMAScript writes it: the shortest digits that are this double (section 3.2.2.3)."""
+    double = float(value)
+    if double != value or not math.isfinite(double):
+        raise ValueError("a number that no double is")
+    if double == 0:
+        return "0"
+    sign, numbers, exponent = decimal.Decimal(repr(double)).as_tuple()
+    digits = "".join(map(str, numbers))
+    point = len(digits) + exponent
+    digits = digits.rstrip("0")
+    if len(digits) <= point <= 21:
+        text = digits.ljust(point, "0")
+    elif 0 < point <= 21:
+        text = digits[:point] + "." + digits[point:]
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + digits
+    else:
+        fraction = "." + digits[1:] if len(digits) > 1 else ""
+        text = f"{digits[0]}{fraction}e{point - 1:+d}"
+    return "-" * sign + text
+
+
+def signed_message(receipt):
+    statement = {name: value for name, value in receipt.items() if name != "signature"}
+    domain = DOMAINS[receipt["ledger"]]
+    if receipt["ledger"] == 1:
+        text = json.dumps(statement, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return domain + text.encode()
+    digest = hashlib.sha256(canonical(statement).encode()).hexdigest()
+    return domain + "{}\n{}".format(receipt["sequence"], digest).encode()
+
+
 def signature_problems(receipt, keys):
     public_keys = {key["key_id"]: base64.b64decode(key["public_key"]) for key in keys["keys"]}
     key_id = receipt.get("key_id")
     if key_id not in public_keys:
         yield f"the key {key_id} is none of those you trust"
         return
-    statement = {name: value for name, value in receipt.items() if name != "signature"}
-    text = json.dumps(statement, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     try:
+        message = signed_message(receipt)
         signature = base64.b64decode(receipt["signature"], validate=True)
     except (KeyError, TypeError, ValueError):
-        signature = b""
-    if not is_signed(public_keys[key_id], DOMAIN + text.encode(), signature):
+        message = signature = b""
+    if not is_signed(public_keys[key_id], message, signature):
         yield "the signature does not fit: the receipt was changed"
     if receipt.get("kind") != "execution":
         yield "it is no receipt of an execution"
@@ -111,51 +166,129 @@ def json_text(value):
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+# The fields whose words are others in the receipt. What is not here is compared by its own name.
+HANDLED = {"id", "receipt", "error", "result", "outputs", "stdout", "stderr", "artifacts"}
+# No text and an empty one have the same hash: none.
+TYPES = {"stdout": str, "stderr": str, "outputs": list, "artifacts": list, "has_result": bool}
+# One hash in the receipt is over all of these together.
+DETAILS = ("created_at", "cost", "hops", "timings")
+
+
 def answer_problems(answer, receipt):
+    """Problems, and the names of fields that the receipt says nothing of."""
     if "status" in answer:
-        yield from outcome_problems(answer, receipt)
-        return
-    found = {"subject": answer["id"], "status": "error", "error_code": answer["error"]["code"]}
-    yield from differences(found, receipt)
+        return outcome_problems(answer, receipt)
+    error = answer["error"]
+    found = {"subject": answer["id"], "status": "error", "error_code": error["code"]}
+    unbound = [name for name in answer if name not in {"id", "error", "receipt"}]
+    unbound += error_details(error, receipt, found)
+    return list(differences(found, receipt)), unbound
 
 
 def outcome_problems(answer, receipt):
-    result = answer["result"] if answer["has_result"] else None
-    error = answer["error"] or {}
-    outputs = answer["outputs"]
     found = {
         "subject": answer["id"],
-        "status": answer["status"],
-        "language": answer["language"],
-        "provider": answer["provider"] or None,
-        "runtime": answer["runtime"] or None,
-        "exit_code": answer["exit_code"],
-        "error_code": error.get("code"),
-        "result_hash": text_hash(json_text(result)) if answer["has_result"] else None,
-        "outputs_hash": text_hash(json_text(outputs)) if outputs else None,
+        "error_code": None,
+        "result_hash": text_hash(json_text(answer["result"])) if answer["has_result"] else None,
+        "outputs_hash": text_hash(json_text(answer["outputs"])) if answer["outputs"] else None,
         "stdout_hash": text_hash(answer["stdout"]),
         "stderr_hash": text_hash(answer["stderr"]),
     }
-    yield from differences(found, receipt)
+    unbound = []
+    problems = [
+        f"{name}: it has another type than answers have"
+        for name, kind in TYPES.items()
+        if type(answer[name]) is not kind
+    ]
+    if answer["error"] is not None:
+        found["error_code"] = answer["error"]["code"]
+        unbound += error_details(answer["error"], receipt, found)
+    elif "error_hash" in receipt:
+        found["error_hash"] = None
+    if not answer["has_result"] and answer["result"] is not None:
+        problems.append("result: the answer says that there is none, and has one")
+    for name in answer:
+        if name in HANDLED or (name in DETAILS and "details_hash" in receipt):
+            continue
+        if name in receipt:
+            found[name] = answer[name] if answer[name] != "" else None
+        elif name != "has_result":
+            unbound.append(name)
+    if "details_hash" in receipt and details_hash(answer) != receipt["details_hash"]:
+        problems.append("{}: one of these is not as it was".format(", ".join(DETAILS)))
+    problems += differences(found, receipt)
+    more, names = artifact_problems(answer["artifacts"], receipt)
+    return problems + more, unbound + names
+
+
+def error_details(error, receipt, found):
+    """Add what the receipt says of an error to `found`; the names of what it does not say."""
+    bound = {"code"}
+    if "error_hash" in receipt:
+        bound |= {"message", "field"}
+        found["error_hash"] = text_hash(error["message"])
+        if "field" in error:
+            found["error_field"] = error["field"]
+    return ["error." + name for name in error if name not in bound]
+
+
+def details_hash(answer):
+    created = datetime.datetime.fromisoformat(answer["created_at"])
+    created = created.astimezone(datetime.UTC).isoformat(timespec="microseconds")
+    cost = answer["cost"]
+    details = {
+        "created_at": created,
+        "cost": None if cost is None else format(decimal.Decimal(cost), "f"),
+        "hops": answer["hops"],
+        "timings": answer["timings"],
+    }
+    return text_hash(canonical(details))
+
+
+def artifact_problems(artifacts, receipt):
     names = ("name", "mime_type", "size_bytes")
-    listed = [[artifact[name] for name in names] for artifact in answer["artifacts"]]
+    problems = []
+    listed = [[artifact[name] for name in names] for artifact in artifacts]
     if listed != [[artifact[name] for name in names] for artifact in receipt["artifacts"]]:
-        yield "artifacts: the answer lists others than the receipt"
+        problems.append("artifacts: the answer lists others than the receipt")
+    others = {name for artifact in artifacts for name in artifact if name not in names}
+    return problems, ["artifacts[]." + name for name in sorted(others)]
 
 
 def differences(found, receipt):
     for name, value in found.items():
-        if receipt.get(name) != value:
+        if name not in receipt or type(receipt[name]) is not type(value) or receipt[name] != value:
             yield f"{name}: the answer has {value}, the receipt {receipt.get(name)}"
 
 
 def file_problems(receipt, code, artifacts):
-    if code is not None and receipt.get("code_hash") != file_hash(code):
-        yield f"code_hash: {code} is not the code that was run"
-    known = {artifact["hash"] for artifact in receipt["artifacts"]}
+    """Problems of the files that were given, and what could be compared with one that was not."""
+    problems, missing = [], []
+    if code is None:
+        missing.append("the code (--code FILE)")
+    elif receipt.get("code_hash") != file_hash(code):
+        problems.append(f"code_hash: {code} is not the code that was run")
+    hashes = {artifact["name"]: artifact["hash"] for artifact in receipt["artifacts"]}
+    given = set()
     for path in artifacts:
-        if file_hash(path) not in known:
-            yield f"artifacts: {path} is none of the artifacts"
+        name, path = artifact_name(path, hashes)
+        given.add(name)
+        if name not in hashes:
+            problems.append(f"artifacts: there is no artifact of the name {name}")
+        elif hashes[name] != file_hash(path):
+            problems.append(f"artifacts: {path} is not the artifact {name}")
+    missing += [f"the artifact {name} (--artifact FILE)" for name in hashes if name not in given]
+    return problems, missing
+
+
+def artifact_name(argument, hashes):
+    """The name and path of NAME=FILE, or of a file that is called as the artifact is."""
+    name, equals, path = argument.partition("=")
+    if equals and name in hashes:
+        return name, path
+    base = os.path.basename(argument)
+    ends = [name for name in hashes if name == argument or os.path.basename(name) == base]
+    return (ends[0] if len(ends) == 1 else argument), argument
 
 
 def file_hash(path):
@@ -175,7 +308,13 @@ def main():
     parser.add_argument("answer", help="the answer or the receipt, as JSON; - is standard input")
     parser.add_argument("--keys", required=True, help="what /api/v1/ledger/keys answered")
     parser.add_argument("--code", help="the file with the code that was sent")
-    parser.add_argument("--artifact", action="append", default=[], help="a downloaded artifact")
+    parser.add_argument(
+        "--artifact",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="a downloaded artifact; NAME where the file is called otherwise",
+    )
     options = parser.parse_args()
     try:
         document = read(options.answer)
@@ -184,10 +323,13 @@ def main():
         if receipt is None:
             raise ValueError("the answer has no receipt; a queued execution has none yet")
         problems = list(signature_problems(receipt, read(options.keys)))
+        unbound = []
         if is_answer:
-            problems += answer_problems(document, receipt)
-        problems += file_problems(receipt, options.code, options.artifact)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            more, unbound = answer_problems(document, receipt)
+            problems += more
+        more, missing = file_problems(receipt, options.code, options.artifact)
+        problems += more
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         print(f"cannot be checked: {error!r}", file=sys.stderr)
         return 2
     for problem in problems:
@@ -197,6 +339,12 @@ def main():
             "valid: entry {sequence} of the ledger, {at}, execution {subject}, {status} with "
             "{provider} version {config_version} in {runtime}".format(**receipt)
         )
+        if receipt.get("found"):
+            print("entered later than it ended, as it was found then")
+    if unbound:
+        print("not bound by the receipt: " + ", ".join(sorted(set(unbound))))
+    if missing:
+        print("not compared: " + ", ".join(missing))
     return 1 if problems else 0
 
 

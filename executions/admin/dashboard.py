@@ -10,6 +10,8 @@ from django.template.response import TemplateResponse
 
 from executions.admin.charts import stacked_bars
 from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
+from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.head import read_head
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig, ProviderHealth
@@ -33,8 +35,18 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
         "provider_chart": stacked_bars("Executions by provider", found.bars, found.by_provider),
         "tenant_chart": stacked_bars("Executions by tenant", found.bars, found.by_tenant),
         "providers": _providers(),
+        "ledger_problem": _ledger_problem(),
     }
     return context
+
+
+def _ledger_problem() -> str:
+    """Why nothing can be entered, and so nothing runs; "" while all is well."""
+    try:
+        read_head(lock=False)
+    except LedgerUnavailable as error:
+        return error.message
+    return ""
 
 
 def pool_view(request: HttpRequest) -> HttpResponse:

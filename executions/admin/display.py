@@ -17,7 +17,8 @@ from pygments.lexers import BashLexer, JavascriptLexer, PythonLexer
 from pygments.lexers.special import TextLexer
 
 from executions.models import Artifact, Execution
-from executions.services.ledger.records import Erasures, compare
+from executions.services.ledger.records import ErasuresOfOne, compare
+from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import Shown, shown, visible
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
@@ -32,6 +33,8 @@ _LEXERS: dict[str, type[Lexer]] = {
 # Beyond it, colours cost more than they tell.
 _MAX_HIGHLIGHTED = 50_000
 _FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
+# What reading artifacts for a page may take; `verify_ledger` reads all of them.
+_COMPARED_BYTES = 16 * 2**20
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
 
 
@@ -141,7 +144,14 @@ def receipt(execution: Execution) -> SafeString | str:
     entry = execution.ledger_entry
     if entry is None:
         return "None yet." if execution.is_open else "None: it is not in the ledger."
-    problem = verify_entry(entry) or compare(execution, entry.stated, Erasures.entered())
+    keys = trusted_keys()
+    whole = sum(artifact.size_bytes for artifact in execution.artifacts.all())
+    problem = verify_entry(entry, keys) or compare(
+        execution,
+        entry.stated,
+        ErasuresOfOne(keys),
+        artifact_bytes=whole <= _COMPARED_BYTES,
+    )
     link = format_html(
         '<a href="{}">download</a>', reverse("admin:executions_receipt", args=[execution.pk])
     )
@@ -154,10 +164,14 @@ def receipt(execution: Execution) -> SafeString | str:
         )
     return format_html(
         '<strong class="receipt-good">valid</strong>, entry {} of the ledger, signed with key {},'
-        " {}.",
+        " {}.{}{}",
         entry.sequence,
         entry.key_id,
         link,
+        " It was entered when it was found, not when it ended."
+        if entry.stated.get("found")
+        else "",
+        "" if whole <= _COMPARED_BYTES else " The bytes of its artifacts were not compared here.",
     )
 
 

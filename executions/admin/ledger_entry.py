@@ -26,6 +26,8 @@ KINDS = (
     "user",
     "role",
     "admin_action",
+    "authenticator",
+    "baseline",
     "export",
     "replay",
     "erasure",

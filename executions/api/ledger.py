@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
-from executions.services.ledger.canonical import DOMAIN
+from executions.services.ledger.formats import DOMAIN
 from executions.services.ledger.keyring import keyring
 
 

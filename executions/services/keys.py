@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.models import ApiKey, Tenant
-from executions.services.ledger import append
+from executions.services.ledger.entering import enter_row
 from providers.errors import InvalidConfiguration
 
 _PREFIX_LENGTH = 10
@@ -69,8 +69,8 @@ def revoke(api_key: ApiKey) -> bool:
     with transaction.atomic():
         if not ApiKey.objects.filter(pk=api_key.pk, revoked_at=None).update(revoked_at=now):
             return False
-        content = {"action": "revoked", "name": api_key.name, "tenant": api_key.tenant.slug}
-        append("api_key", api_key.prefix, content)
+        api_key.refresh_from_db(fields=["revoked_at"])
+        enter_row(api_key, "revoked", {"tenant": api_key.tenant.slug})
     return True
 
 

@@ -7,6 +7,9 @@ from typing import Any
 from django.contrib.auth.models import Group, Permission
 from django.db.models import Q, QuerySet
 
+from executions.services.ledger.entering import enter_row
+from executions.services.ledger.rows import has_taken_stock
+
 ADMINISTRATOR = "Administrator"
 OPERATOR = "Operator"
 AUDITOR = "Auditor"
@@ -47,7 +50,8 @@ def ensure_roles(using: str = "default", **_: Any) -> None:
     """Create the roles and give them what they lack; every `migrate` ends with it.
 
     Nothing is taken from a role, and permissions of later models reach it by themselves. Rows are
-    written in bulk: it is the product that says what a role may, and nobody's action.
+    written in bulk: it is the product that says what a role may, and nobody's action. Before the
+    ledger took stock it is silent of them too.
     """
     existing = set(
         Group.objects.using(using).filter(name__in=_ROLES).values_list("name", flat=True)
@@ -57,9 +61,11 @@ def ensure_roles(using: str = "default", **_: Any) -> None:
     through = Group.permissions.through
     for group in Group.objects.using(using).filter(name__in=_ROLES):
         wanted = _permissions(group.name, using).exclude(group=group).values_list("pk", flat=True)
-        through._default_manager.using(using).bulk_create(
+        given = through._default_manager.using(using).bulk_create(
             [through(group_id=group.pk, permission_id=pk) for pk in wanted]
         )
+        if given and has_taken_stock():
+            enter_row(group, "changed")
 
 
 def _permissions(role: str, using: str) -> QuerySet[Permission]:

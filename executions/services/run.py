@@ -20,6 +20,7 @@ from executions.services.asking import CREATE_SECONDS, DESTROY_SECONDS, RUN_SLAC
 from executions.services.gate import Checked, check, check_instance
 from executions.services.isolation import floor_of, require_instance, require_provider
 from executions.services.languages import refuse_unsupported
+from executions.services.ledger.head import refuse_if_altered
 from executions.services.queue import enqueue
 from executions.services.record import (
     Caller,
@@ -62,13 +63,14 @@ def running(
 
     `route` lends one certain provider; without it the routes of the admin decide. Raises
     InvalidConfiguration for a language that is not served and for a conflicting idempotency key,
-    and RateLimited for a budget that is used up; then nothing was recorded. Whatever happens
-    after that is in the outcome.
+    and RateLimited for a budget that is used up, and LedgerAltered while the ledger takes no entry;
+    then nothing was recorded. Whatever happens after that is in the outcome.
     """
     began = perf_counter()
     steps = steps_for(request.language, caller.tenant.slug, route)
     refuse_unsupported(request.language, [step.route for step in steps])
     refuse_over_budget(caller.tenant.slug)
+    refuse_if_altered()
     execution, is_new = open_record(request, caller)
     if not is_new:
         return Outcome(execution)

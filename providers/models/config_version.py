@@ -7,6 +7,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from providers.fields import EncryptedJSONField
+from providers.models.announced import AnnouncedQuerySet
 
 
 class ConfigVersion(models.Model):
@@ -70,6 +71,8 @@ class PendingChange(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     decided_by = models.CharField(max_length=200, blank=True)
     decided_at = models.DateTimeField(null=True)
+
+    objects = AnnouncedQuerySet.as_manager()
 
     class Meta:
         verbose_name = "pending change"

@@ -10,6 +10,7 @@ from django.db.models import F, Q
 from django.db.models.base import ModelBase
 
 from providers.fields import EncryptedJSONField
+from providers.models.announced import AnnouncedQuerySet
 
 
 class ProviderConfig(models.Model):
@@ -26,6 +27,8 @@ class ProviderConfig(models.Model):
     version = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField("created", auto_now_add=True)
     updated_at = models.DateTimeField("updated", auto_now=True)
+
+    objects = AnnouncedQuerySet.as_manager()
 
     class Meta:
         verbose_name = "provider"

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.append import adopt_key
+from executions.services.ledger.introductions import adopt_key
 
 
 class Command(BaseCommand):

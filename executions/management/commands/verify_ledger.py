@@ -34,7 +34,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--ledger-only",
             action="store_true",
-            help="leave out comparing the records of executions",
+            help="leave out comparing executions and other rows with what is entered of them",
+        )
+        parser.add_argument(
+            "--skip-artifacts",
+            action="store_true",
+            help="do not read the files of artifacts to compare their bytes",
         )
         parser.add_argument(
             "--receipt",
@@ -47,7 +52,11 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             contradicted = [_contradicted(path) for path in options["receipt"]]
-            found = verify(records=not options["ledger_only"], report=self._progress)
+            found = verify(
+                records=not options["ledger_only"],
+                artifact_bytes=not options["skip_artifacts"],
+                report=self._progress,
+            )
         except LedgerUnavailable as error:
             raise CommandError(error.message, returncode=NOT_VERIFIED) from error
         found.findings += [finding for finding in contradicted if finding]
@@ -68,13 +77,19 @@ class Command(BaseCommand):
         if found.is_intact:
             self.stdout.write(
                 f"Intact: {found.entries} entries, {found.executions} executions, "
-                f"{found.checkpoints} checkpoints."
+                f"{found.rows} other rows, {found.checkpoints} checkpoints."
             )
+            if found.unproven:
+                self.stdout.write(
+                    f"NOT PROVEN: {found.unproven} rows were never entered. After an upgrade, run "
+                    "`manage.py bootstrap` once, which enters them as they are then."
+                )
             return
         self.stdout.write(f"NOT INTACT, first at {found.findings[0]}")
         for finding in found.findings[1:100]:
             self.stdout.write(f"  then {finding}")
-        self.stdout.write(f"{len(found.findings)} findings in {found.entries} entries.")
+        number = len(found.findings) + found.omitted
+        self.stdout.write(f"{number} findings in {found.entries} entries.")
 
 
 def _contradicted(path: str) -> Finding | None:

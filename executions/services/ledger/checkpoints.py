@@ -4,8 +4,9 @@ The signatures cannot show that the newest entries are gone, or that the whole d
 backup: what is left is then a valid ledger. These two files can, the better the further they are
 from the database: LEDGER_CHECKPOINTS names their folder.
 
-`head.json` is the newest entry that was committed, replaced in place at every commit.
-`checkpoints.jsonl` gets a signed line every thousand entries and every hour.
+`head.json` is the newest entry that was committed, with its signature, replaced in place at every
+commit. `checkpoints.jsonl` gets a line every thousand entries and every hour, signed and with the
+hash of the line before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fcntl
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,11 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from executions.models import LedgerEntry
-from executions.services.ledger.canonical import canonical, moment
-from executions.services.ledger.keyring import (
-    LedgerUnavailable,
-    is_signed_by,
-    keyring,
-    signing_key,
-)
+from executions.services.ledger.canonical import canonical, digest, moment
+from executions.services.ledger.formats import FORMAT, line_bytes, place_bytes
+from executions.services.ledger.head import Head
+from executions.services.ledger.keyring import LedgerUnavailable, is_signed_by, signing_key
+from executions.services.ledger.trust import configured_keys, trusted_keys
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +36,29 @@ EVERY = 1000
 _HEAD = "head.json"
 _HISTORY = "checkpoints.jsonl"
 # The head is overwritten in place, so it must always be of one length.
-_HEAD_BYTES = 128
+_HEAD_BYTES = 320
+_FIRST_LINE = "0" * 64
 
 
 @dataclass(frozen=True)
 class Point:
-    """The entry `sequence` had this digest."""
+    """The entry `sequence` had this digest. Without a signature it is what older versions wrote."""
 
     sequence: int
     digest: str
+    key_id: str = ""
+    signature: str = ""
+
+
+@dataclass
+class History:
+    """The lines of `checkpoints.jsonl`, oldest first."""
+
+    points: list[Point] = field(default_factory=list)
+    # Numbers of lines that are not ours, or that do not follow the one before.
+    damaged: list[int] = field(default_factory=list)
+    # By line: at which entry there was no `head.json` any more.
+    begun: dict[int, int] = field(default_factory=dict)
 
 
 def folder() -> Path | None:
@@ -53,8 +66,8 @@ def folder() -> Path | None:
     return Path(settings.LEDGER_CHECKPOINTS) if settings.LEDGER_CHECKPOINTS else None
 
 
-def note(sequence: int, digest: str, previous: str) -> None:
-    """Remember a committed entry and the digest of the one before.
+def note(point: Point, previous: Head | None) -> None:
+    """Remember a committed entry; `previous` is the one before, None for the ledger's first.
 
     Too late to undo it, so a failure is logged and not raised.
     """
@@ -63,11 +76,16 @@ def note(sequence: int, digest: str, previous: str) -> None:
         return
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _raise_head(place, Point(sequence, digest), previous)
-        if sequence % EVERY == 0:
-            _write_line(place / _HISTORY, Point(sequence, digest))
+        is_missing = previous is not None and not (place / _HEAD).exists()
+        _raise_head(place, point, previous)
+        if is_missing:
+            _write_line(place / _HISTORY, point, begun=True)
+        elif point.sequence % EVERY == 0:
+            _write_line(place / _HISTORY, point)
     except (OSError, DatabaseError, LedgerUnavailable) as error:
-        logger.critical("the ledger's checkpoint %s could not be written: %s", sequence, error)
+        logger.critical(
+            "the ledger's checkpoint %s could not be written: %s", point.sequence, error
+        )
 
 
 def write_checkpoint() -> Point | None:
@@ -76,44 +94,57 @@ def write_checkpoint() -> Point | None:
     newest = LedgerEntry.objects.order_by("-sequence").first()
     if place is None or newest is None:
         return None
-    point = Point(newest.sequence, newest.digest)
-    known, _ = history()
-    if known and known[-1].sequence >= point.sequence:
+    known = history(trusted_keys()).points
+    if known and known[-1].sequence >= newest.sequence:
         return None
+    point = _signed_point(newest)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_missing = not (place / _HEAD).exists()
     _raise_head(place, point)
-    _write_line(place / _HISTORY, point)
+    _write_line(place / _HISTORY, point, begun=is_missing)
     return point
 
 
 def head() -> Point | None:
-    """The newest entry that was ever committed here. Raises ValueError for a file that is none."""
+    """What `head.json` says, None without one. Raises ValueError for a file that says nothing."""
     place = folder()
     if place is None or not (place / _HEAD).exists():
         return None
     return _parse(json.loads((place / _HEAD).read_text(encoding="ascii")))
 
 
-def history() -> tuple[list[Point], list[int]]:
-    """The signed checkpoints, oldest first, and the numbers of the lines that are not ours."""
+def is_signed(point: Point, public_keys: dict[str, str]) -> bool:
+    """Whether one of these keys signed the entry that the point tells of."""
+    public_key = public_keys.get(point.key_id)
+    message = place_bytes(point.sequence, point.digest)
+    return public_key is not None and is_signed_by(public_key, message, point.signature)
+
+
+def history(public_keys: dict[str, str]) -> History:
+    """What `checkpoints.jsonl` says, as far as these keys signed it."""
+    found = History()
     place = folder()
     if place is None or not (place / _HISTORY).exists():
-        return [], []
-    public_keys = {key.key_id: key.public_key for key in keyring().values()}
-    for entry in LedgerEntry.objects.filter(kind="ledger_key"):
-        public_keys.setdefault(entry.stated["subject"], entry.stated["public_key"])
-    points, refused = [], []
-    with (place / _HISTORY).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
+        return found
+    previous = _FIRST_LINE
+    with (place / _HISTORY).open(encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, 1):
             try:
-                signed = json.loads(line)
-                signature = signed.pop("signature")
-                if not is_signed_by(public_keys[signed["key_id"]], canonical(signed), signature):
+                line = json.loads(text)
+                signature = line.pop("signature")
+                if not is_signed_by(public_keys[line["key_id"]], line_bytes(line), signature):
                     raise ValueError("wrong signature")
-                points.append(_parse(signed))
+                if line.get("ledger") == FORMAT and line["previous"] != previous:
+                    raise ValueError("a line before is gone")
+                point = _parse(line)
             except (KeyError, TypeError, AttributeError, ValueError):
-                refused.append(number)
-    return points, refused
+                found.damaged.append(number)
+            else:
+                found.points.append(point)
+                if line.get("begun"):
+                    found.begun[number] = point.sequence
+            previous = digest(text.rstrip("\n"))
+    return found
 
 
 def set_aside() -> list[Path]:
@@ -131,7 +162,7 @@ def set_aside() -> list[Path]:
     return moved
 
 
-def _raise_head(place: Path, point: Point, previous: str = "") -> None:
+def _raise_head(place: Path, point: Point, previous: Head | None = None) -> None:
     """Overwrite the head unless it is further: commits may be noted out of order.
 
     A head that is none of the ledger's entries any more is kept as a checkpoint before: the
@@ -141,10 +172,12 @@ def _raise_head(place: Path, point: Point, previous: str = "") -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         known = _read_head(descriptor)
-        if known is not None:
+        if known is not None and not _is_noted(known, previous) and _is_ours(known):
             if known.sequence >= point.sequence:
                 return
-            if not _is_followed(known, point, previous):
+            if not LedgerEntry.objects.filter(
+                sequence=known.sequence, digest=known.digest
+            ).exists():
                 logger.critical(
                     "the ledger's entry %s is not what was committed: an older copy of the "
                     "database is in use. Run `manage.py verify_ledger`.",
@@ -157,10 +190,23 @@ def _raise_head(place: Path, point: Point, previous: str = "") -> None:
         os.close(descriptor)
 
 
-def _is_followed(known: Point, point: Point, previous: str) -> bool:
-    if known.sequence == point.sequence - 1 and previous:
-        return known.digest == previous
-    return LedgerEntry.objects.filter(sequence=known.sequence, digest=known.digest).exists()
+def _is_noted(known: Point, previous: Head | None) -> bool:
+    """Whether the head is the entry before, which was checked before this one was entered."""
+    return previous is not None and known == Point(
+        previous.sequence, previous.digest, previous.key_id, previous.signature
+    )
+
+
+def _is_ours(known: Point) -> bool:
+    """Whether the file says what one of our keys signed. Older versions left it unsigned."""
+    if known.signature:
+        ours = is_signed(known, configured_keys()) or is_signed(known, trusted_keys())
+    else:
+        entries = LedgerEntry.objects.filter(sequence=known.sequence, digest=known.digest)
+        ours = entries.exists()
+    if not ours:
+        logger.critical("the ledger's head.json was written by somebody else, and is written anew")
+    return ours
 
 
 def _read_head(descriptor: int) -> Point | None:
@@ -174,20 +220,42 @@ def _read_head(descriptor: int) -> Point | None:
         return None
 
 
-def _write_line(path: Path, point: Point) -> None:
+def _signed_point(entry: LedgerEntry) -> Point:
+    if entry.stated["ledger"] == FORMAT:
+        return Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
     key = signing_key()
-    checkpoint: dict[str, Any] = {
-        **asdict(point),
-        "kind": "checkpoint",
-        "key_id": key.key_id,
-        "at": moment(timezone.now()),
-    }
-    checkpoint["signature"] = key.sign(canonical(checkpoint))
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-        stream.write(canonical(checkpoint) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    signature = key.sign(place_bytes(entry.sequence, entry.digest))
+    return Point(entry.sequence, entry.digest, key.key_id, signature)
+
+
+def _write_line(path: Path, point: Point, *, begun: bool = False) -> None:
+    key = signing_key()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "r+b", buffering=0) as stream:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        last = _last_line(descriptor)
+        line: dict[str, Any] = {
+            "ledger": FORMAT,
+            "kind": "checkpoint",
+            "sequence": point.sequence,
+            "digest": point.digest,
+            "key_id": key.key_id,
+            "at": moment(timezone.now()),
+            "previous": digest(last.rstrip("\n")) if last else _FIRST_LINE,
+            **({"begun": True} if begun else {}),
+        }
+        line["signature"] = key.sign(line_bytes(line))
+        # Of a line that a crash cut off, the rest of the file is kept apart.
+        gap = "\n" if last and not last.endswith("\n") else ""
+        stream.write(f"{gap}{canonical(line)}\n".encode())
+        os.fsync(descriptor)
+
+
+def _last_line(descriptor: int) -> str:
+    """The last line of the file with its end, "" of an empty file."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, 4096, max(0, size - 4096)).decode(errors="replace")
+    return tail.splitlines(keepends=True)[-1] if tail else ""
 
 
 def _parse(read: Any) -> Point:
@@ -196,4 +264,4 @@ def _parse(read: Any) -> Point:
     sequence, digest = read.get("sequence"), read.get("digest")
     if not isinstance(sequence, int) or not isinstance(digest, str) or sequence < 1:
         raise ValueError("no checkpoint")
-    return Point(sequence, digest)
+    return Point(sequence, digest, str(read.get("key_id", "")), str(read.get("signature", "")))

@@ -18,12 +18,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 from django.conf import settings
 
-from executions.services.ledger.canonical import DOMAIN
 from providers.errors import ProviderUnavailable
 
 
 class LedgerUnavailable(ProviderUnavailable):
     """The ledger takes no entry, so what was to be entered must not happen."""
+
+
+class LedgerAltered(LedgerUnavailable):
+    """The newest entry is not what one of our keys signed: somebody else wrote it."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class SigningKey:
     public_key: str
     _private: Ed25519PrivateKey = field(repr=False)
 
-    def sign(self, statement: str) -> str:
-        return base64.b64encode(self._private.sign(DOMAIN + statement.encode())).decode()
+    def sign(self, message: bytes) -> str:
+        """The signature in base64. What a message begins with says what it is: see `formats`."""
+        return base64.b64encode(self._private.sign(message)).decode()
 
 
 def keyring() -> dict[str, SigningKey]:
@@ -52,11 +56,11 @@ def public_key_id(public_key: str) -> str:
     return hashlib.sha256(base64.b64decode(public_key)).hexdigest()[:16]
 
 
-def is_signed_by(public_key: str, statement: str, signature: str) -> bool:
-    """Whether `signature` is the one of this key's holder over the statement."""
+def is_signed_by(public_key: str, message: bytes, signature: str) -> bool:
+    """Whether `signature` is the one of this key's holder over the message."""
     try:
         key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
-        key.verify(base64.b64decode(signature, validate=True), DOMAIN + statement.encode())
+        key.verify(base64.b64decode(signature, validate=True), message)
     except (InvalidSignature, ValueError):
         return False
     return True

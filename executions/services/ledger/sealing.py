@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.ledger.append import append
-from executions.services.ledger.canonical import canonical, moment, text_hash
-
-# The columns of the record that neither change after its end nor are ever erased.
-_KEPT = (
-    "tenant_slug",
-    "api_key_name",
-    "api_key_prefix",
-    "subject",
-    "request_id",
-    "client_address",
-    "idempotency_key",
-    "request_hash",
-    "language",
-    "entrypoint",
-    "mode",
-    "code_hash",
-    "input_files",
-    "timeout",
-    "status",
-    "provider",
-    "config_version",
-    "runtime",
-    "has_result",
-    "stdout_truncated",
-    "stderr_truncated",
-    "exit_code",
-    "artifact_count",
-    "error_code",
-    "error_message",
-    "error_field",
-    "retryable",
-    "meta",
-    "hops",
-    "cost",
-    "queue_ms",
-    "start_ms",
-    "run_ms",
-    "total_ms",
-    "created_at",
-    "started_at",
-    "finished_at",
+from executions.services.ledger.canonical import (
+    EXACT,
+    canonical,
+    canonical_1,
+    is_double,
+    moment,
+    text_hash,
 )
+from executions.services.ledger.schemas import CURRENT, SCHEMAS, Schema
+from executions.text import without_surrogates
 
 
 def append_execution(content: dict[str, Any], execution: Execution) -> LedgerEntry:
@@ -61,21 +29,24 @@ def append_execution(content: dict[str, Any], execution: Execution) -> LedgerEnt
 
 def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> dict[str, Any]:
     """What is entered of an ended execution, and what its caller's receipt says."""
+    schema = SCHEMAS[CURRENT]
     return {
+        "schema": CURRENT,
         "tenant": execution.tenant_slug,
-        "language": execution.language,
-        "status": execution.status,
-        "exit_code": execution.exit_code,
+        **{name: sealable(getattr(execution, name)) for name in schema.stated},
         "error_code": execution.error_code or None,
+        "error_field": execution.error_field or None,
+        "error_hash": _hash(execution.error_message),
         "provider": execution.provider or None,
-        "config_version": execution.config_version,
         "runtime": execution.runtime or None,
         "image_digest": _image_digest(execution),
         "finished_at": moment(execution.finished_at),
         "code_hash": execution.code_hash,
         "code_kept": execution.code != "",
-        "files": execution.input_files,
-        "record_hash": record_hash(execution),
+        "files": sealable(execution.input_files),
+        "replay_of": str(execution.replay_of_id) if execution.replay_of_id else None,
+        "record_hash": record_hash(execution, schema, artifacts),
+        "details_hash": details_hash(execution),
         "artifacts": [artifact_content(artifact) for artifact in artifacts],
         **body_hashes(execution),
     }
@@ -92,10 +63,27 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
     }
 
 
-def record_hash(execution: Execution) -> str:
+def record_hash(execution: Execution, schema: Schema, artifacts: Sequence[Artifact]) -> str:
     """One hash over every column that stays."""
-    kept = {name: _value(getattr(execution, name)) for name in _KEPT}
-    return "sha256:" + hashlib.sha256(canonical(kept).encode()).hexdigest()
+    value = _value_1 if schema.canonical is canonical_1 else sealable
+    kept = {name: value(getattr(execution, name)) for name in schema.record}
+    if schema.with_artifacts:
+        kept["artifacts"] = [moment(artifact.created_at) for artifact in artifacts]
+    return text_hash(schema.canonical(kept))
+
+
+def details_hash(execution: Execution) -> str:
+    """One hash over what an answer says beside the outcome, as the answer has it."""
+    details = {
+        "created_at": moment(execution.created_at),
+        "cost": sealable(execution.cost),
+        "hops": sealable(execution.hops),
+        "timings": {
+            name: getattr(execution, name)
+            for name in ("queue_ms", "start_ms", "run_ms", "total_ms")
+        },
+    }
+    return text_hash(canonical(details))
 
 
 def artifact_content(artifact: Artifact) -> dict[str, Any]:
@@ -115,14 +103,34 @@ def receipt_of(execution: Execution) -> dict[str, Any] | None:
     return entry.receipt if entry else None
 
 
-def _hash(text: str) -> str | None:
-    return text_hash(text) if text else None
+def sealable(value: Any) -> Any:
+    """A column's value as JSON that has a canonical form, and one only."""
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        return {without_surrogates(str(name)): sealable(child) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [sealable(child) for child in value]
+    if isinstance(value, int) and abs(value) > EXACT:
+        # Some databases return 1e22 as an integer; others come from what a provider says of itself.
+        return float(value) if is_double(value) else str(value)
+    return value
 
 
-def _value(value: Any) -> Any:
+def _value_1(value: Any) -> Any:
     if isinstance(value, datetime):
         return moment(value)
     return format(value, "f") if isinstance(value, Decimal) else value
+
+
+def _hash(text: str) -> str | None:
+    return text_hash(text) if text else None
 
 
 def _image_digest(execution: Execution) -> str | None:

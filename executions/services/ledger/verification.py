@@ -2,75 +2,59 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from executions.models import Execution, LedgerEntry
-from executions.services.ledger import checkpoints
-from executions.services.ledger.append import FIRST_PREVIOUS
-from executions.services.ledger.canonical import canonical, digest, moment
-from executions.services.ledger.keyring import is_signed_by, keyring, public_key_id
+from executions.services.ledger import marks
+from executions.services.ledger.canonical import digest, moment
+from executions.services.ledger.findings import Finding, Verification
+from executions.services.ledger.formats import parse, signed_bytes, write
+from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.records import Erasures, compare, unentered
+from executions.services.ledger.rows import RowsRead
+from executions.services.ledger.trust import trusted_keys
+from executions.services.ledger.writing import FIRST_PREVIOUS
+
+__all__ = ("Finding", "Verification", "check_receipt", "verify", "verify_entry")
 
 CHUNK = 500
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong, at which entry. `kind` is what was probably done."""
-
-    kind: str
-    sequence: int
-    detail: str
-
-    def __str__(self) -> str:
-        return f"entry {self.sequence}: {self.kind}: {self.detail}"
-
-
-@dataclass
-class Verification:
-    """What was read, and what was found wrong with it, in the order of the entries."""
-
-    entries: int = 0
-    executions: int = 0
-    head: str = ""
-    checkpoints: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def is_intact(self) -> bool:
-        return not self.findings
+# Each may hold several hundred kilobytes.
+RECORDS_AT_ONCE = 25
 
 
 def verify(
     *,
     records: bool = True,
+    artifact_bytes: bool = True,
     report: Callable[[Verification], None] = lambda verification: None,
 ) -> Verification:
-    """Check every signature, the sequence, the checkpoints and, with `records`, every execution.
+    """Check signatures, sequence and checkpoints; with `records` all that the ledger binds too.
 
-    Holds one chunk in memory. `report` is called after each chunk. Raises LedgerUnavailable when
-    LEDGER_KEYS holds no key: without one, nothing can be trusted.
+    With `artifact_bytes` every artifact's file is read. Holds one chunk in memory. `report` is
+    called after each chunk. Raises LedgerUnavailable when LEDGER_KEYS holds no key: without one,
+    nothing can be trusted.
     """
-    reading = _Reading(records)
-    for chunk in _chunks():
-        reading.read(chunk)
-        report(reading.found)
-    return reading.finish()
+    with RowsRead() as rows:
+        reading = _Reading(records, artifact_bytes, rows)
+        for chunk in _chunks():
+            reading.read(chunk)
+            report(reading.found)
+        return reading.finish()
 
 
-def verify_entry(entry: LedgerEntry) -> str:
+def verify_entry(entry: LedgerEntry, public_keys: Mapping[str, str] | None = None) -> str:
     """What is wrong with this entry by itself, "" when nothing is. Its place is not looked at."""
-    stated = _parsed(entry.statement)
+    stated = parse(entry.statement)
     if stated is None:
         return "the entry's statement is not canonical JSON"
-    key = keyring().get(stated.get("key_id", ""))
-    if key is None:
-        return f"LEDGER_KEYS does not hold the key {stated.get('key_id')!r} it names"
-    if not is_signed_by(key.public_key, entry.statement, entry.signature):
+    trusted = trusted_keys() if public_keys is None else public_keys
+    public_key = trusted.get(str(stated.get("key_id")))
+    if public_key is None:
+        return f"no key of LEDGER_KEYS vouches for the key {stated.get('key_id')!r} it names"
+    if not is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature):
         return "the entry's signature does not fit"
     return ""
 
@@ -78,17 +62,17 @@ def verify_entry(entry: LedgerEntry) -> str:
 def check_receipt(receipt: Mapping[str, Any]) -> Finding | None:
     """Whether the ledger still says what a receipt says that was given out; None when it does.
 
-    Raises ValueError for what is no receipt, or none that a key of LEDGER_KEYS signed: it then
-    tells nothing about the ledger.
+    Raises ValueError for what is no receipt, or none that a trusted key signed: it then tells
+    nothing about the ledger.
     """
     stated = {name: value for name, value in receipt.items() if name != "signature"}
-    sequence, statement = stated.get("sequence"), canonical(stated)
-    key = keyring().get(str(stated.get("key_id")))
-    signature = receipt.get("signature")
+    sequence, signature = stated.get("sequence"), receipt.get("signature")
     if not isinstance(sequence, int) or not isinstance(signature, str):
         raise ValueError("it is no receipt")
-    if key is None or not is_signed_by(key.public_key, statement, signature):
-        raise ValueError("no key of LEDGER_KEYS signed it")
+    statement = write(stated)
+    public_key = trusted_keys().get(str(stated.get("key_id")), "")
+    if not is_signed_by(public_key, signed_bytes(stated, statement), signature):
+        raise ValueError("no key that LEDGER_KEYS vouches for signed it")
     entry = LedgerEntry.objects.filter(sequence=sequence).first()
     if entry is None:
         return Finding("missing", sequence, "a receipt was given out for it")
@@ -111,58 +95,51 @@ def _chunks() -> Iterator[list[LedgerEntry]]:
 class _Reading:
     """How far it was read, and what is known by then."""
 
-    def __init__(self, records: bool) -> None:
+    def __init__(self, records: bool, artifact_bytes: bool, rows: RowsRead) -> None:
         self.found = Verification()
-        self.trusted = {key.key_id: key.public_key for key in keyring().values()}
-        self.public_keys = dict(self.trusted)
-        self.erasures = Erasures.entered() if records else None
-        self.marks, damaged = _checkpoints(self.found)
-        self.found.checkpoints = len(self.marks)
-        self.damaged_history = damaged
+        self.rows = rows
+        self.artifact_bytes = artifact_bytes
+        self.public_keys = trusted_keys()
+        self.untrusted: set[str] = set()
+        self.erasures = Erasures.entered(self.public_keys) if records else None
+        self.marks = marks.Marks(self.public_keys)
+        self.found.checkpoints = len(self.marks.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
-        self.last_key_id = ""
-        self.began_at: Any = None
+        self.began_at: datetime | None = None
 
     def read(self, chunk: Sequence[LedgerEntry]) -> None:
-        intact: list[tuple[LedgerEntry, dict[str, Any]]] = []
+        executions: list[tuple[LedgerEntry, dict[str, Any]]] = []
         for entry in chunk:
             stated = self._read_entry(entry)
-            if stated is not None:
-                intact.append((entry, stated))
+            if stated is None or self.erasures is None:
+                continue
+            if entry.kind == "execution":
+                executions.append((entry, stated))
+            else:
+                self.rows.read(stated)
+        self.rows.keep()
         if self.erasures is not None:
-            self._read_executions(intact, self.erasures)
+            for start in range(0, len(executions), RECORDS_AT_ONCE):
+                self._compare(executions[start : start + RECORDS_AT_ONCE], self.erasures)
 
     def finish(self) -> Verification:
-        found = self.found
-        if self.last_key_id and self.last_key_id not in self.trusted:
-            self._find(
-                "untrusted key",
-                self.expected - 1,
-                f"LEDGER_KEYS does not hold the key {self.last_key_id} of the newest entry",
-            )
-        beyond = [sequence for sequence in self.marks if sequence >= self.expected]
-        if beyond:
-            self._find(
-                "truncated",
-                self.expected,
-                f"the checkpoints know entries up to {max(beyond)}: the end was cut off, or an "
-                "older copy of the database is in use",
-            )
+        last = self.expected - 1
+        for kind, sequence, detail in self.marks.problems(last):
+            self._find(kind, sequence, detail)
         if self.erasures is not None:
-            for execution_id in unentered(self.began_at):
-                self._find(
-                    "missing", self.expected, f"execution {execution_id} ended without an entry"
-                )
-        for number in self.damaged_history:
-            self._find(
-                "altered checkpoint", self.expected, f"line {number} of the checkpoints is not ours"
-            )
-        found.findings.sort(key=lambda finding: finding.sequence)
-        return found
+            since = None if self.rows.adopted else self.began_at
+            for execution_id in unentered(since):
+                self._find("missing", self.expected, f"execution {execution_id} has no entry")
+            for kind, sequence, detail in self.rows.compare(self.expected):
+                self._find(kind, sequence, detail)
+            self.found.rows = self.rows.compared - self.rows.unproven
+            self.found.unproven = self.rows.unproven
+        self.found.sort()
+        return self.found
 
     def _find(self, kind: str, sequence: int, detail: str) -> None:
-        self.found.findings.append(Finding(kind, sequence, detail))
+        self.found.add(Finding(kind, sequence, detail))
 
     def _read_entry(self, entry: LedgerEntry) -> dict[str, Any] | None:
         """What the entry states, None when it cannot be believed."""
@@ -179,7 +156,8 @@ class _Reading:
             stated = None
         elif stated is not None:
             self._check_place(entry, stated)
-        known = self.marks.get(entry.sequence)
+            self.marks.read(stated)
+        known = self.marks.known.get(entry.sequence)
         if stated is not None and known not in (None, digest(entry.statement)):
             self._find(
                 "replaced",
@@ -189,41 +167,33 @@ class _Reading:
             )
         self.expected = entry.sequence + 1
         self.previous = None if stated is None else digest(entry.statement)
-        self.last_key_id = entry.key_id
         self.found.entries += 1
         self.found.head = entry.digest
         return stated
 
     def _authentic(self, entry: LedgerEntry) -> dict[str, Any] | None:
-        """The statement, if a known key signed it."""
-        stated = _parsed(entry.statement)
+        """The statement, if a trusted key signed it."""
+        stated = parse(entry.statement)
         if stated is None:
             self._find("altered", entry.sequence, "its statement is not canonical JSON")
             return None
-        key_id = stated.get("key_id")
-        if stated["sequence"] == 1:
-            # Nobody could have introduced the first key. The trusted end commits to this one.
-            self._learn_key(stated)
-        public_key = self.public_keys.get(key_id) if isinstance(key_id, str) else None
+        key_id = str(stated.get("key_id"))
+        public_key = self.public_keys.get(key_id)
         if public_key is None:
-            self._find("altered", entry.sequence, f"no known key {key_id!r} can have signed it")
+            if key_id not in self.untrusted:
+                self.untrusted.add(key_id)
+                self._find(
+                    "untrusted key",
+                    entry.sequence,
+                    f"no key of LEDGER_KEYS vouches for the key {key_id}, which it and perhaps "
+                    "later ones are signed with. If it is a former key of yours, put its public "
+                    "key into LEDGER_TRUSTED_KEYS",
+                )
             return None
-        if not is_signed_by(public_key, entry.statement, entry.signature):
+        if not is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature):
             self._find("altered", entry.sequence, "its signature does not fit its statement")
             return None
-        self._learn_key(stated)
         return stated
-
-    def _learn_key(self, stated: Mapping[str, Any]) -> None:
-        """Believe the key that an entry introduces."""
-        if stated.get("kind") != "ledger_key":
-            return
-        public_key, subject = stated.get("public_key"), stated.get("subject")
-        try:
-            if isinstance(public_key, str) and public_key_id(public_key) == subject:
-                self.public_keys.setdefault(subject, public_key)
-        except ValueError:
-            return
 
     def _check_place(self, entry: LedgerEntry, stated: Mapping[str, Any]) -> None:
         if self.began_at is None:
@@ -247,47 +217,25 @@ class _Reading:
                 f"it does not follow entry {entry.sequence - 1} as that is now",
             )
 
-    def _read_executions(
-        self, intact: Sequence[tuple[LedgerEntry, dict[str, Any]]], erasures: Erasures
+    def _compare(
+        self, entries: Sequence[tuple[LedgerEntry, dict[str, Any]]], erasures: Erasures
     ) -> None:
-        wanted = {entry.execution_id: entry for entry, _ in intact if entry.kind == "execution"}
+        wanted = [UUID(stated["subject"]) for _, stated in entries]
         rows = (
-            Execution.objects.filter(pk__in=list(wanted))
+            Execution.objects.filter(pk__in=wanted)
             .defer("pending")
+            .select_related("tenant", "api_key")
             .prefetch_related("artifacts")
         )
         executions = {execution.pk: execution for execution in rows}
-        for entry, stated in intact:
-            if entry.kind != "execution":
-                continue
+        for entry, stated in entries:
             execution = executions.get(UUID(stated["subject"]))
             self.found.executions += 1
             if execution is None:
-                detail = f"the record of execution {entry.execution_id} was removed"
+                detail = f"the record of execution {stated['subject']} was removed"
                 self._find("missing record", entry.sequence, detail)
-            elif difference := compare(execution, stated, erasures):
+            elif difference := compare(
+                execution, stated, erasures, artifact_bytes=self.artifact_bytes
+            ):
                 detail = f"in the record of execution {execution.pk}, {difference}"
                 self._find("altered record", entry.sequence, detail)
-
-
-def _parsed(statement: str) -> dict[str, Any] | None:
-    try:
-        stated = json.loads(statement)
-        if not isinstance(stated, dict) or canonical(stated) != statement:
-            return None
-    except (ValueError, RecursionError):
-        return None
-    return stated if isinstance(stated.get("sequence"), int) else None
-
-
-def _checkpoints(found: Verification) -> tuple[dict[int, str], list[int]]:
-    history, damaged = checkpoints.history()
-    marks = {point.sequence: point.digest for point in history}
-    try:
-        head = checkpoints.head()
-    except ValueError:
-        found.findings.append(Finding("altered checkpoint", 1, "head.json is damaged"))
-        return marks, damaged
-    if head is not None:
-        marks.setdefault(head.sequence, head.digest)
-    return marks, damaged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if bool(options["template"]) != bool(options["requirements"]):
             raise CommandError("--template and --requirements go together.")
+        # What lies in an image is for the sandboxes' users to read, unlike all else we write.
+        os.umask(0o022)
         try:
             # Importing a whole system takes the engine a while.
             client = docker.from_env(timeout=900)

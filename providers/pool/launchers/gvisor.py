@@ -138,6 +138,10 @@ class GvisorLauncher:
                 point.touch()
             elif not mount["destination"].startswith("/dev/"):
                 point.mkdir(parents=True, exist_ok=True)
+        for point in (root, *root.rglob("*")):
+            # Inside, it is another user's to read; the folder around the bundle is not.
+            if not point.is_symlink():
+                point.chmod(0o755 if point.is_dir() else 0o644)
         (bundle / "config.json").write_text(json.dumps(self._configuration(template, mounts)))
         self._bundles[template.name] = bundle
         return bundle

@@ -8,10 +8,12 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from executions.services.ledger.adoption import take_stock
 from executions.services.schedules import ensure_schedules
 from executions.services.statistics import ensure_counted
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
+from sandbox_site.private_files import tighten
 
 
 class Command(BaseCommand):
@@ -27,12 +29,18 @@ class Command(BaseCommand):
             bootstrap.ensure_keys(settings.DATA_DIR)
         except KeysLost as error:
             raise CommandError(str(error)) from None
+        tighten(settings.DATA_DIR)
         self.check()
         call_command("migrate", interactive=False, verbosity=0)
+        found = take_stock()
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         advice = bootstrap.ensure_provider()
         ensure_schedules()
         ensure_counted()
+        if found:
+            self.stdout.write(
+                f"{found} records from before the ledger bound them were entered in it as found."
+            )
         if created:
             self.stdout.write("Created, and shown only this once:")
             for name, value in created.items():

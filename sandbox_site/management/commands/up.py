@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.pool.service.docker_check import Docker, find_docker
+from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup
 
 POOL_START_SECONDS = 10.0
@@ -30,6 +31,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         _refuse_taken_port(host, port)
+        tighten(settings.DATA_DIR)
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         environment = os.environ | {"HOST": host, "PORT": str(port)}
         manage = str(settings.BASE_DIR / "manage.py")

@@ -1,0 +1,104 @@
+"""Taking stock, once: what was there before the ledger bound it is entered as it is found.
+
+After that, a row without an entry was added behind our back.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.db.models import Model
+
+from executions.models import Execution, LedgerEntry
+from executions.services.ledger.append import append
+from executions.services.ledger.bindings import BINDINGS, columns_of, model_of, row_hash
+from executions.services.ledger.entering import enter_row
+from executions.services.ledger.formats import parse
+from executions.services.ledger.head import read_head
+from executions.services.ledger.introductions import vouch_for_configured_keys
+from executions.services.ledger.records import unentered
+from executions.services.ledger.rows import BASELINE, RowsRead
+from executions.services.ledger.sealing import append_execution, execution_content
+from executions.services.ledger.verification import verify_entry
+from providers.fields import DecryptionError
+
+FOUND = "found"
+_AT_ONCE = 100
+
+
+def take_stock() -> int:
+    """Enter what was never entered, of models not taken into the ledger yet. How many there were.
+
+    Safe to call at every start: each model, and each column of one, is taken in once. A row that
+    is not as it was entered stays as it is, for the verifier to find.
+    """
+    vouch_for_configured_keys()
+    entered = 0
+    if not _adopted():
+        entered += _enter_executions()
+    with transaction.atomic(savepoint=False):
+        read_head(lock=True)
+        columns = {label: columns_of(model) for label, model in _models().items()}
+        adopted = _adopted() or {}
+        missing = [label for label in columns if not {*columns[label]} <= {*adopted.get(label, ())}]
+        if not missing:
+            return entered
+        with RowsRead() as rows:
+            kinds = {binding.kind for binding in BINDINGS.values()}
+            for entry in LedgerEntry.objects.filter(kind__in=kinds).order_by("sequence").iterator():
+                if (stated := parse(entry.statement)) is not None:
+                    rows.read(stated)
+            for label in missing:
+                entered += sum(
+                    _enter(rows, label, row, columns[label])
+                    for row in _models()[label]._base_manager.order_by("pk")
+                )
+        append(BASELINE, "ledger", {"models": columns, "entered": entered})
+    return entered
+
+
+def _models() -> dict[str, type[Model]]:
+    return {label: model for label in BINDINGS if (model := model_of(label)) is not None}
+
+
+def _adopted() -> dict[str, list[str]] | None:
+    """The columns of every model that was taken in; None before that was ever done."""
+    adopted: dict[str, list[str]] | None = None
+    for entry in LedgerEntry.objects.filter(kind=BASELINE).order_by("sequence"):
+        if not verify_entry(entry):
+            adopted = (adopted or {}) | entry.stated["models"]
+    return adopted
+
+
+def _enter(rows: RowsRead, label: str, row: Model, columns: list[str]) -> bool:
+    said = rows.last_said(label, str(row.pk))
+    if said is not None:
+        _, bound, expected = said
+        if {*columns} <= {*bound}:
+            return False
+        try:
+            if row_hash(row, bound) != expected:
+                return False
+        except (DecryptionError, AttributeError):
+            return False
+    enter_row(row, FOUND)
+    return True
+
+
+def _enter_executions() -> int:
+    """A transaction for each batch: there may be very many."""
+    entered = 0
+    batch: list[Execution] = []
+    for pk in unentered(None):
+        batch.append(Execution.objects.defer("pending").get(pk=pk))
+        if len(batch) == _AT_ONCE:
+            entered += _enter_batch(batch)
+            batch = []
+    return entered + _enter_batch(batch)
+
+
+def _enter_batch(batch: list[Execution]) -> int:
+    with transaction.atomic():
+        for execution in batch:
+            content = execution_content(execution, list(execution.artifacts.all()))
+            append_execution({**content, "found": True}, execution)
+    return len(batch)

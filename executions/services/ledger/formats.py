@@ -1,0 +1,60 @@
+"""How an entry is written and signed. Each format that was ever shipped stays readable.
+
+Format 1 signs the whole statement. Format 2 writes it as RFC 8785 has it and signs its number and
+digest, so that the signature alone, without the statement, is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from executions.services.ledger.canonical import canonical, canonical_1, digest
+
+FORMAT = 2
+
+# What is signed starts with one of these, so that nothing else a key signs can pass for an entry.
+DOMAIN_1 = b"cofferdam-ledger-1\n"
+DOMAIN = b"cofferdam-ledger-2\n"
+
+_CANONICAL: Mapping[Any, Callable[[Any], str]] = {1: canonical_1, 2: canonical}
+
+
+def parse(statement: str) -> dict[str, Any] | None:
+    """What a statement states; None when it is not written as the format it names has it."""
+    try:
+        stated = json.loads(statement)
+        if not isinstance(stated, dict) or write(stated) != statement:
+            return None
+    except (ValueError, TypeError, RecursionError):
+        return None
+    sequence = stated.get("sequence")
+    return stated if isinstance(sequence, int) and not isinstance(sequence, bool) else None
+
+
+def write(stated: Mapping[str, Any]) -> str:
+    """The statement's text. Raises ValueError for a format that this version does not know."""
+    known = _CANONICAL.get(stated.get("ledger"))
+    if known is None:
+        raise ValueError(f"format {stated.get('ledger')!r} is not known here")
+    return known(stated)
+
+
+def signed_bytes(stated: Mapping[str, Any], statement: str) -> bytes:
+    """What the signature of this entry is over."""
+    if stated["ledger"] == 1:
+        return DOMAIN_1 + statement.encode()
+    return place_bytes(stated["sequence"], digest(statement))
+
+
+def place_bytes(sequence: int, statement_digest: str) -> bytes:
+    """What is signed of an entry of format 2."""
+    return DOMAIN + f"{sequence}\n{statement_digest}".encode()
+
+
+def line_bytes(line: Mapping[str, Any]) -> bytes:
+    """What is signed of a line of the checkpoints, its signature left out."""
+    if line.get("ledger") == FORMAT:
+        return DOMAIN + b"checkpoint\n" + canonical(line).encode()
+    return DOMAIN_1 + canonical_1(line).encode()

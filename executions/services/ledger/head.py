@@ -1,0 +1,131 @@
+"""The newest entry, which nothing is entered after unless one of our own keys signed it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import connection
+
+from executions.models import LedgerEntry
+from executions.services.ledger.canonical import digest
+from executions.services.ledger.formats import parse, signed_bytes
+from executions.services.ledger.keyring import LedgerAltered, is_signed_by, keyring
+
+logger = logging.getLogger(__name__)
+
+# Any number that no other lock of this database uses.
+_POSTGRES_LOCK = 0x1ED6E5
+_SELECT = (
+    "SELECT sequence, statement, digest, key_id, signature"  # noqa: S608
+    f" FROM {LedgerEntry._meta.db_table} ORDER BY sequence DESC LIMIT 1"
+)
+
+
+class Row(NamedTuple):
+    """What the database has in the row of the newest entry. All of it are claims."""
+
+    sequence: int
+    statement: str
+    digest: str
+    key_id: str
+    signature: str
+
+
+class Head(NamedTuple):
+    """The newest entry, as far as the next one needs it."""
+
+    sequence: int
+    digest: str
+    key_id: str
+    signature: str = ""
+
+
+class _Seen(threading.local):
+    """The row that this thread wrote or checked last, and the keys it was checked with."""
+
+    row: Row | None = None
+    keys: tuple[str, ...] = ()
+
+
+_seen = _Seen()
+_has_refused = False
+
+
+def read_head(*, lock: bool) -> Head | None:
+    """The newest entry; with `lock` it stays that until this transaction ends.
+
+    SQLite's transactions begin as writers (see sandbox_site.database), and there is one writer.
+    Raises LedgerAltered for a row that is not what its key signed. One signed by a key that we do
+    not have is returned: whether it may be continued is the caller's question.
+    """
+    global _has_refused
+    with connection.cursor() as cursor:
+        if lock and connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POSTGRES_LOCK])
+        cursor.execute(_SELECT)
+        found = cursor.fetchone()
+    if found is None:
+        return None
+    row = Row(*found)
+    if row != _seen.row or _seen.keys != tuple(settings.LEDGER_KEYS):
+        if reason := _wrong(row):
+            _has_refused = True
+            raise _altered(row.sequence, reason)
+        remember(row)
+    return Head(row.sequence, row.digest, row.key_id, row.signature)
+
+
+def remember(row: Row) -> None:
+    """Take a row for checked. Should its transaction be rolled back, none like it is ever met."""
+    _seen.row, _seen.keys = row, tuple(settings.LEDGER_KEYS)
+
+
+def refuse_if_altered() -> None:
+    """Raise LedgerAltered where an entry was refused before, until the ledger is in order again.
+
+    What runs could not be entered. Costs nothing while nothing was ever refused.
+    """
+    global _has_refused
+    if _has_refused:
+        read_head(lock=False)
+        _has_refused = False
+
+
+def _wrong(row: Row) -> str:
+    """What shows that the row is not ours; "" when it is, or when a key of others signed it."""
+    stated = parse(row.statement)
+    if stated is None:
+        return "its statement is not canonical JSON"
+    if stated["sequence"] != row.sequence:
+        return "it stands in another place than it was signed for"
+    if digest(row.statement) != row.digest:
+        return "its digest is not its statement's"
+    if stated.get("key_id") != row.key_id:
+        return "it claims another key than the one that it was signed with"
+    key = keyring().get(row.key_id)
+    if key is not None and not is_signed_by(
+        key.public_key, signed_bytes(stated, row.statement), row.signature
+    ):
+        return "our key did not sign it"
+    return ""
+
+
+_MESSAGE = (
+    "The ledger takes no entry: its newest one is not what this service signed. "
+    "Run `manage.py verify_ledger`."
+)
+
+
+def _altered(sequence: int, reason: str) -> LedgerAltered:
+    logger.critical(
+        "ALERT: the ledger's newest entry, %s, was written by somebody else: %s. Nothing runs and "
+        "nothing is changed until it is in order. Run `manage.py verify_ledger`, find out who can "
+        "write to the database, and restore a backup.",
+        sequence,
+        reason,
+        extra={"alert": "ledger_altered", "ledger_sequence": sequence},
+    )
+    return LedgerAltered(_MESSAGE)

@@ -1,0 +1,218 @@
+"""Whoever can write to the queue's tables, or sign what lies in them, runs nothing in a worker."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django_q.models import Schedule
+
+from executions import tasks
+from executions.services.schedules import EVERY_MINUTES, ensure_schedules
+from sandbox_site.worker import TASKS, admitted
+from tests.conftest import require
+from tests.processes import ROOT, Service, clean_environment, free_port, started
+
+
+class Evil:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def attack(data_dir: Path, canaries: Path) -> None:
+    """Every row that a hostile writer might think of, in one go."""
+
+    def command(name: str) -> str:
+        return f"touch {canaries / name}"
+
+    schedules = [
+        # func, hook, args, kwargs, name, intended_date_kwarg
+        ("os.system", None, repr((command("schedule"),)), None, None, None),
+        ("os.system", None, repr((command("sync"),)), "{'q_options': {'sync': True}}", "x", None),
+        ("os.system", None, None, repr({"command": command("kwargs")}), "y", None),
+        ("executions.tasks.index_new_code", "os.system", None, None, "z", None),
+        ("os.system", None, repr((command("named"),)), None, next(iter(EVERY_MINUTES)), "command"),
+        ("subprocess.getoutput", None, repr((command("getoutput"),)), None, "w", None),
+        (
+            "builtins.exec",
+            None,
+            repr((f"import os; os.system({command('exec')!r})",)),
+            None,
+            "v",
+            None,
+        ),
+    ]
+    result = base64.b64encode(zlib.compress(pickle.dumps(Evil(canaries / "unpickled")))).decode()
+    plain = base64.b64encode(pickle.dumps(Evil(canaries / "unpickled-plain"))).decode()
+    with closing(sqlite3.connect(data_dir / "cofferdam.sqlite3", timeout=20)) as database:
+        database.executemany(
+            "INSERT INTO django_q_schedule (func, hook, args, kwargs, name, intended_date_kwarg,"
+            " schedule_type, repeats, next_run) VALUES (?, ?, ?, ?, ?, ?, 'O', -1, '2020-01-01')",
+            schedules,
+        )
+        for number, text in enumerate((result, plain)):
+            database.execute(
+                "INSERT INTO django_q_task (id, name, func, hook, args, kwargs, result, started,"
+                " stopped, success, attempt_count) VALUES (?, 'n', 'os.system', 'os.system', ?, ?, ?,"
+                " '2020-01-01', '2020-01-01', 1, 1)",
+                (f"{number:032}", text, text, text),
+            )
+        database.execute(
+            "INSERT INTO django_q_ormq (key, payload, lock) VALUES ('cofferdam', 'unsigned', '2020-01-01 00:00:00')"
+        )
+        database.commit()
+
+
+# What somebody with SECRET_KEY could sign: the names still decide nothing.
+_SIGNED = """
+import django; django.setup()
+from django_q.tasks import async_task
+import os
+from tests.attacks.test_writers_queue import Evil
+for options in ({}, {"sync": False, "hook": "os.system"}, {"cached": True}):
+    async_task("os.system", "touch %s/signed", **options)
+async_task(os.system, "touch %s/callable")
+async_task("executions.tasks.index_new_code", hook="os.system", chain=[("os.system", ("touch %s/chain",), {})])
+async_task("executions.services.ledger.append", "note", "x", {})
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    require("bwrap")
+    data_dir = tmp_path / "data"
+    environment = clean_environment(data_dir, PORT=str(free_port()))
+    run = [sys.executable, "manage.py", "bootstrap"]
+    subprocess.run(run, env=environment, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "manage.py", "up"]
+    with started(command, environment, ROOT, tmp_path / "log") as running:
+        running.wait_until_ready(90)
+        yield running
+
+
+def wait_for(condition: Callable[[], bool], service: Service, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, service.output[-4000:]
+        assert service.process.poll() is None, service.output[-4000:]
+        time.sleep(0.2)
+
+
+def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
+    service: Service, tmp_path: Path
+) -> None:
+    canaries, data_dir = tmp_path / "canaries", tmp_path / "data"
+    canaries.mkdir()
+    attack(data_dir, canaries)
+    signed = _SIGNED.replace("%s", str(canaries))
+    environment = clean_environment(data_dir) | {"DJANGO_SETTINGS_MODULE": "sandbox_site.settings"}
+    subprocess.run([sys.executable, "-c", signed], env=environment, cwd=ROOT, check=True)
+
+    def left(table: str, where: str) -> int:
+        with closing(sqlite3.connect(data_dir / "cofferdam.sqlite3", timeout=20)) as database:
+            return int(
+                database.execute(f"SELECT COUNT(*) FROM {table} WHERE {where}").fetchone()[0]
+            )
+
+    # The scheduler has looked, and everything that was queued is done with.
+    wait_for(lambda: not left("django_q_schedule", "name IN ('v', 'w', 'x', 'y', 'z')"), service)
+    wait_for(lambda: not left("django_q_ormq", "1"), service)
+    assert "none of ours" in service.output
+    assert sorted(path.name for path in canaries.iterdir()) == []
+
+    keys = dict(
+        line.split("=", 1) for line in (data_dir / "credentials.txt").read_text().splitlines()
+    )
+    answer = run_async(service, keys["API_KEY"])
+    assert (answer["status"], answer["stdout"]) == ("succeeded", "honest\n"), service.output[-4000:]
+    assert sorted(path.name for path in canaries.iterdir()) == []
+
+
+def run_async(service: Service, key: str) -> dict[str, Any]:
+    import json
+    import urllib.request
+
+    def call(path: str, body: Any = None) -> dict[str, Any]:
+        request = urllib.request.Request(
+            service.url + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"X-API-Key": key, "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answered:
+            read: dict[str, Any] = json.load(answered)
+            return read
+
+    queued = call("/api/v1/executions", {"code": "print('honest')", "mode": "async"})
+    answer = queued
+
+    def has_ended() -> bool:
+        nonlocal answer
+        answer = call(f"/api/v1/executions/{queued['id']}")
+        return answer["status"] not in ("queued", "running")
+
+    wait_for(has_ended, service)
+    return answer
+
+
+def test_only_functions_of_the_task_modules_are_tasks() -> None:
+    assert set(EVERY_MINUTES) < set(TASKS)
+    assert "executions.tasks.run_queued_execution" in TASKS
+    assert not any("append" in name or name.startswith("os") for name in TASKS)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "STOP!",
+        None,
+        {},
+        {"func": "os.system", "args": ("true",), "kwargs": {}},
+        {"func": os.system, "args": (), "kwargs": {}},
+        {"func": tasks.index_new_code, "args": (), "kwargs": {}},
+        {"func": "executions.tasks.checkpoints", "args": (), "kwargs": {}},
+        {"func": "executions.tasks.index_new_code", "args": (), "kwargs": {"x": 1}},
+        {"func": "executions.tasks.run_queued_execution", "args": ([1],), "kwargs": {}},
+        {"func": ["executions.tasks.index_new_code"], "args": (), "kwargs": {}},
+    ],
+)
+def test_what_is_no_task_of_ours_is_not_admitted(task: Any) -> None:
+    assert admitted(task) is None
+
+
+def test_a_task_is_admitted_without_any_of_its_options() -> None:
+    task = {"func": "executions.tasks.index_new_code", "args": (), "kwargs": {}, "ack_id": 7}
+    options = {"hook": "os.system", "chain": [1], "cached": True, "sync": True, "timeout": 9**9}
+    ours = admitted({**task, **options})
+    assert ours is not None
+    assert ours["func"] is tasks.index_new_code
+    assert not options.keys() & ours.keys()
+    assert ours["ack_id"] == 7
+
+
+@pytest.mark.django_db
+def test_schedules_of_others_are_removed_and_doubles_do_not_stop_the_start() -> None:
+    name = next(iter(EVERY_MINUTES))
+    for other in (name, name, "theirs", None):
+        Schedule.objects.create(name=other, func="os.system", args="'x'", hook="os.system")
+    ensure_schedules()
+    ensure_schedules()
+    assert {row.name for row in Schedule.objects.all()} == set(EVERY_MINUTES)
+    assert all(
+        row.func == row.name and not row.hook and not row.args for row in Schedule.objects.all()
+    )
