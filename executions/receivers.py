@@ -18,7 +18,7 @@ from executions.services.ledger import append
 from executions.services.ledger.canonical import moment
 from executions.text import storable_value
 from providers.models import ProviderPrice, Route, RouteStep
-from providers.signals import configuration_changed
+from providers.signals import configuration_changed, setting_changed
 
 _ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
 _MEMBERSHIP = {"post_add": "added", "post_remove": "removed", "pre_clear": "removed"}
@@ -28,6 +28,7 @@ def connect() -> None:
     """Called once, when the app is ready."""
     user = get_user_model()
     configuration_changed.connect(_configuration, dispatch_uid="ledger")
+    setting_changed.connect(_version, dispatch_uid="ledger")
     entered: dict[type[Model], Callable[..., None]] = {
         Tenant: _tenant,
         ApiKey: _api_key,
@@ -46,6 +47,11 @@ def connect() -> None:
 def _configuration(sender: Any, **sent: Any) -> None:
     content = {name: sent[name] for name in sent if name not in ("signal", "provider_id")}
     append("configuration", str(sent["provider_id"]), storable_value(content))
+
+
+def _version(sender: Any, **sent: Any) -> None:
+    content = {name: sent[name] for name in sent if name not in ("signal", "subject")}
+    append("configuration", str(sent["subject"]), storable_value(content))
 
 
 def _setting(sender: Any, instance: Model, **sent: Any) -> None:

@@ -5,10 +5,11 @@ from django.http import HttpRequest
 
 from executions.admin.bases import TenantModelAdmin
 from executions.models import Tenant
+from providers.admin.guarded import GuardedAdmin
 
 
 @admin.register(Tenant)
-class TenantAdmin(TenantModelAdmin):
+class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     list_display = ("slug", "name", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")

@@ -12,6 +12,12 @@ from django.db.models.base import ModelBase
 from providers.fields import EncryptedJSONField
 
 
+class _ByName(models.Manager["ProviderConfig"]):
+    def get_by_natural_key(self, provider_id: str) -> ProviderConfig:
+        # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
+        return self.defer("config").get(provider_id=provider_id)
+
+
 class ProviderConfig(models.Model):
     """One provider's configuration. At most one row is active: that provider runs the code.
 
@@ -26,6 +32,8 @@ class ProviderConfig(models.Model):
     version = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField("created", auto_now_add=True)
     updated_at = models.DateTimeField("updated", auto_now=True)
+
+    objects = _ByName()
 
     class Meta:
         verbose_name = "provider"
@@ -70,3 +78,6 @@ class ProviderConfig(models.Model):
         )
         if bump:
             self.refresh_from_db(fields=["version"])
+
+    def natural_key(self) -> tuple[str]:
+        return (self.provider_id,)
