@@ -44,9 +44,9 @@ class Guarded:
 
     `hidden` columns are carried and never shown or kept in a version; `left_out` ones are not
     carried at all. Of `removal_only` rows, which the service itself writes, removing one is the
-    change. `called` and `shown` put a row into words. `refuse` says why somebody may not make a change, "" when she may. `puts_in_hand` names
-    the accounts (user ids) that a change gives into the hands of whoever makes it; its second
-    argument says whether a second person has approved it.
+    change. `called` and `shown` put a row into words. `refuse` says why somebody may not make a
+    change, "" when she may. `puts_in_hand` names the accounts (user ids) that a change gives into
+    the hands of whoever makes it; its second argument says whether a second person approved it.
     """
 
     model: type[Model]

@@ -14,8 +14,7 @@ from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef, QuerySet
-from django.http import HttpRequest, HttpResponseRedirect
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from django_q.models import Failure, OrmQ, Schedule, Success
@@ -98,12 +97,12 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
         request: HttpRequest,
         id: str,  # noqa: A002  the name that its address gives it
         form_url: str = "",
-    ) -> HttpResponseBase:
+    ) -> HttpResponse:
         # One's own takes the old one, so that a session left open is not enough.
         if id == str(request.user.pk):
             return HttpResponseRedirect(reverse("admin:password_change"))
         view = super().user_change_password
-        answer: HttpResponseBase = self.guarded_view(request, lambda: view(request, id, form_url))
+        answer: HttpResponse = self.guarded_view(request, lambda: view(request, id, form_url))
         return answer
 
     @admin.action(description="Reset the authenticator", permissions=["change"])
