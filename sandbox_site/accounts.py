@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib.auth.models import Group, Permission, User
+from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.services.ledger import append
 from providers.guarded import Change, Guarded, guard, values_of
 
 _CREDENTIALS = ("password", "username")
@@ -19,6 +21,13 @@ def guard_accounts() -> None:
     guard(ACCOUNTS)
     guard(ROLES)
     guard(AUTHENTICATORS)
+    post_delete.connect(_enter_removal, sender=TOTPDevice, dispatch_uid="ledger")
+
+
+def _enter_removal(sender: Any, instance: TOTPDevice, **_: Any) -> None:
+    name = User.objects.filter(pk=instance.user_id).values_list("username", flat=True).first()
+    if instance.confirmed and name is not None:
+        append("user", name, {"action": "authenticator removed"})
 
 
 def why_not_manage(person: Any, account: Any) -> str:

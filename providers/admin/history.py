@@ -159,9 +159,12 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
         version = self.get_queryset(request).filter(pk=pk).first()
         if not may_restore(request, version.subject if version else ""):
             raise PermissionDenied
-        if version is None or request.method != "POST":
+        if version is None:
             raise Http404
         back = HttpResponseRedirect(reverse("admin:providers_configversion_change", args=[pk]))
+        # Where somebody lands whose session had ended when she pressed the button.
+        if request.method != "POST":
+            return back
         reason = request.POST.get("reason", "").replace("\0", "")[:500]
         try:
             waits = _restore(request, version, reason)

@@ -117,8 +117,12 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
         if not self.may_decide(request):
             raise PermissionDenied
         change = self.get_queryset(request).filter(pk=pk).first()
-        if change is None or request.method != "POST":
+        if change is None:
             raise Http404
+        back = HttpResponseRedirect(reverse("admin:providers_pendingchange_change", args=[pk]))
+        # Where somebody lands whose session had ended when she pressed the button.
+        if request.method != "POST":
+            return back
         try:
             decide(change, request.user)
         except (
@@ -131,4 +135,4 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
         else:
             self.log_change(request, change, f"{done}.")
             self.message_user(request, f"{done}: {self.what(change)}.", messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:providers_pendingchange_change", args=[pk]))
+        return back
