@@ -22,6 +22,7 @@ from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from providers.admin.guarded import GuardedAdmin
+from providers.services.approvers import persons_behind
 from sandbox_site.accounts import authenticator_of, why_not_unlock
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
@@ -74,9 +75,10 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
             "Permissions",
             {"fields": ("is_active", "is_staff", "is_superuser", "groups", "user_permissions")},
         ),
+        ("Two-person rule", {"fields": ("one_person_with",)}),
         ("Dates", {"fields": ("last_login", "date_joined")}),
     )
-    readonly_fields = ("last_login", "date_joined")
+    readonly_fields = ("one_person_with", "last_login", "date_joined")
 
     def get_queryset(self, request: HttpRequest) -> Any:
         devices = TOTPDevice.objects.filter(user_id=OuterRef("pk"), confirmed=True)
@@ -85,6 +87,13 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
     @admin.display(description="authenticator", boolean=True, ordering="has_authenticator")
     def authenticator(self, user: Any) -> bool:
         return bool(user.has_authenticator)
+
+    @admin.display(description="had in hand by")
+    def one_person_with(self, user: Any) -> str:
+        """Whoever made the account or let it in: the two do not count as two persons."""
+        others = persons_behind(user.pk) - {user.pk}
+        names = User.objects.filter(pk__in=others).values_list("username", flat=True)
+        return ", ".join(sorted(names)) or "–"
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_change_permission(request, obj) and _may_manage(request, obj)

@@ -131,6 +131,7 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
             InvalidConfiguration,
             ConfigurationConflict,
         ) as error:
+            self.log_change(request, change, f"Not {done.lower()}. {error}")
             self.message_user(request, f"Nothing was done. {error}", messages.ERROR)
         else:
             self.log_change(request, change, f"{done}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
@@ -96,24 +96,34 @@ def approve(change: PendingChange, *, approver: Any) -> None:
     """
     if why := approvers.why_not(change, approver):
         raise NotPermitted(why)
+    try:
+        with transaction.atomic():
+            _approve(change, approver)
+    except IntegrityError:
+        raise ConfigurationConflict(
+            "It contradicts what is stored by now. Reject it, and ask for it anew."
+        ) from None
+
+
+@sensitive_variables()
+def _approve(change: PendingChange, approver: Any) -> None:
     approved_by = f"user:{approver.get_username()}"
-    with transaction.atomic():
-        config = PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
-        _decide(change, PendingChange.Status.APPROVED, approved_by, approver.pk)
-        if guarded.is_row(change.subject):
-            guarded_rows.refuse_to(approver, guarded_rows.asked_for(change, config))
-            guarded_rows.make(change, config, approved_by)
-            return
-        _make(
-            change.subject,
-            Action(change.action),
-            config,
-            author=change.author,
-            reason=change.reason,
-            expected_version=change.base_version,
-            clear=_emptied(change.subject, config),
-            approved_by=approved_by,
-        )
+    config = PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
+    _decide(change, PendingChange.Status.APPROVED, approved_by, approver.pk)
+    if guarded.is_row(change.subject):
+        guarded_rows.refuse_to(approver, guarded_rows.asked_for(change, config))
+        guarded_rows.make(change, config, approved_by)
+        return
+    _make(
+        change.subject,
+        Action(change.action),
+        config,
+        author=change.author,
+        reason=change.reason,
+        expected_version=change.base_version,
+        clear=_emptied(change.subject, config),
+        approved_by=approved_by,
+    )
 
 
 def reject(change: PendingChange, *, decider: Any) -> None:
