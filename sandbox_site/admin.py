@@ -91,9 +91,10 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
     @admin.display(description="had in hand by")
     def one_person_with(self, user: Any) -> str:
         """Whoever made the account or let it in: the two do not count as two persons."""
-        others = persons_behind(user.pk) - {user.pk}
-        names = User.objects.filter(pk__in=others).values_list("username", flat=True)
-        return ", ".join(sorted(names)) or "–"
+        if not hasattr(user, "_others"):
+            user._others = persons_behind(user.pk) - {user.pk}
+        names = User.objects.filter(pk__in=user._others).values_list("username", flat=True)
+        return ", ".join(sorted(names)) if user._others else "–"
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_change_permission(request, obj) and _may_manage(request, obj)

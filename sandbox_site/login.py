@@ -18,6 +18,10 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from providers.services.touched import own_account
 from sandbox_site import recovery
 
+# Where somebody's session can end between her opening a page and pressing its button. The others
+# of the kind answer by going to the page they belong to.
+_ONLY_POSTED = ("executions_save_filter", "executions_remove_filter", "providers_test")
+
 
 class LoginForm(AuthenticationForm):  # type: ignore[misc]
     """Asks everybody for a code, so that nobody learns who has an authenticator."""
@@ -90,6 +94,6 @@ def _leads_to_a_page(address: str) -> bool:
     if not address:
         return True
     try:
-        return resolve(urlsplit(address).path).url_name is not None
+        return resolve(urlsplit(address).path).url_name not in (None, *_ONLY_POSTED)
     except (Resolver404, ValueError):
         return False

@@ -168,6 +168,7 @@ def test_the_page_is_for_the_signed_in_and_shows_nobody_elses(ann: User) -> None
         ("/admin/login/?next=/admin/no/such/page/", "/admin/"),
         ("/admin/login/?next=/no/such/page/", "/admin/"),
         ("/admin/login/?next=http://[", "/admin/"),
+        ("/admin/login/?next=/admin/executions/execution/filters/", "/admin/"),
     ],
 )
 def test_signing_in_lands_on_a_page(ann: User, path: str, lands: str) -> None:

@@ -139,7 +139,9 @@ def compare(schema: Schema, before: Mapping[str, Any], after: Mapping[str, Any])
             continue
         declared = schema.get(key)
         hidden = declared is None or declared.secret
-        gone, added = new in (None, ""), old in (None, "")
+        gone, added = new in (None, "", []), old in (None, "", [])
+        if gone and added:
+            continue
         diff.append(
             {
                 "field": key,
