@@ -19,7 +19,7 @@ from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.presentation import visible
-from executions.services.replay import compare, configured_providers, recorded_request, replay
+from executions.services.replay import compare, providers_for, recorded_request, replay
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from providers.errors import InvalidConfiguration, SandboxError
@@ -172,7 +172,7 @@ class Details:
             "title": "Replay",
             "opts": self.model_admin.opts,
             "execution": execution,
-            "providers": configured_providers(),
+            "providers": providers_for(execution),
             "refused": refused,
             "replays": replays,
             "other": other,

@@ -12,7 +12,7 @@ from django.db.models.base import ModelBase
 from providers.fields import EncryptedJSONField
 
 
-class _ByName(models.Manager["ProviderConfig"]):
+class _ByName(models.QuerySet["ProviderConfig"]):
     def get_by_natural_key(self, provider_id: str) -> ProviderConfig:
         # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
         return self.defer("config").get(provider_id=provider_id)
@@ -33,7 +33,7 @@ class ProviderConfig(models.Model):
     created_at = models.DateTimeField("created", auto_now_add=True)
     updated_at = models.DateTimeField("updated", auto_now=True)
 
-    objects = _ByName()
+    objects = _ByName.as_manager()
 
     class Meta:
         verbose_name = "provider"

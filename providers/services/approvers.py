@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db import models
 
 from providers.models import AccountHold, ConfigVersion, PendingChange
+from providers.services.history import SYSTEM
 
 APPROVE = "providers.change_pendingchange"
 _REMEDY = "Or run `manage.py confirm_account {}` on the server, if that is another person."
@@ -52,10 +52,8 @@ def persons_behind(account_id: int) -> set[int]:
 
 def hold(account_ids: Iterable[int], holder_id: int) -> None:
     """Keep that `holder_id` had these accounts in hand. One's own is one's own."""
-    others = {pk for pk in account_ids if pk != holder_id}
-    AccountHold.objects.bulk_create(
-        AccountHold(account_id=pk, holder_id=holder_id) for pk in sorted(others)
-    )
+    for pk in sorted({pk for pk in account_ids if pk != holder_id}):
+        AccountHold.objects.create(account_id=pk, holder_id=holder_id)
 
 
 def _names(account_ids: set[int]) -> str:
@@ -69,6 +67,6 @@ def _gained_rights_since(change: PendingChange, approver: Any) -> bool:
         return True
     subjects = [f"{approver._meta.label_lower}:{approver.pk}"]
     subjects += [f"{group._meta.label_lower}:{group.pk}" for group in approver.groups.all()]
-    return ConfigVersion.objects.filter(
-        models.Q(subject__in=subjects), created_at__gt=change.created_at
-    ).exists()
+    since = ConfigVersion.objects.filter(subject__in=subjects, created_at__gt=change.created_at)
+    # What was only found gave no rights.
+    return since.exclude(author=SYSTEM).exists()

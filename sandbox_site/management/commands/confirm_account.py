@@ -26,7 +26,10 @@ class Command(BaseCommand):
         if user is None:
             raise CommandError(f"There is no account {name!r}.")
         with transaction.atomic():
-            holds = AccountHold.objects.filter(account_id=user.pk, released_at=None)
-            released = holds.update(released_at=timezone.now())
-            append("user", name, {"action": "confirmed as a person of its own", "holds": released})
+            holds = list(AccountHold.objects.filter(account_id=user.pk, released_at=None))
+            for hold in holds:
+                hold.released_at = timezone.now()
+                hold.save(update_fields=["released_at"])
+            content = {"action": "confirmed as a person of its own", "holds": len(holds)}
+            append("user", name, content)
         self.stdout.write(f"{name} counts as a person of its own.")
