@@ -83,6 +83,10 @@ class Change:
     def subject(self) -> str:
         return f"{self.guarded.label}:{self.pk}"
 
+    @property
+    def words(self) -> str:
+        return f"{self.guarded.name} {self.shown_as}"
+
     def changed(self) -> Values:
         """The columns that differ, as they are to be."""
         before = self.before or {}

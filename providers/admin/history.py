@@ -53,7 +53,7 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
     list_display = ("name", "created_at", "author", "approved_by", "reason", "changes")
     list_display_links = ("name",)
     list_filter = ("author",)
-    search_fields = ("subject", "author", "reason")
+    search_fields = ("subject", "shown_as", "author", "reason")
     date_hierarchy = "created_at"
     actions = ("compare_selected",)
     show_full_result_count = False
@@ -83,7 +83,7 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
     @admin.display(description="version", ordering="subject")
     def name(self, version: ConfigVersion) -> str:
         between = ", version " if guarded.is_row(version.subject) else " "
-        return f"{subject_name(version.subject)}{between}{version.version}"
+        return f"{subject_name(version.subject, version.shown_as)}{between}{version.version}"
 
     @admin.display(description="changes")
     def changes(self, version: ConfigVersion) -> str:

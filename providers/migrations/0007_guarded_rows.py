@@ -40,6 +40,12 @@ class Migration(migrations.Migration):
             "pendingchange", "shown_as", models.CharField(blank=True, default="", max_length=200),
             preserve_default=False,
         ),
+        migrations.AddField(
+            "configversion",
+            "shown_as",
+            models.CharField(blank=True, default="", max_length=200),
+            preserve_default=False,
+        ),
         migrations.AddField("pendingchange", "author_id", models.BigIntegerField(null=True)),
         migrations.AddField("pendingchange", "decided_by_id", models.BigIntegerField(null=True)),
         migrations.RunPython(name_the_accounts, migrations.RunPython.noop),

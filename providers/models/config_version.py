@@ -20,6 +20,7 @@ class ConfigVersion(models.Model):
     """
 
     subject = models.CharField("what", max_length=64)
+    shown_as = models.CharField(max_length=200, blank=True)
     version = models.PositiveIntegerField()
     content = EncryptedJSONField(editable=False)
     content_hash = models.CharField(max_length=71)
@@ -39,7 +40,7 @@ class ConfigVersion(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.subject} version {self.version}"
+        return f"{self.shown_as or self.subject} version {self.version}"
 
 
 class PendingChange(models.Model):

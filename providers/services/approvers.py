@@ -7,6 +7,7 @@ the same third (`AccountHold`). And whoever approves had the right before the ch
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -15,6 +16,8 @@ from providers.models import AccountHold, ConfigVersion, PendingChange
 from providers.services.history import SYSTEM
 
 APPROVE = "providers.change_pendingchange"
+_BACKEND = "django.contrib.auth.backends.ModelBackend"
+_LOOKED_AT = 100
 _REMEDY = "Or run `manage.py confirm_account {}` on the server, if that is another person."
 
 
@@ -37,6 +40,14 @@ def why_not(change: PendingChange, approver: Any) -> str:
     if _gained_rights_since(change, approver):
         return "Your rights are newer than this change. Somebody else has to approve it."
     return ""
+
+
+def can_approve() -> bool:
+    """Whether there are two accounts of two persons who may approve, so that anything can be."""
+    users = get_user_model()._default_manager
+    may = users.with_perm(APPROVE, backend=_BACKEND).filter(is_staff=True)
+    persons = [persons_behind(pk) for pk in may.values_list("pk", flat=True)[:_LOOKED_AT]]
+    return any(not one & other for one, other in combinations(persons, 2))
 
 
 def persons_behind(account_id: int) -> set[int]:

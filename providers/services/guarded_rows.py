@@ -84,7 +84,8 @@ def asked_for(waiting: PendingChange, config: Values | None) -> Change:
     removes = waiting.action == Action.REMOVE
     if before is None and (removes or waiting.base_version):
         raise ConfigurationConflict(f"{waiting.shown_as} is not there any more.")
-    return Change(kind, pk, before, None if removes else {**(before or {}), **(config or {})})
+    after = None if removes else {**(before or {}), **(config or {})}
+    return Change(kind, pk, before, after, kind.shown(row) if row else "")
 
 
 @sensitive_variables()
@@ -141,7 +142,7 @@ def _leave_waiting(change: Change, person: Any, author: str, reason: str) -> Pen
     base = 0 if is_new or change.guarded.removal_only else _found(subject, change)
     return PendingChange.objects.create(
         subject=subject,
-        shown_as=f"{change.guarded.name} {change.shown_as}"[:200],
+        shown_as=change.words[:200],
         action=Action.REMOVE if change.after is None else Action.SAVE,
         base_version=base,
         config=None if change.after is None else change.changed(),
@@ -170,6 +171,7 @@ def _record(change: Change, author: str, reason: str, approved_by: str = "") -> 
         author=author,
         reason=reason or ("Removed." if change.after is None else ""),
         approved_by=approved_by,
+        shown_as=change.words,
     )
 
 
@@ -193,5 +195,6 @@ def _found(subject: str, change: Change) -> int:
         after=found,
         author=SYSTEM,
         reason=_FOUND,
+        shown_as=change.words,
     )
     return made.version

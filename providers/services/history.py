@@ -33,6 +33,7 @@ def record_version(
     author: str,
     reason: str,
     approved_by: str = "",
+    shown_as: str = "",
 ) -> ConfigVersion:
     """Write one version and tell whoever listens. Call it in the transaction of the change.
 
@@ -42,6 +43,7 @@ def record_version(
     diff = compare(schema_of(subject), before or {}, after)
     recorded = ConfigVersion.objects.create(
         subject=subject,
+        shown_as=shown_as[:200],
         version=version,
         content={"config": dict(after), "salt": salt},
         content_hash=content_hash(subject, version, after, salt),

@@ -31,6 +31,7 @@ from providers.models import (
     Route,
 )
 from providers.services import save_config
+from providers.services.approvers import can_approve
 from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
@@ -350,6 +351,23 @@ def test_an_approver_who_is_no_superuser_makes_no_superuser() -> None:
     assert approve(adam).status == "waiting"
     carl.refresh_from_db()
     assert not carl.is_superuser
+
+
+def test_the_first_second_person_comes_from_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ann = superuser("ann")
+    assert not can_approve()
+    monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", STRONG)
+    options = {"username": "ben", "email": "ben@example.org", "interactive": False}
+    call_command("createsuperuser", **options)
+    assert can_approve()
+    entry = LedgerEntry.objects.filter(kind="user").latest("sequence").stated
+    assert (entry["subject"], entry["is_superuser"], entry["actor"]) == ("ben", True, "system")
+    signed_in(ann).post(
+        reverse("admin:providers_providerprice_add"), {"provider_id": "e2b", "per_second": 1}
+    )
+    assert approve(User.objects.get(username="ben")).status == "approved"
+    AccountHold.objects.create(account_id=User.objects.get(username="ben").pk, holder_id=ann.pk)
+    assert not can_approve()
 
 
 def test_no_door_beside_is_open() -> None:
