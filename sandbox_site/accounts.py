@@ -90,12 +90,12 @@ def _name(key: Iterable[str]) -> str:
 
 
 def _account_in_hand(change: Change, approved: bool) -> list[int]:
-    """Whose password or name somebody sets can be that person. Rights that a second person has
-    approved put nobody in hand; those given alone may be given to oneself."""
+    """Whose password or name somebody sets, or whom she lets in again, she may be. Other rights put
+    nobody in hand once a second person has approved them; those given alone may be to oneself."""
     if change.after is None:
         return []
     before = change.before or {}
-    columns = _CREDENTIALS if approved else (*_CREDENTIALS, *_RIGHTS)
+    columns = (*_CREDENTIALS, "is_active") if approved else (*_CREDENTIALS, *_RIGHTS)
     gained = any(_gains(before.get(name), change.after.get(name)) for name in columns)
     return [int(change.pk)] if gained or change.before is None else []
 

@@ -39,6 +39,8 @@ def carry_out(
     Raises NotAllowed, and then nothing was done.
     """
     author = f"user:{person.get_username()}"
+    # Looked up once and kept: what she may do is what she could before `do`.
+    person.get_all_permissions()
     with transaction.atomic():
         with collecting() as touched:
             result = do()

@@ -32,6 +32,7 @@ from providers.models import (
 )
 from providers.services import save_config
 from providers.services.approvers import can_approve
+from providers.services.guarded_rows import NotAllowed, carry_out
 from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
@@ -447,6 +448,16 @@ class TestAnAdministratorWithoutTheRule:
         ada = User.objects.create_user("ada", is_staff=True)
         client.post(page(ada), user_form(ada, groups=[role.pk]))
         assert ada.groups.get() == role
+
+    def test_what_she_gave_herself_does_not_count_as_hers(self) -> None:
+        adam = administrator("adam")
+        role = Group.objects.get(name=ADMINISTRATOR)
+        permission = Permission.objects.get(codename="delete_logentry")
+        # Nothing was asked of this object yet: what it may do is looked up by the check itself.
+        fresh = User.objects.get(pk=adam.pk)
+        with pytest.raises(NotAllowed):
+            carry_out(fresh, lambda: role.permissions.add(permission))
+        assert not role.permissions.filter(pk=permission.pk).exists()
 
     def test_she_takes_over_an_account_that_may_do_more(self) -> None:
         clerk = User.objects.create_user("clerk", is_staff=True)
