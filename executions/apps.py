@@ -18,11 +18,19 @@ class ExecutionsConfig(AppConfig):
             receivers,
         )
         from executions.admin.unproven import mark_pages
+        from executions.models import Budget, Tenant
+        from executions.services.actor import current_actor
         from executions.services.roles import ensure_roles
+        from providers.guarded import Guarded, guard
+        from providers.services import touched
 
         receivers.connect()
         mark_pages()
         post_spawn.connect(_worker_started, dispatch_uid="queue")
+        guard(Guarded(Tenant))
+        guard(Guarded(Budget))
+        # The last of the apps that name what is guarded.
+        touched.connect(current_actor)
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")
 

@@ -16,7 +16,12 @@ from executions.services.ledger.bindings import BINDINGS, model_of
 from executions.services.ledger.entering import enter_row
 from executions.services.ledger.rows import DELETED
 from executions.text import storable_value
-from providers.signals import configuration_changed, configuration_tried, rows_updated
+from providers.signals import (
+    configuration_changed,
+    configuration_tried,
+    rows_updated,
+    setting_changed,
+)
 
 _ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
 _MEMBERSHIP = {"post_add": "added", "post_remove": "removed", "pre_clear": "removed"}
@@ -25,6 +30,7 @@ _MEMBERSHIP = {"post_add": "added", "post_remove": "removed", "pre_clear": "remo
 def connect() -> None:
     """Called once, when the app is ready."""
     configuration_changed.connect(_configuration, dispatch_uid="ledger")
+    setting_changed.connect(_version, dispatch_uid="ledger")
     configuration_tried.connect(_trial, dispatch_uid="ledger")
     for label, binding in BINDINGS.items():
         model = model_of(label)
@@ -52,6 +58,11 @@ def _save_each(manager: Any, rows: Iterable[LogEntry]) -> list[LogEntry]:
 def _configuration(sender: Any, **sent: Any) -> None:
     content = {name: sent[name] for name in sent if name not in ("signal", "provider_id")}
     append("configuration", str(sent["provider_id"]), storable_value(content))
+
+
+def _version(sender: Any, **sent: Any) -> None:
+    content = {name: sent[name] for name in sent if name not in ("signal", "subject")}
+    append("configuration", str(sent["subject"]), storable_value(content))
 
 
 def _trial(sender: Any, **sent: Any) -> None:

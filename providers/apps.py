@@ -13,5 +13,18 @@ class ProvidersConfig(AppConfig):
 
     def ready(self) -> None:
         from providers.checks import check_fernet_keys
+        from providers.guarded import Child, Guarded, guard
+        from providers.models import CircuitBreaker, ProviderPrice, Route, RouteStep
 
         checks.register(check_fernet_keys, checks.Tags.security)
+        steps = Child(
+            RouteStep,
+            parent="route",
+            accessor="steps",
+            # Naming a provider needs none of its secrets.
+            related="provider",
+            unread="provider__config",
+        )
+        guard(Guarded(Route, children=(steps,)))
+        guard(Guarded(ProviderPrice))
+        guard(Guarded(CircuitBreaker, removal_only=True))

@@ -11,3 +11,6 @@ configuration_changed = Signal()
 configuration_tried = Signal()
 # Sent by `AnnouncedQuerySet` in the transaction of an UPDATE, with: pks. The sender is the model.
 rows_updated = Signal()
+# The same of a row that `providers.guarded` knows, with: config_id, subject, version, author,
+# approved_by, reason, diff, content_hash.
+setting_changed = Signal()

@@ -8,15 +8,22 @@ import django_otp.plugins.otp_totp.admin  # noqa: F401  imported to be unregiste
 import django_q.admin  # noqa: F401
 from axes.admin import AccessAttemptAdmin
 from axes.models import AccessAttempt, AccessFailureLog, AccessLog
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
-from django.http import HttpRequest
+from django.core.exceptions import PermissionDenied
+from django.db.models import Exists, OuterRef, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from django_q.models import Failure, OrmQ, Schedule, Success
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from providers.admin.guarded import GuardedAdmin
+from providers.services.approvers import persons_behind
+from sandbox_site.accounts import authenticator_of, why_not_unlock
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.
@@ -41,12 +48,25 @@ class _ReadOnly(ModelAdmin):  # type: ignore[misc]
         return False
 
 
+def _may_manage(request: HttpRequest, user: Any) -> bool:
+    """The page only spares a refusal: `sandbox_site.accounts` is asked about every change."""
+    return user is None or not user.is_superuser or request.user.is_superuser
+
+
 @admin.register(User)
-class ThemedUserAdmin(UserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]
+class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
-    list_display = ("username", "is_staff", "is_superuser", "is_active", "last_login")
+    list_display = (
+        "username",
+        "is_staff",
+        "is_superuser",
+        "is_active",
+        "authenticator",
+        "last_login",
+    )
+    actions = ("reset_authenticator",)
     list_filter = ("is_staff", "is_superuser", "is_active", "groups")
     fieldsets = (
         (None, {"fields": ("username", "password")}),
@@ -55,9 +75,57 @@ class ThemedUserAdmin(UserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]
             "Permissions",
             {"fields": ("is_active", "is_staff", "is_superuser", "groups", "user_permissions")},
         ),
+        ("Two-person rule", {"fields": ("one_person_with",)}),
         ("Dates", {"fields": ("last_login", "date_joined")}),
     )
-    readonly_fields = ("last_login", "date_joined")
+    readonly_fields = ("one_person_with", "last_login", "date_joined")
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        devices = TOTPDevice.objects.filter(user_id=OuterRef("pk"), confirmed=True)
+        return super().get_queryset(request).annotate(has_authenticator=Exists(devices))
+
+    @admin.display(description="authenticator", boolean=True, ordering="has_authenticator")
+    def authenticator(self, user: Any) -> bool:
+        return bool(user.has_authenticator)
+
+    @admin.display(description="had in hand by")
+    def one_person_with(self, user: Any) -> str:
+        """Whoever made the account or let it in: the two do not count as two persons."""
+        if not hasattr(user, "_others"):
+            user._others = persons_behind(user.pk) - {user.pk}
+        names = User.objects.filter(pk__in=user._others).values_list("username", flat=True)
+        return ", ".join(sorted(names)) if user._others else "–"
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and _may_manage(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and _may_manage(request, obj)
+
+    def user_change_password(
+        self,
+        request: HttpRequest,
+        id: str,  # noqa: A002  the name that its address gives it
+        form_url: str = "",
+    ) -> HttpResponse:
+        # One's own takes the old one, so that a session left open is not enough.
+        if id == str(request.user.pk):
+            return HttpResponseRedirect(reverse("admin:password_change"))
+        view = super().user_change_password
+        answer: HttpResponse = self.guarded_view(request, lambda: view(request, id, form_url))
+        return answer
+
+    @admin.action(description="Reset the authenticator", permissions=["change"])
+    def reset_authenticator(self, request: HttpRequest, users: QuerySet[User]) -> None:
+        """So that somebody who lost it signs in with the password and sets up another."""
+        reset = 0
+        for user in users:
+            if (device := authenticator_of(user)) is not None:
+                device.delete()
+                self.log_change(request, user, "Authenticator reset.")
+                reset += 1
+        told = messages.SUCCESS if reset else messages.WARNING
+        self.message_user(request, f"Authenticators reset: {reset}.", told)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
@@ -68,7 +136,7 @@ class ThemedUserAdmin(UserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]
 
 
 @admin.register(Group)
-class ThemedGroupAdmin(GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class ThemedGroupAdmin(GuardedAdmin, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 
@@ -95,7 +163,20 @@ class LogEntryAdmin(_ReadOnly):
 
 @admin.register(AccessAttempt)
 class ThemedAccessAttemptAdmin(AccessAttemptAdmin, ModelAdmin):  # type: ignore[misc]
-    """Failed logins. Deleting one lets its name and address try again at once."""
+    """Failed logins. Deleting one lets its name and address try again at once.
+
+    Nobody lets guessing go on at an account that may do more than she.
+    """
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        allowed: bool = super().has_delete_permission(request, obj)
+        return allowed and (obj is None or not why_not_unlock(request.user, obj.username))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[AccessAttempt]) -> None:
+        for name in queryset.values_list("username", flat=True):
+            if why := why_not_unlock(request.user, name or ""):
+                raise PermissionDenied(why)
+        super().delete_queryset(request, queryset)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -7,3 +7,6 @@ class SandboxSiteConfig(AppConfig):
 
     def ready(self) -> None:
         from sandbox_site import checks  # noqa: F401  registers the checks
+        from sandbox_site.accounts import guard_accounts
+
+        guard_accounts()

@@ -21,6 +21,10 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django_otp import login as verify_session
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from providers.services.touched import own_account
+from sandbox_site import recovery
+from sandbox_site.accounts import authenticator_of
+
 NAME = "Authenticator"
 
 
@@ -29,11 +33,19 @@ NAME = "Authenticator"
 def authenticator(request: HttpRequest) -> HttpResponse:
     """Shows a code to scan until one of its numbers was entered; then lets it be removed.
 
-    Removing asks for a number too, so that a session left open is not enough.
+    Removing, and new recovery codes, ask for a number too, or for a recovery code, so that a
+    session left open is not enough.
     """
-    device = TOTPDevice.objects.filter(user_id=request.user.pk, confirmed=True).first()
-    if request.method == "POST":
-        return _change(request, device)
+    with own_account():
+        device = authenticator_of(request.user)
+        if request.method == "POST":
+            return _change(request, device)
+        return _page(request, device)
+
+
+def _page(
+    request: HttpRequest, device: TOTPDevice | None, codes: list[str] | None = None
+) -> HttpResponse:
     waiting = None
     if device is None:
         waiting, _ = TOTPDevice.objects.get_or_create(
@@ -43,6 +55,8 @@ def authenticator(request: HttpRequest) -> HttpResponse:
         **admin.site.each_context(request),
         "title": "Authenticator",
         "device": device,
+        "codes": codes,
+        "codes_left": recovery.codes_left(device) if device else 0,
         "picture": _picture(waiting.config_url) if waiting else "",
         "secret": base64.b32encode(waiting.bin_key).decode() if waiting else "",
     }
@@ -51,26 +65,38 @@ def authenticator(request: HttpRequest) -> HttpResponse:
 
 def _change(request: HttpRequest, device: TOTPDevice | None) -> HttpResponse:
     back = HttpResponseRedirect(reverse("authenticator"))
-    code = request.POST.get("code", "").replace(" ", "")
+    code = request.POST.get("code", "")
+    codes = None
     with transaction.atomic():
         own = TOTPDevice.objects.select_for_update().filter(user_id=request.user.pk)
         asked = own.filter(confirmed=device is not None).first()
-        right = asked is not None and asked.verify_is_allowed()[0] and asked.verify_token(code)
-        if asked is None or not right:
+        if asked is None or not _proves(request, asked, code):
             messages.error(request, "That is not the number it shows now. Wait for the next one.")
             return back
         if device is None:
             asked.confirmed = True
             asked.save(update_fields=["confirmed"])
+            codes = recovery.issue_codes(asked)
             done = "The authenticator was set up."
+        elif "new_codes" in request.POST:
+            codes = recovery.issue_codes(asked)
+            done = "New recovery codes were made."
         else:
             own.delete()
             done = "The authenticator was removed."
         _log(request, done)
-    if device is None:
-        verify_session(request, asked)
     messages.success(request, done)
-    return back
+    if codes is None:
+        return back
+    verify_session(request, asked)
+    # Answered directly: they are shown once, and a redirect would have to keep them somewhere.
+    return _page(request, asked, codes)
+
+
+def _proves(request: HttpRequest, device: TOTPDevice, code: str) -> bool:
+    if device.confirmed and recovery.is_code(code):
+        return recovery.use_code(request.user, code) is not None
+    return bool(device.verify_is_allowed()[0] and device.verify_token(code.replace(" ", "")))
 
 
 def _log(request: HttpRequest, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 
@@ -17,6 +18,21 @@ def secret_key() -> str:
         return settings.SECRET_KEY
     except ImproperlyConfigured:
         return ""
+
+
+@register(Tags.security)
+def https_has_a_trusted_proxy(**_: Any) -> list[CheckMessage]:
+    """A proxy that ends HTTPS is named; without, every request is redirected for ever."""
+    if settings.HTTPS_ONLY and not settings.TRUSTED_PROXIES:
+        return [
+            checks.Warning(
+                "HTTPS_ONLY is on and TRUSTED_PROXIES is empty: no proxy's X-Forwarded-Proto is "
+                "believed.",
+                hint="Name the proxy that ends HTTPS, such as TRUSTED_PROXIES=127.0.0.1.",
+                id="sandbox_site.W001",
+            )
+        ]
+    return []
 
 
 @register(Tags.security)

@@ -35,6 +35,8 @@ timeout = 60
 graceful_timeout = 3
 preload_app = False
 control_socket_disable = True
+# For the scheme alone, and of the same proxies: sandbox_site.client_address reads the rest.
+forwarded_allow_ips = ",".join(map(str, settings.TRUSTED_PROXIES))
 # The worker's heartbeat is a file; on a busy disk it could look dead.
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
 accesslog = "-" if settings.env.bool("ACCESS_LOG", default=False) else None

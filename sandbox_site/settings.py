@@ -16,7 +16,7 @@ from typing import Any
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from sandbox_site import admin_pages, keys, logs
+from sandbox_site import admin_pages, client_address, keys, logs
 from sandbox_site.database import databases, files_of
 from sandbox_site.environment import StrictEnv
 from sandbox_site.private_files import write_privately
@@ -52,8 +52,15 @@ LEDGER_KEYS = keys.split(_keys.get("LEDGER_KEYS", ""))
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[::1]", HOST])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 
-# Set where HTTPS ends at this service or at a proxy in front of it. FORWARDED_ALLOW_IPS, which
-# gunicorn reads itself, names the proxies whose X-Forwarded-Proto is believed.
+# The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; nobody else's are.
+# FORWARDED_ALLOW_IPS is the name the second had before.
+TRUSTED_PROXIES = client_address.read_networks(
+    env.list("TRUSTED_PROXIES", default=[]) or env.list("FORWARDED_ALLOW_IPS", default=[])
+)
+# The middleware leaves the header of a trusted proxy alone.
+SECURE_PROXY_SSL_HEADER = (client_address.FORWARDED_PROTO, "https")
+
+# Set where HTTPS ends at this service or at a proxy in front of it.
 HTTPS_ONLY = env.bool("HTTPS_ONLY", default=False)
 SECURE_SSL_REDIRECT = HTTPS_ONLY
 SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
@@ -89,6 +96,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "sandbox_site.client_address.ClientAddressMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -141,6 +149,11 @@ AUTHENTICATION_BACKENDS = [
     "django.contrib.auth.backends.ModelBackend",
 ]
 
+# Where a login without a page to go to ends.
+LOGIN_URL = "admin:login"
+LOGIN_REDIRECT_URL = "admin:index"
+LOGOUT_REDIRECT_URL = "admin:login"
+
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = env.str("TIME_ZONE", default="UTC")
 USE_TZ = True
@@ -158,6 +171,7 @@ AXES_FAILURE_LIMIT = env.bounded("LOGIN_FAILURES", default=5, low=1, high=1000)
 AXES_COOLOFF_TIME = timedelta(minutes=env.bounded("LOGIN_PAUSE_MINUTES", 15, 1, 10_080))
 # A name from one address; a name alone would let anybody lock an administrator out.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_CLIENT_IP_CALLABLE = "sandbox_site.client_address.address_of"
 AXES_RESET_ON_SUCCESS = True
 AXES_LOCKOUT_TEMPLATE = "admin/locked_out.html"
 AXES_HTTP_RESPONSE_CODE = 429

@@ -7,6 +7,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from executions.admin.dashboard import pool_view
 from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz
+from sandbox_site.login import login, logout, own_password
 
 # Swagger UI writes styles into its page; its script is served from a file of its own.
 docs = csp_update({"style-src": ["'unsafe-inline'"]})(
@@ -18,6 +19,9 @@ urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
     path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
+    path("admin/login/", login, name="login"),
+    path("admin/logout/", logout, name="logout"),
+    path("admin/password_change/", admin.site.admin_view(own_password), name="own-password"),
     path("admin/", admin.site.urls),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs", docs, name="docs"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 
 from executions.models import Execution
@@ -106,7 +107,7 @@ def test_any_two_versions_can_be_compared() -> None:
     assert history.summary(history.compare_versions(first, third)) == "Pool size 1 → 3"
     assert history.compare_versions(second, second) == []
     save_config("local", {})
-    other = ConfigVersion.objects.get(provider_id="local")
+    other = ConfigVersion.objects.get(subject="local")
     with pytest.raises(InvalidConfiguration, match="one provider"):
         history.compare_versions(first, other)
 
@@ -161,7 +162,7 @@ def test_each_change_is_announced_with_masked_secrets(heard: list[dict[str, Any]
         "config_id", "provider_id", "version", "author", "reason", "diff", "content_hash",
     }  # fmt: skip
     assert (saved["provider_id"], saved["version"], saved["author"]) == ("probe", 1, "user:ann")
-    assert saved["content_hash"] == ConfigVersion.objects.get(provider_id="probe").content_hash
+    assert saved["content_hash"] == ConfigVersion.objects.get(subject="probe").content_hash
     assert (activated["config_id"], activated["diff"][0]["before"]) == (row.pk, "local")
     assert TOKEN not in json.dumps(heard)
 
@@ -197,10 +198,17 @@ class TestTwoPersonRule:
     @pytest.fixture(autouse=True)
     def _rule(self, settings: Any) -> None:
         settings.TWO_PERSON_RULE = True
+        self.ann = User.objects.create_superuser("ann")
+        self.ben = User.objects.create_superuser("ben")
 
     def ask(self, **values: Any) -> PendingChange:
         change = request_change(
-            "probe", Action.SAVE_AND_ACTIVATE, GOOD | values, author="user:ann", reason="Please."
+            "probe",
+            Action.SAVE_AND_ACTIVATE,
+            GOOD | values,
+            author="user:ann",
+            author_id=self.ann.pk,
+            reason="Please.",
         )
         assert isinstance(change, PendingChange)
         return change
@@ -209,7 +217,7 @@ class TestTwoPersonRule:
         change = self.ask()
         assert not ProviderConfig.objects.exists()
 
-        approve(change, approver="user:ben")
+        approve(change, approver=self.ben)
 
         row = ProviderConfig.objects.get()
         assert row.is_active
@@ -221,38 +229,40 @@ class TestTwoPersonRule:
     def test_its_author_cannot_approve_it_not_even_in_sql(self) -> None:
         change = self.ask()
         with pytest.raises(NotPermitted):
-            approve(change, approver="user:ann")
+            approve(change, approver=self.ann)
         with pytest.raises(IntegrityError), transaction.atomic():
-            PendingChange.objects.update(status="approved", decided_by="user:ann", config=None)
+            PendingChange.objects.update(
+                status="approved", decided_by="user:anna", decided_by_id=self.ann.pk, config=None
+            )
         assert not ProviderConfig.objects.exists()
 
     def test_it_is_decided_once(self) -> None:
         change = self.ask()
-        reject(change, decided_by="user:ann")
+        reject(change, decider=self.ann)
         with pytest.raises(NotPermitted, match="already"):
-            approve(change, approver="user:ben")
+            approve(change, approver=self.ben)
         assert not ProviderConfig.objects.exists()
 
     def test_what_changed_meanwhile_is_not_overwritten(self) -> None:
         first, second = self.ask(size=1), self.ask(size=2)
-        approve(first, approver="user:ben")
+        approve(first, approver=self.ben)
         with pytest.raises(ConfigurationConflict):
-            approve(second, approver="user:ben")
+            approve(second, approver=self.ben)
         assert ProviderConfig.objects.get().config["size"] == 1
         second.refresh_from_db()
         assert second.status == "waiting"
 
     def test_a_rollback_and_a_removal_wait_too(self) -> None:
-        approve(self.ask(), approver="user:ben")
+        approve(self.ask(), approver=self.ben)
         save_config("probe", {"size": 5, **GOOD})
-        restored = request_rollback(versions()[0], author="user:ann")
-        removal = request_change("probe", Action.REMOVE, author="user:ann")
+        restored = request_rollback(versions()[0], author="user:ann", author_id=self.ann.pk)
+        removal = request_change("probe", Action.REMOVE, author="user:ann", author_id=self.ann.pk)
         assert isinstance(restored, PendingChange)
         assert isinstance(removal, PendingChange)
         assert ProviderConfig.objects.get().config["size"] == 5
 
-        reject(restored, decided_by="user:ben")
-        approve(removal, approver="user:ben")
+        reject(restored, decider=self.ben)
+        approve(removal, approver=self.ben)
         assert not ProviderConfig.objects.exists()
 
     def test_what_would_be_refused_is_refused_when_it_is_asked_for(self) -> None:

@@ -144,7 +144,7 @@ def test_planted_secrets_are_found_nowhere(
     said |= crawled(admin_client)
     said["logs"] = caplog.text + "".join(capfd.readouterr())
     assert OrmQ.objects.exists()
-    assert ConfigVersion.objects.filter(provider_id="probe").count() >= 3
+    assert ConfigVersion.objects.filter(subject="probe").count() >= 3
     assert len(said) > 40
     assert "••••aaaa" in said[page]
     assert any("ends in bbbb" in text for text in said.values())

@@ -68,7 +68,7 @@ def names(
         )
         Spending.objects.create(tenant_slug=f"t{n}", day=timezone.now(), amount=1)
     PendingChange.objects.bulk_create(
-        PendingChange(provider_id="probe", action="activate", base_version=1, author=f"user:{n}")
+        PendingChange(subject="probe", action="activate", base_version=1, author=f"user:{n}")
         for n in range(MANY)
     )
     tenants = Tenant.objects.bulk_create(Tenant(slug=f"t{n}", name="T") for n in range(MANY))

@@ -172,3 +172,16 @@ def test_long_outcomes_are_compared_in_bounded_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(service, "MAX_LINES", 50)
     difference = service.Difference("stdout", "a\n" * 10_000, "b\n" * 10_000)
     assert len(difference.lines) == 50
+
+
+def test_under_the_two_person_rule_one_person_chooses_no_other_provider(
+    scripted: object, local_too: None, alice: Caller, operator: Client, settings: Any
+) -> None:
+    before = recorded(alice)
+    settings.TWO_PERSON_RULE = True
+    assert operator.get(page_of(before)).context["providers"] == ["scripted"]
+    operator.post(page_of(before), {"provider": "local"})
+    assert Execution.objects.count() == 1
+    # The tenant that replays belong to is made here; that is no change of anybody's rights.
+    operator.post(page_of(before), {"provider": "scripted"})
+    assert Execution.objects.get(replay_of=before).provider == "scripted"

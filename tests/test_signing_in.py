@@ -13,6 +13,8 @@ from django.test import Client
 from django_otp.oath import TOTP
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from sandbox_site.client_address import read_networks
+
 pytestmark = pytest.mark.django_db
 
 LOGIN = "/admin/login/"
@@ -151,3 +153,77 @@ def test_the_page_is_for_the_signed_in_and_shows_nobody_elses(ann: User) -> None
     page = client.get(PAGE).content.decode()
     assert theirs.key not in page
     assert TOTPDevice.objects.filter(user=ann).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "lands"),
+    [
+        ("/admin/login/", "/admin/"),
+        ("/admin/login/?next=", "/admin/"),
+        ("/admin/login/?next=/admin/executions/tenant/", "/admin/executions/tenant/"),
+        ("/admin/login/?next=//elsewhere.example/", "/admin/"),
+        ("/admin/login/?next=https://elsewhere.example/", "/admin/"),
+        ("/admin/login/?next=/admin/login/", "/admin/"),
+        ("/admin/login/?next=/admin/logout/", "/admin/"),
+        ("/admin/login/?next=/admin/no/such/page/", "/admin/"),
+        ("/admin/login/?next=/no/such/page/", "/admin/"),
+        ("/admin/login/?next=http://[", "/admin/"),
+        ("/admin/login/?next=/admin/executions/execution/filters/", "/admin/"),
+    ],
+)
+def test_signing_in_lands_on_a_page(ann: User, path: str, lands: str) -> None:
+    client = Client()
+    client.get(path)
+    answer = client.post(path, {"username": "ann", "password": PASSWORD}, follow=True)
+    assert answer.status_code == 200
+    assert answer.request["PATH_INFO"] == lands
+    # Who is signed in already and comes back to the login page.
+    answer = client.get(path, follow=True)
+    assert (answer.status_code, answer.request["PATH_INFO"]) == (200, "/admin/")
+
+
+def test_signing_out_and_a_changed_password_land_on_a_page(ann: User) -> None:
+    client = Client()
+    attempt(client)
+    new = {"old_password": PASSWORD, "new_password1": "n3w horse!", "new_password2": "n3w horse!"}
+    for query in ("", "?next=//elsewhere.example/"):
+        page = client.post(f"/admin/password_change/{query}", new, follow=True)
+        assert page.status_code == 200
+        assert page.request["PATH_INFO"] == "/admin/password_change/done/"
+        new = {"old_password": "n3w horse!"} | dict.fromkeys(list(new)[1:], PASSWORD + "!")
+    out = client.post("/admin/logout/?next=//elsewhere.example/", follow=True)
+    assert out.status_code == 200
+    assert client.get("/admin/", follow=True).request["PATH_INFO"] == "/admin/login/"
+
+
+def test_behind_a_proxy_one_client_is_held_back_and_no_other(ann: User, settings: Any) -> None:
+    settings.TRUSTED_PROXIES = read_networks(["127.0.0.1"])
+    attacker, admin = {"HTTP_X_FORWARDED_FOR": "198.51.100.7"}, "203.0.113.9"
+    for _ in range(5):
+        attempt(Client(), "wrong", **attacker)
+    assert attempt(Client(), **attacker) == 429
+    assert attempt(Client(), HTTP_X_FORWARDED_FOR=admin) == 302
+
+
+def test_a_forged_address_locks_nobody_out_and_buys_no_more_guesses(
+    ann: User, settings: Any
+) -> None:
+    settings.TRUSTED_PROXIES = read_networks(["127.0.0.1"])
+    admin = "203.0.113.9"
+    said = [
+        # What a proxy makes of a header that the client had sent, and a client without a proxy.
+        attempt(Client(), "wrong", HTTP_X_FORWARDED_FOR=f"{admin}, 198.51.100.7")
+        for _ in range(6)
+    ]
+    assert said[-1] == 429
+    for n in range(6):
+        attempt(Client(), "wrong", REMOTE_ADDR="192.0.2.7", HTTP_X_FORWARDED_FOR=f"10.9.8.{n}")
+    assert attempt(Client(), REMOTE_ADDR="192.0.2.7") == 429
+    assert attempt(Client(), HTTP_X_FORWARDED_FOR=admin) == 302
+
+
+def test_one_ipv6_client_cannot_go_on_from_its_other_addresses(ann: User) -> None:
+    for n in range(5):
+        attempt(Client(), "wrong", REMOTE_ADDR=f"2001:db8::{n + 1}")
+    assert attempt(Client(), REMOTE_ADDR="2001:db8::ffff") == 429
+    assert attempt(Client(), REMOTE_ADDR="2001:db8:0:1::1") == 302

@@ -20,12 +20,7 @@ from executions.api.files import download_response
 from executions.api.later import answer
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.presentation import visible
-from executions.services.replay import (
-    compare,
-    configured_providers,
-    recorded_request,
-    replaying,
-)
+from executions.services.replay import compare, providers_for, recorded_request, replaying
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from executions.services.waiting import Waits
@@ -183,7 +178,7 @@ class Details:
             "title": "Replay",
             "opts": self.model_admin.opts,
             "execution": execution,
-            "providers": configured_providers(),
+            "providers": providers_for(execution),
             "refused": refused,
             "replays": replays,
             "other": other,

@@ -14,6 +14,7 @@ from unfold.admin import ModelAdmin
 
 from executions.models import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare
+from providers.admin.guarded import GuardedAdmin
 
 PERIODS = {24: "24 hours", 168: "7 days", 720: "30 days"}
 
@@ -37,7 +38,7 @@ class _ReadOnly:
 
 
 @admin.register(Budget)
-class BudgetAdmin(_BudgetAdmin):
+class BudgetAdmin(GuardedAdmin, _BudgetAdmin):
     list_display = ("__str__", "tenant_slug", "period", "limit", "warn_percent")
 
 

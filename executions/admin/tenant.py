@@ -10,16 +10,17 @@ from django.http import HttpRequest
 from executions.admin.bases import TenantModelAdmin
 from executions.models import Tenant
 from executions.services.admission import MIB, in_use
+from providers.admin.guarded import GuardedAdmin
 
 
 @admin.register(Tenant)
-class TenantAdmin(TenantModelAdmin):
+class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     list_display = ("slug", "name", "minimum_isolation", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
     readonly_fields = ("created_at", "in_use")
     fieldsets = (
-        (None, {"fields": ("slug", "name", "is_active", "created_at")}),
+        (None, {"fields": ("slug", "name", "is_active", "minimum_isolation", "created_at")}),
         (
             "Bounds",
             {

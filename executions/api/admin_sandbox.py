@@ -192,7 +192,10 @@ def _change(
     if not isinstance(reason, str) or len(reason) > 500 or "\0" in reason:
         raise _Refused("Invalid request", {"reason": "Must be at most 500 characters."})
     author = author_of(request)
-    change = request_change(provider_id, action, config, author=author, reason=reason)
+    account = getattr(request.user, "pk", None)
+    change = request_change(
+        provider_id, action, config, author=author, author_id=account, reason=reason
+    )
     if isinstance(change, PendingChange):
         log_action(request.user, provider_id, f"Asked for: {change.get_action_display()}.")
         message = "Waiting for a second administrator"

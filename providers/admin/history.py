@@ -12,20 +12,48 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
-from providers.admin.pages import ConfigVersionModelAdmin, author_of, diff_table, provider_name
+from providers import guarded
+from providers.admin.guarded import only_visible
+from providers.admin.pages import (
+    ConfigVersionModelAdmin,
+    account_of,
+    author_of,
+    diff_table,
+    subject_name,
+)
 from providers.errors import InvalidConfiguration
-from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.models import ConfigVersion, PendingChange
 from providers.services import ConfigurationConflict, history, request_rollback
+from providers.services.guarded_rows import NotAllowed, restore
 
 _CHANGE = "providers.change_providerconfig"
+
+
+def may_restore(request: HttpRequest, subject: str) -> bool:
+    """Whether this person may change what a version is of."""
+    if not guarded.is_row(subject):
+        return request.user.has_perm(_CHANGE)
+    app, model = subject.partition(":")[0].split(".")
+    needed = [f"{app}.{verb}_{model}" for verb in ("add", "change")]
+    return request.user.has_perms(needed)
+
+
+def _restore(request: HttpRequest, version: ConfigVersion, reason: str) -> bool:
+    """Whether it waits for a second person now."""
+    if guarded.is_row(version.subject):
+        return bool(restore(request.user, version, reason=reason))
+    change = request_rollback(
+        version, author=author_of(request), author_id=account_of(request), reason=reason
+    )
+    return isinstance(change, PendingChange)
 
 
 @admin.register(ConfigVersion)
 class ConfigVersionAdmin(ConfigVersionModelAdmin):
     list_display = ("name", "created_at", "author", "approved_by", "reason", "changes")
     list_display_links = ("name",)
-    list_filter = ("provider_id", "author")
-    search_fields = ("author", "reason")
+    list_filter = ("author",)
+    search_fields = ("subject", "shown_as", "author", "reason")
     date_hierarchy = "created_at"
     actions = ("compare_selected",)
     show_full_result_count = False
@@ -50,11 +78,12 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ConfigVersion]:
-        return super().get_queryset(request).defer("content")
+        return only_visible(request, super().get_queryset(request).defer("content"))
 
-    @admin.display(description="version", ordering="provider_id")
+    @admin.display(description="version", ordering="subject")
     def name(self, version: ConfigVersion) -> str:
-        return f"{provider_name(version.provider_id)} {version.version}"
+        between = ", version " if guarded.is_row(version.subject) else " "
+        return f"{subject_name(version.subject, version.shown_as)}{between}{version.version}"
 
     @admin.display(description="changes")
     def changes(self, version: ConfigVersion) -> str:
@@ -92,16 +121,13 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
         version = self.get_object(request, object_id)
         if version is None:
             raise Http404
-        earlier = ConfigVersion.objects.filter(
-            provider_id=version.provider_id, version__lt=version.version
-        )
-        current = ProviderConfig.objects.filter(
-            provider_id=version.provider_id, version=version.version
-        )
+        versions = ConfigVersion.objects.filter(subject=version.subject)
+        earlier = versions.filter(version__lt=version.version)
+        is_current = not versions.filter(version__gt=version.version).exists()
         context = {
             "earlier": earlier.order_by("-version").defer("content")[:20],
-            "is_current": current.exists(),
-            "may_restore": request.user.has_perm(_CHANGE),
+            "is_current": is_current,
+            "may_restore": may_restore(request, version.subject),
             "version": version,
         }
         return super().change_view(
@@ -111,7 +137,7 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
     def compare_view(self, request: HttpRequest, old: int, new: int) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = ConfigVersion.objects.defer("content").in_bulk([old, new])
+        found = self.get_queryset(request).in_bulk([old, new])
         if len(found) != len({old, new}):
             raise Http404
         try:
@@ -130,20 +156,24 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
         return TemplateResponse(request, "admin/providers/configversion/compare.html", context)
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        if not request.user.has_perm(_CHANGE):
+        version = self.get_queryset(request).filter(pk=pk).first()
+        if not may_restore(request, version.subject if version else ""):
             raise PermissionDenied
-        version = ConfigVersion.objects.defer("content").filter(pk=pk).first()
-        if version is None or request.method != "POST":
+        if version is None:
             raise Http404
         back = HttpResponseRedirect(reverse("admin:providers_configversion_change", args=[pk]))
+        # Where somebody lands whose session had ended when she pressed the button.
+        if request.method != "POST":
+            return back
         reason = request.POST.get("reason", "").replace("\0", "")[:500]
         try:
-            change = request_rollback(version, author=author_of(request), reason=reason)
-        except (InvalidConfiguration, ConfigurationConflict) as error:
+            waits = _restore(request, version, reason)
+        except (InvalidConfiguration, ConfigurationConflict, NotAllowed) as error:
             self.message_user(request, f"Not restored. {error}", messages.ERROR)
             return back
-        self.log_change(request, version, f"Restored version {version.version}.")
-        if isinstance(change, PendingChange):
+        done = "Asked to restore" if waits else "Restored"
+        self.log_change(request, version, f"{done} version {version.version}.")
+        if waits:
             self.message_user(request, "It waits for a second administrator.", messages.WARNING)
         else:
             self.message_user(request, f"{self.name(version)} was restored.", messages.SUCCESS)

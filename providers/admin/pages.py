@@ -11,7 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
-from providers import registry
+from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 
@@ -36,6 +36,25 @@ def provider_name(provider_id: str) -> str:
         return registry.get(provider_id).name
     except InvalidConfiguration:
         return f"{provider_id} (not available)"
+
+
+def account_of(request: HttpRequest) -> int:
+    """The id of who acts: a name can be changed."""
+    assert not isinstance(request.user, AnonymousUser)  # noqa: S101  as above
+    return int(request.user.pk)
+
+
+def subject_name(subject: str, shown_as: str = "") -> str:
+    """What a version or a waiting change is about, in words."""
+    if not guarded.is_row(subject):
+        return provider_name(subject)
+    if shown_as:
+        return shown_as
+    try:
+        kind, pk = guarded.parse(subject)
+    except InvalidConfiguration:
+        return subject
+    return f"{kind.name} {pk}"
 
 
 def badge(text: str, tone: str, title: str = "") -> SafeString:

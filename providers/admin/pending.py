@@ -12,16 +12,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
-from providers.admin.pages import (
-    PendingChangeModelAdmin,
-    author_of,
-    badge,
-    diff_table,
-    provider_name,
-)
+from providers.admin.guarded import only_visible
+from providers.admin.pages import PendingChangeModelAdmin, badge, diff_table, subject_name
 from providers.errors import InvalidConfiguration
 from providers.models import PendingChange
-from providers.services import ConfigurationConflict, NotPermitted, approve, reject
+from providers.services import ConfigurationConflict, NotPermitted, approve, approvers, reject
+from providers.services.guarded_rows import NotAllowed
 
 _TONES = {"waiting": "warn", "approved": "good", "rejected": "bad"}
 
@@ -29,7 +25,8 @@ _TONES = {"waiting": "warn", "approved": "good", "rejected": "bad"}
 @admin.register(PendingChange)
 class PendingChangeAdmin(PendingChangeModelAdmin):
     list_display = ("what", "state", "author", "reason", "created_at", "decided_by", "decided_at")
-    list_filter = ("status", "provider_id")
+    list_filter = ("status",)
+    search_fields = ("subject", "shown_as", "author", "reason")
     show_full_result_count = False
     change_form_template = "admin/providers/pendingchange/change_form.html"
     fields = readonly_fields = (
@@ -56,11 +53,11 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
         return request.user.has_perm("providers.change_pendingchange")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PendingChange]:
-        return super().get_queryset(request).defer("config")
+        return only_visible(request, super().get_queryset(request).defer("config"))
 
     @admin.display(description="change")
     def what(self, change: PendingChange) -> str:
-        return f"{change.get_action_display()} {provider_name(change.provider_id)}"
+        return f"{change.get_action_display()} {subject_name(change.subject, change.shown_as)}"
 
     @admin.display(description="state", ordering="status")
     def state(self, change: PendingChange) -> SafeString:
@@ -87,9 +84,15 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
     ) -> HttpResponse:
         change = self.get_object(request, object_id)
         waiting = change is not None and change.status == PendingChange.Status.WAITING
-        own = change is not None and change.author == author_of(request)
         decides = waiting and self.may_decide(request)
-        context = {"may_approve": decides and not own, "may_reject": decides, "change_row": change}
+        why_not = approvers.why_not(change, request.user) if change and decides else ""
+        context = {
+            "may_approve": decides and not why_not,
+            "may_reject": decides,
+            "why_not": why_not,
+            "is_own": change is not None and change.author_id == request.user.pk,
+            "change_row": change,
+        }
         return super().change_view(
             request, object_id, form_url, {**(extra_context or {}), **context}
         )
@@ -101,26 +104,36 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
 
     def reject_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         return self._decide(
-            request, pk, lambda change, who: reject(change, decided_by=who), "Rejected"
+            request, pk, lambda change, who: reject(change, decider=who), "Rejected"
         )
 
     def _decide(
         self,
         request: HttpRequest,
         pk: int,
-        decide: Callable[[PendingChange, str], None],
+        decide: Callable[[PendingChange, Any], None],
         done: str,
     ) -> HttpResponse:
         if not self.may_decide(request):
             raise PermissionDenied
-        change = PendingChange.objects.defer("config").filter(pk=pk).first()
-        if change is None or request.method != "POST":
+        change = self.get_queryset(request).filter(pk=pk).first()
+        if change is None:
             raise Http404
+        back = HttpResponseRedirect(reverse("admin:providers_pendingchange_change", args=[pk]))
+        # Where somebody lands whose session had ended when she pressed the button.
+        if request.method != "POST":
+            return back
         try:
-            decide(change, author_of(request))
-        except (NotPermitted, InvalidConfiguration, ConfigurationConflict) as error:
+            decide(change, request.user)
+        except (
+            NotAllowed,
+            NotPermitted,
+            InvalidConfiguration,
+            ConfigurationConflict,
+        ) as error:
+            self.log_change(request, change, f"Not {done.lower()}. {error}")
             self.message_user(request, f"Nothing was done. {error}", messages.ERROR)
         else:
             self.log_change(request, change, f"{done}.")
             self.message_user(request, f"{done}: {self.what(change)}.", messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:providers_pendingchange_change", args=[pk]))
+        return back

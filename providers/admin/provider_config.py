@@ -18,7 +18,13 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 
 from providers import registry
-from providers.admin.pages import ProviderConfigModelAdmin, author_of, badge, provider_name
+from providers.admin.pages import (
+    ProviderConfigModelAdmin,
+    account_of,
+    author_of,
+    badge,
+    provider_name,
+)
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.forms import REASON, VERSION, ProviderConfigForm, build_form
@@ -195,7 +201,7 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             "may_activate": edits and self._may_activate(request),
             "two_person_rule": two_person_rule(),
             "waiting": PendingChange.objects.filter(
-                provider_id=provider_id, status=PendingChange.Status.WAITING
+                subject=provider_id, status=PendingChange.Status.WAITING
             ).count(),
         }
 
@@ -220,6 +226,7 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             Action.SAVE_AND_ACTIVATE if both else Action.SAVE,
             form.config,
             author=author_of(request),
+            author_id=account_of(request),
             reason=form.cleaned_data[REASON],
             expected_version=form.cleaned_data[VERSION],
             clear=form.cleared,
@@ -286,7 +293,12 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             return
         row = chosen[0]
         try:
-            done = request_change(row.provider_id, Action.ACTIVATE, author=author_of(request))
+            done = request_change(
+                row.provider_id,
+                Action.ACTIVATE,
+                author=author_of(request),
+                author_id=account_of(request),
+            )
         except (InvalidConfiguration, ConfigurationConflict) as error:
             self.message_user(request, f"Not activated. {error}", messages.ERROR)
             return
@@ -302,7 +314,12 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         return {k: v for k, v in super().get_actions(request).items() if k != "delete_selected"}
 
     def delete_model(self, request: HttpRequest, obj: ProviderConfig) -> None:
-        request_change(obj.provider_id, Action.REMOVE, author=author_of(request))
+        request_change(
+            obj.provider_id,
+            Action.REMOVE,
+            author=author_of(request),
+            author_id=account_of(request),
+        )
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: int) -> HttpResponse:
         if not two_person_rule():

@@ -9,6 +9,7 @@ from django.db.models import ForeignKey, QuerySet
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 
+from providers.admin.guarded import GuardedAdmin
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
 
 if TYPE_CHECKING:
@@ -42,18 +43,18 @@ class StepInline(_StepInline):
 
 
 @admin.register(Route)
-class RouteAdmin(_RouteAdmin):
+class RouteAdmin(GuardedAdmin, _RouteAdmin):
     list_display = ("__str__", "strategy", "minimum_isolation", "is_active")
     inlines = (StepInline,)
 
 
 @admin.register(ProviderPrice)
-class PriceAdmin(_PriceAdmin):
+class PriceAdmin(GuardedAdmin, _PriceAdmin):
     list_display = ("provider_id", "per_second")
 
 
 @admin.register(CircuitBreaker)
-class BreakerAdmin(_BreakerAdmin):
+class BreakerAdmin(GuardedAdmin, _BreakerAdmin):
     """Only to be looked at and deleted: deleting one puts its provider back into service."""
 
     list_display = (

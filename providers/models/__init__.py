@@ -1,3 +1,4 @@
+from providers.models.account_hold import AccountHold
 from providers.models.breaker import CircuitBreaker
 from providers.models.config_version import ConfigVersion, PendingChange
 from providers.models.price import ProviderPrice
@@ -6,6 +7,7 @@ from providers.models.provider_health import ProviderHealth
 from providers.models.route import Route, RouteStep
 
 __all__ = (
+    "AccountHold",
     "CircuitBreaker",
     "ConfigVersion",
     "PendingChange",

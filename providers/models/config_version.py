@@ -11,15 +11,17 @@ from providers.models.announced import AnnouncedQuerySet
 
 
 class ConfigVersion(models.Model):
-    """One version of a provider's configuration: never changed, and kept when the provider goes.
+    """One version of what is configured: never changed, and kept when its subject goes.
 
+    `subject` is a provider's id, or `app.model:key` for a row that `providers.guarded` knows.
     `content` holds `config` and a random `salt`; `content_hash` is the SHA-256 of both and of the
     version's name, so that it proves the content and lets nobody guess a short secret from it.
     `diff` is against the version before, with secrets masked. Removing a provider is a version
     too, with an empty configuration.
     """
 
-    provider_id = models.CharField("provider", max_length=64)
+    subject = models.CharField("what", max_length=64)
+    shown_as = models.CharField(max_length=200, blank=True)
     version = models.PositiveIntegerField()
     content = EncryptedJSONField(editable=False)
     content_hash = models.CharField(max_length=71)
@@ -34,19 +36,21 @@ class ConfigVersion(models.Model):
         ordering = ("-id",)
         constraints = (
             models.UniqueConstraint(
-                fields=("provider_id", "version"), name="providers_version_is_unique"
+                fields=("subject", "version"), name="providers_version_is_unique"
             ),
         )
 
     def __str__(self) -> str:
-        return f"{self.provider_id} version {self.version}"
+        return f"{self.shown_as or self.subject} version {self.version}"
 
 
 class PendingChange(models.Model):
     """A change that waits for a second administrator, under the two-person rule.
 
-    `config` is complete and validated, null where only `action` matters. Who asked for it can
-    never decide in its favour, which the database enforces.
+    `subject` is named as in a version, without a key for a row that is to be made. Of a provider
+    `config` is complete and validated, of a row it holds what differs; it is null where only
+    `action` matters. Who asked for it can never decide in its favour, which the database enforces
+    by the accounts' ids: names can be changed.
     """
 
     class Action(models.TextChoices):
@@ -60,16 +64,19 @@ class PendingChange(models.Model):
         APPROVED = "approved", "Approved"
         REJECTED = "rejected", "Rejected"
 
-    provider_id = models.CharField("provider", max_length=64)
+    subject = models.CharField("what", max_length=64)
+    shown_as = models.CharField(max_length=200, blank=True)
     action = models.CharField(max_length=20, choices=Action.choices)
     base_version = models.PositiveIntegerField()
     config = EncryptedJSONField(null=True, editable=False)
     diff = models.JSONField(default=list)
     author = models.CharField(max_length=200)
+    author_id = models.BigIntegerField(null=True)
     reason = models.CharField(max_length=500, blank=True)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.WAITING)
     created_at = models.DateTimeField(default=timezone.now)
     decided_by = models.CharField(max_length=200, blank=True)
+    decided_by_id = models.BigIntegerField(null=True)
     decided_at = models.DateTimeField(null=True)
 
     objects = AnnouncedQuerySet.as_manager()
@@ -79,7 +86,8 @@ class PendingChange(models.Model):
         ordering = ("-id",)
         constraints = (
             models.CheckConstraint(
-                condition=~Q(status="approved") | (~Q(decided_by=F("author")) & ~Q(decided_by="")),
+                condition=~Q(status="approved")
+                | (~Q(decided_by_id=F("author_id")) & ~Q(decided_by="")),
                 name="providers_approved_by_a_second_person",
             ),
             models.CheckConstraint(
@@ -93,4 +101,4 @@ class PendingChange(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()} {self.provider_id}"
+        return f"{self.get_action_display()} {self.shown_as or self.subject}"

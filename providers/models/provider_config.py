@@ -13,6 +13,12 @@ from providers.fields import EncryptedJSONField
 from providers.models.announced import AnnouncedQuerySet
 
 
+class _ByName(AnnouncedQuerySet["ProviderConfig"]):
+    def get_by_natural_key(self, provider_id: str) -> ProviderConfig:
+        # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
+        return self.defer("config").get(provider_id=provider_id)
+
+
 class ProviderConfig(models.Model):
     """One provider's configuration. At most one row is active: that provider runs the code.
 
@@ -28,7 +34,7 @@ class ProviderConfig(models.Model):
     created_at = models.DateTimeField("created", auto_now_add=True)
     updated_at = models.DateTimeField("updated", auto_now=True)
 
-    objects = AnnouncedQuerySet.as_manager()
+    objects = _ByName.as_manager()
 
     class Meta:
         verbose_name = "provider"
@@ -73,3 +79,6 @@ class ProviderConfig(models.Model):
         )
         if bump:
             self.refresh_from_db(fields=["version"])
+
+    def natural_key(self) -> tuple[str]:
+        return (self.provider_id,)

@@ -1,13 +1,5 @@
-from providers.services.approval import (
-    NotPermitted,
-    approve,
-    reject,
-    request_change,
-    request_rollback,
-    two_person_rule,
-)
+from providers.services.approval import approve, reject, request_change, request_rollback
 from providers.services.configuration import (
-    ConfigurationConflict,
     activate,
     merged_config,
     remove_config,
@@ -15,6 +7,7 @@ from providers.services.configuration import (
     stored_config,
 )
 from providers.services.rotation import Rotation, encrypted_fields, rotate
+from providers.services.rule import ConfigurationConflict, NotPermitted, two_person_rule
 
 __all__ = [
     "ConfigurationConflict",

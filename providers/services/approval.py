@@ -5,35 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.conf import settings
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
-from providers import registry
+from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
-from providers.services import history
+from providers.services import approvers, guarded_rows, history
 from providers.services.configuration import (
-    ConfigurationConflict,
     activate,
     merged_config,
     remove_config,
     save_config,
     stored_config,
 )
+from providers.services.rule import ConfigurationConflict, NotPermitted, two_person_rule
+from providers.services.touched import collecting
 
 Action = PendingChange.Action
 _SAVES = (Action.SAVE, Action.SAVE_AND_ACTIVATE)
 _ACTIVATES = (Action.ACTIVATE, Action.SAVE_AND_ACTIVATE)
-
-
-class NotPermitted(Exception):
-    """Whoever asked for a change cannot approve it, and it can be decided only once."""
-
-
-def two_person_rule() -> bool:
-    return bool(settings.TWO_PERSON_RULE)
 
 
 @sensitive_variables()
@@ -43,12 +35,14 @@ def request_change(
     config: Mapping[str, Any] | None = None,
     *,
     author: str,
+    author_id: int | None = None,
     reason: str = "",
     expected_version: int | None = None,
     clear: Collection[str] = (),
 ) -> ProviderConfig | PendingChange | None:
     """Make a change, or leave it waiting when the two-person rule is on.
 
+    `author_id` is the account that asks: without one nobody can approve what waits.
     Returns the configured provider, the waiting change, or None when the provider was removed.
     Raises InvalidConfiguration and ConfigurationConflict, as the change itself would.
     """
@@ -58,6 +52,7 @@ def request_change(
             action,
             config,
             author=author,
+            author_id=author_id,
             reason=reason,
             expected_version=expected_version,
             clear=clear,
@@ -75,52 +70,80 @@ def request_change(
 
 @sensitive_variables()
 def request_rollback(
-    version: ConfigVersion, *, author: str, reason: str = ""
+    version: ConfigVersion, *, author: str, author_id: int | None = None, reason: str = ""
 ) -> ProviderConfig | PendingChange | None:
     """Ask for an earlier configuration to be stored again. Raises as `request_change` does."""
     config = history.config_of(version)
     if not config:
         raise InvalidConfiguration(f"{version} is the removal of the provider: nothing to restore.")
     return request_change(
-        version.provider_id,
+        version.subject,
         Action.SAVE,
         {key: value for key, value in config.items() if value is not None},
-        clear=_emptied(version.provider_id, config),
+        clear=_emptied(version.subject, config),
         author=author,
+        author_id=author_id,
         reason=reason or f"Rolled back to version {version.version}.",
     )
 
 
 @sensitive_variables()
-def approve(change: PendingChange, *, approver: str) -> None:
-    """Make a waiting change. Raises NotPermitted, InvalidConfiguration, ConfigurationConflict."""
-    if approver == change.author:
-        raise NotPermitted("A second person has to approve it.")
+def approve(change: PendingChange, *, approver: Any) -> None:
+    """Make a waiting change in the name of a second account.
+
+    Raises NotPermitted, InvalidConfiguration, ConfigurationConflict; and NotAllowed where the
+    account may not make that change itself.
+    """
+    if why := approvers.why_not(change, approver):
+        raise NotPermitted(why)
+    try:
+        with transaction.atomic():
+            _approve(change, approver)
+    except IntegrityError:
+        raise ConfigurationConflict(
+            "It contradicts what is stored by now. Reject it, and ask for it anew."
+        ) from None
+
+
+@sensitive_variables()
+def _approve(change: PendingChange, approver: Any) -> None:
+    approved_by = f"user:{approver.get_username()}"
     config = PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
-    with transaction.atomic():
-        _decide(change, PendingChange.Status.APPROVED, approver)
-        _make(
-            change.provider_id,
-            Action(change.action),
-            config,
-            author=change.author,
-            reason=change.reason,
-            expected_version=change.base_version,
-            clear=_emptied(change.provider_id, config),
-            approved_by=approver,
-        )
+    _decide(change, PendingChange.Status.APPROVED, approved_by, approver.pk)
+    if guarded.is_row(change.subject):
+        guarded_rows.refuse_to(approver, guarded_rows.asked_for(change, config))
+        guarded_rows.make(change, config, approved_by)
+        return
+    _make(
+        change.subject,
+        Action(change.action),
+        config,
+        author=change.author,
+        reason=change.reason,
+        expected_version=change.base_version,
+        clear=_emptied(change.subject, config),
+        approved_by=approved_by,
+    )
 
 
-def reject(change: PendingChange, *, decided_by: str) -> None:
+def reject(change: PendingChange, *, decider: Any) -> None:
     """Let a waiting change go. Its author may do that too. Raises NotPermitted."""
     with transaction.atomic():
-        _decide(change, PendingChange.Status.REJECTED, decided_by)
+        rejected_by = f"user:{decider.get_username()}"
+        _decide(change, PendingChange.Status.REJECTED, rejected_by, decider.pk)
 
 
-def _decide(change: PendingChange, status: PendingChange.Status, decided_by: str) -> None:
+def _decide(
+    change: PendingChange, status: PendingChange.Status, decided_by: str, decided_by_id: int
+) -> None:
     waiting = PendingChange.objects.filter(pk=change.pk, status=PendingChange.Status.WAITING)
-    now = timezone.now()
-    if not waiting.update(status=status, decided_by=decided_by, decided_at=now, config=None):
+    if not waiting.update(
+        status=status,
+        decided_by=decided_by[:200],
+        decided_by_id=decided_by_id,
+        decided_at=timezone.now(),
+        config=None,
+    ):
         raise NotPermitted("It was decided already.")
 
 
@@ -155,7 +178,10 @@ def _make(
         if action in _ACTIVATES:
             row = activate(provider_id, author=author, reason=reason)
         if action == Action.REMOVE and row is not None:
-            remove_config(row, author=author, reason=reason, approved_by=approved_by)
+            # The steps of routes that name the provider go with it.
+            with collecting() as touched:
+                remove_config(row, author=author, reason=reason, approved_by=approved_by)
+            guarded_rows.keep_versions(touched.changes(), author, reason, approved_by)
             return None
     return row
 
@@ -167,6 +193,7 @@ def _leave_waiting(
     config: Mapping[str, Any] | None,
     *,
     author: str,
+    author_id: int | None,
     reason: str,
     expected_version: int | None,
     clear: Collection[str],
@@ -190,12 +217,13 @@ def _leave_waiting(
         )
     with transaction.atomic():
         return PendingChange.objects.create(
-            provider_id=provider_id,
+            subject=provider_id,
             action=action,
             base_version=version,
             config=cleaned,
             diff=diff,
-            author=author,
+            author=author[:200],
+            author_id=author_id,
             reason=reason[:500],
         )
 

@@ -18,11 +18,8 @@ from providers.models import ConfigVersion, ProviderConfig
 from providers.schema import keep_untouched_secrets
 from providers.services import history
 from providers.services.history import SYSTEM
+from providers.services.rule import ConfigurationConflict
 from providers.services.secret_receivers import check_receivers
-
-
-class ConfigurationConflict(Exception):
-    """Somebody else changed the configuration first. Nothing was saved."""
 
 
 @sensitive_variables()
@@ -176,7 +173,7 @@ def _announce_active(row: ProviderConfig, former: str | None, author: str, reaso
             "after": row.provider_id,
         }
     ]
-    recorded = ConfigVersion.objects.filter(provider_id=row.provider_id, version=row.version)
+    recorded = ConfigVersion.objects.filter(subject=row.provider_id, version=row.version)
     digest = recorded.values_list("content_hash", flat=True).first() or ""
     history.announce(row.pk, row.provider_id, row.version, author, reason, diff, digest)
 

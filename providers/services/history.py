@@ -11,12 +11,12 @@ from typing import Any
 from django.db.models import Max
 from django.views.decorators.debug import sensitive_variables
 
-from providers import registry
+from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 from providers.models import ConfigVersion
 from providers.schema import Schema, mask
-from providers.signals import configuration_changed
+from providers.signals import configuration_changed, setting_changed
 
 SYSTEM = "system"
 
@@ -25,7 +25,7 @@ Diff = list[dict[str, Any]]
 
 @sensitive_variables()
 def record_version(
-    provider_id: str,
+    subject: str,
     version: int,
     *,
     before: Mapping[str, Any] | None,
@@ -33,24 +33,40 @@ def record_version(
     author: str,
     reason: str,
     approved_by: str = "",
+    shown_as: str = "",
 ) -> ConfigVersion:
     """Write one version and tell whoever listens. Call it in the transaction of the change.
 
     A receiver that raises undoes the change.
     """
     salt = secrets.token_hex(16)
-    diff = compare(schema_of(provider_id), before or {}, after)
+    diff = compare(schema_of(subject), before or {}, after)
     recorded = ConfigVersion.objects.create(
-        provider_id=provider_id,
+        subject=subject,
+        shown_as=shown_as[:200],
         version=version,
         content={"config": dict(after), "salt": salt},
-        content_hash=content_hash(provider_id, version, after, salt),
+        content_hash=content_hash(subject, version, after, salt),
         author=author[:200],
         approved_by=approved_by[:200],
         reason=reason[:500],
         diff=diff,
     )
-    announce(recorded.pk, provider_id, version, author, reason, diff, recorded.content_hash)
+    digest = recorded.content_hash
+    if guarded.is_row(subject):
+        setting_changed.send(
+            sender=ConfigVersion,
+            config_id=recorded.pk,
+            subject=subject,
+            version=version,
+            author=author,
+            approved_by=approved_by,
+            reason=reason,
+            diff=diff,
+            content_hash=digest,
+        )
+    else:
+        announce(recorded.pk, subject, version, author, reason, diff, digest)
     return recorded
 
 
@@ -76,16 +92,16 @@ def announce(
     )
 
 
-def next_version(provider_id: str) -> int:
-    """The version a provider that is configured anew starts with: none is ever used twice."""
-    versions = ConfigVersion.objects.filter(provider_id=provider_id)
+def next_version(subject: str) -> int:
+    """The version that something configured anew starts with: none is ever used twice."""
+    versions = ConfigVersion.objects.filter(subject=subject)
     return (versions.aggregate(last=Max("version"))["last"] or 0) + 1
 
 
 @sensitive_variables()
-def content_hash(provider_id: str, version: int, config: Mapping[str, Any], salt: str) -> str:
+def content_hash(subject: str, version: int, config: Mapping[str, Any], salt: str) -> str:
     """`sha256:` and the digest of a version, from its canonical JSON."""
-    content = {"provider": provider_id, "version": version, "config": config, "salt": salt}
+    content = {"provider": subject, "version": version, "config": config, "salt": salt}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -98,7 +114,7 @@ def config_of(version: ConfigVersion) -> dict[str, Any]:
     except DecryptionError as error:
         raise InvalidConfiguration(f"{version} cannot be decrypted. {error}") from None
     config: dict[str, Any] = content["config"]
-    found = content_hash(version.provider_id, version.version, config, content["salt"])
+    found = content_hash(version.subject, version.version, config, content["salt"])
     if found != version.content_hash:
         raise InvalidConfiguration(f"{version} was altered after it was written.")
     return config
@@ -106,10 +122,10 @@ def config_of(version: ConfigVersion) -> dict[str, Any]:
 
 @sensitive_variables()
 def compare_versions(old: ConfigVersion, new: ConfigVersion) -> Diff:
-    """What changed between two versions of one provider. Raises InvalidConfiguration."""
-    if old.provider_id != new.provider_id:
-        raise InvalidConfiguration("Only versions of one provider can be compared.")
-    return compare(schema_of(new.provider_id), config_of(old), config_of(new))
+    """What changed between two versions of one subject. Raises InvalidConfiguration."""
+    if old.subject != new.subject:
+        raise InvalidConfiguration("Only versions of one provider or setting can be compared.")
+    return compare(schema_of(new.subject), config_of(old), config_of(new))
 
 
 @sensitive_variables()
@@ -125,14 +141,16 @@ def compare(schema: Schema, before: Mapping[str, Any], after: Mapping[str, Any])
             continue
         declared = schema.get(key)
         hidden = declared is None or declared.secret
-        gone, added = new in (None, ""), old in (None, "")
+        gone, added = new in (None, "", []), old in (None, "", [])
+        if gone and added:
+            continue
         diff.append(
             {
                 "field": key,
                 "label": declared.label if declared else key,
                 "change": "removed" if gone else "added" if added else "changed",
-                "before": _hint(old) if hidden else old,
-                "after": _hint(new) if hidden else new,
+                "before": _hint(old) if hidden else _without(old, new),
+                "after": _hint(new) if hidden else _without(new, old),
             }
         )
     return diff
@@ -165,6 +183,20 @@ _HIDDEN = "hidden"
 _LONGEST = 100
 
 
+def _without(items: Any, others: Any) -> Any:
+    """Of a list only what the other one has not; anything else as it is."""
+    if not isinstance(items, list):
+        return items
+    known = others if isinstance(others, list) else []
+    return ", ".join(_item(item) for item in items if item not in known)
+
+
+def _item(item: Any) -> str:
+    if isinstance(item, dict):
+        return " ".join(f"{name} {_item(value)}" for name, value in item.items())
+    return ".".join(map(str, item)) if isinstance(item, list) else str(item)
+
+
 def _hint(value: Any) -> str | None:
     if value in (None, ""):
         return None
@@ -172,9 +204,11 @@ def _hint(value: Any) -> str | None:
     return _ENDS + last if last else _HIDDEN
 
 
-def schema_of(provider_id: str) -> Schema:
-    """The fields a provider declares, none when its package is gone."""
+def schema_of(subject: str) -> Schema:
+    """The fields of a provider or of a guarded row, none when whatever knew them is gone."""
     try:
-        return registry.get(provider_id).config_fields
+        if guarded.is_row(subject):
+            return guarded.schema_of_row(guarded.parse(subject)[0])
+        return registry.get(subject).config_fields
     except InvalidConfiguration:
         return {}

@@ -45,7 +45,7 @@ class Binding:
 def _config_is_its_versions(row: Any) -> str:
     """Its own hash would let a short secret be guessed; the one of its version is salted."""
     versions = apps.get_model("providers", "ConfigVersion")._default_manager.defer("content")
-    version = versions.filter(provider_id=row.provider_id, version=row.version).first()
+    version = versions.filter(subject=row.provider_id, version=row.version).first()
     if version is None:
         # Saved past the services. That a version was removed is found at the version.
         return ""
@@ -67,8 +67,9 @@ BINDINGS: Mapping[str, Binding] = {
     "providers.providerconfig": Binding(
         "setting", "provider_id", shown=("is_active", "version"), check=_config_is_its_versions
     ),
-    "providers.configversion": Binding("setting", shown=("provider_id", "version")),
+    "providers.configversion": Binding("setting", shown=("subject", "version")),
     "providers.pendingchange": Binding("setting", shown=("author", "status", "decided_by")),
+    "providers.accounthold": Binding("setting"),
     "auth.user": Binding(
         "user",
         "username",
@@ -81,6 +82,7 @@ BINDINGS: Mapping[str, Binding] = {
     "otp_totp.totpdevice": Binding(
         "authenticator", shown=("user_id", "confirmed"), only_if_changed=True
     ),
+    "sandbox_site.recoverycode": Binding("authenticator", shown=("device_id", "used_at")),
 }
 
 _OPEN = "Of an open execution nothing is bound; it is null when it has ended."

@@ -11,9 +11,17 @@ from django.core.management.base import BaseCommand, CommandError
 from executions.services.ledger.adoption import take_stock
 from executions.services.schedules import ensure_schedules
 from executions.services.statistics import ensure_counted
+from providers.services import two_person_rule
+from providers.services.approvers import can_approve
 from sandbox_site import bootstrap
 from sandbox_site.keys import KeysLost
 from sandbox_site.private_files import tighten
+
+_ALONE = (
+    "TWO_PERSON_RULE is on, and there are no two administrators who count as two persons: what is "
+    "asked for waits until there are. `manage.py createsuperuser` makes one, and "
+    "`manage.py confirm_account NAME` says that one is a person of her own."
+)
 
 
 class Command(BaseCommand):
@@ -46,5 +54,7 @@ class Command(BaseCommand):
             for name, value in created.items():
                 self.stdout.write(f"  {name}={value}")
             self.stdout.write(f"Kept in {settings.DATA_DIR / bootstrap.CREDENTIALS}")
+        if two_person_rule() and not can_approve():
+            self.stdout.write(_ALONE)
         if advice:
             self.stdout.write(advice)

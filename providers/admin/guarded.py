@@ -1,0 +1,133 @@
+"""What the pages of guarded rows share: every write is a version, or waits for a second person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.contrib.messages.storage import default_storage
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+
+from providers import guarded
+from providers.models import ConfigVersion, PendingChange
+from providers.services import two_person_rule
+from providers.services.guarded_rows import NotAllowed, carry_out
+
+if TYPE_CHECKING:
+    from django.contrib import admin
+
+    _Admin = admin.ModelAdmin[Any]
+else:
+    _Admin = object
+
+WAITS = "It waits for a second administrator, under pending changes."
+_SHOWN = 10
+
+
+class GuardedAdmin(_Admin):
+    """Mix it in before the admin class of a guarded model.
+
+    The page does what it does; what it made of guarded rows is then kept as versions, or undone
+    and left waiting. So whatever a form, an inline, an action or a later page writes is covered.
+    """
+
+    change_form_outer_before_template = "admin/guarded/notice.html"
+    change_form_after_template = "admin/guarded/reason.html"
+    change_form_outer_after_template = "admin/guarded/versions.html"
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        context = {**(extra_context or {}), **_about(self.model, object_id)}
+        view = super().changeform_view
+        return self.guarded_view(request, lambda: view(request, object_id, form_url, context))
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        view = super().delete_view
+        answer: HttpResponse = self.guarded_view(
+            request, lambda: view(request, object_id, extra_context)
+        )
+        return answer
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        view = super().changelist_view
+        answer: HttpResponse = self.guarded_view(request, lambda: view(request, extra_context))
+        return answer
+
+    def guarded_view(self, request: HttpRequest, view: Callable[[], Any]) -> Any:
+        """Answer as `view` does, unless what it did has to wait for a second person."""
+        if request.method != "POST":
+            return view()
+        # What the view says was done is not true if it is undone.
+        said, request._messages = request._messages, default_storage(request)  # type: ignore[attr-defined]
+        try:
+            answer, waiting = carry_out(
+                request.user, view, reason=request.POST.get("_reason", "").replace("\0", "")[:500]
+            )
+        except NotAllowed as refused:
+            request._messages = said  # type: ignore[attr-defined]
+            messages.error(request, f"Nothing was done. {refused}")
+            log_request(request, self.model, "Refused.", str(refused))
+            return self._back()
+        if not waiting:
+            return answer
+        request._messages = said  # type: ignore[attr-defined]
+        for change in waiting:
+            log_request(request, PendingChange, f"Asked for: {change}.", str(change), change.pk)
+            messages.warning(request, f"{change}: {WAITS}")
+        return self._back()
+
+    def _back(self) -> HttpResponseRedirect:
+        options = self.model._meta
+        return HttpResponseRedirect(
+            reverse(f"admin:{options.app_label}_{options.model_name}_changelist")
+        )
+
+
+def log_request(
+    request: HttpRequest, model: Any, message: str, shown_as: str, pk: int | None = None
+) -> None:
+    """Note in the admin's log what somebody asked for, or was refused."""
+    LogEntry.objects.create(
+        user_id=int(request.user.pk or 0),
+        content_type_id=ContentType.objects.get_for_model(model).pk,
+        object_id=None if pk is None else str(pk),
+        object_repr=shown_as[:200],
+        action_flag=CHANGE,
+        change_message=message,
+    )
+
+
+def only_visible(
+    request: HttpRequest, rows: QuerySet[Any], permission: str = "view"
+) -> QuerySet[Any]:
+    """Of versions or waiting changes those of what this person may see on its own page."""
+    for kind in guarded.all_guarded():
+        app, model = kind.label.split(".")
+        if not request.user.has_perm(f"{app}.{permission}_{model}"):
+            rows = rows.exclude(subject__startswith=f"{kind.label}:")
+    return rows
+
+
+def _about(model: Any, object_id: str | None) -> dict[str, Any]:
+    subject = f"{model._meta.label_lower}:{object_id or ''}"
+    about: dict[str, Any] = {"two_person_rule": two_person_rule(), "versions": [], "waiting": []}
+    if object_id:
+        versions = ConfigVersion.objects.filter(subject=subject).defer("content")
+        about["versions"] = versions.order_by("-version")[:_SHOWN]
+        waiting = PendingChange.objects.filter(subject=subject, status="waiting").defer("config")
+        about["waiting"] = waiting[:_SHOWN]
+    return about

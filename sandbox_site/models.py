@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+from django_otp.plugins.otp_totp.models import TOTPDevice
+
+from providers.models.announced import AnnouncedQuerySet
+
+
+class RecoveryCode(models.Model):
+    """A code that stands in once for a number of an authenticator. Only its SHA-256 is stored.
+
+    A code holds 80 random bits, so a plain hash cannot be reversed by guessing.
+    """
+
+    device = models.ForeignKey(TOTPDevice, on_delete=models.CASCADE, related_name="recovery_codes")
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now)
+    used_at = models.DateTimeField(null=True)
+
+    objects = AnnouncedQuerySet.as_manager()
+
+    def __str__(self) -> str:
+        return "used" if self.used_at else "unused"
