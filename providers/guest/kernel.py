@@ -9,7 +9,10 @@ NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 3, 4, 22, 36
 _SECCOMP_MODE_FILTER = 2
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
+_MNT_DETACH = 2
+_PIVOT_ROOT = {"x86_64": 155}
+_PIVOT_ROOT_ELSEWHERE = 41
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS = 38
 _MQ_OPEN = {"x86_64": 240, "aarch64": 180}
@@ -29,13 +32,45 @@ def unshare(namespaces: int) -> None:
     _check(_libc.unshare(namespaces), "unshare")
 
 
-def mount(kind: str, target: str, options: str, *, executable: bool = True) -> None:
-    """Mount a fresh file system of `kind`; set-user-id bits and devices mean nothing on it."""
-    flags = _MS_NOSUID | _MS_NODEV | (0 if executable else _MS_NOEXEC)
-    if kind == "devpts":
-        flags &= ~_MS_NODEV
+def mount(
+    kind: str,
+    target: str,
+    options: str,
+    *,
+    executable: bool = True,
+    read_only: bool = False,
+    devices: bool = False,
+) -> None:
+    """Mount a fresh file system of `kind`; set-user-id bits mean nothing on it."""
+    flags = _MS_NOSUID | (0 if devices else _MS_NODEV)
+    flags |= (0 if executable else _MS_NOEXEC) | (_MS_RDONLY if read_only else 0)
     arguments = (kind.encode(), target.encode(), kind.encode(), flags, options.encode())
     _check(_libc.mount(*arguments), f"mount {target}")
+
+
+def bind(source: str, target: str, *, read_only: bool = False) -> None:
+    """Show `source` at `target` as well."""
+    _check(_libc.mount(source.encode(), target.encode(), None, _MS_BIND, None), f"bind {target}")
+    if read_only:
+        make_read_only(target)
+
+
+def make_read_only(target: str) -> None:
+    """See to it that nothing can be written through the mount at `target`."""
+    flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID
+    if target != "/dev":
+        flags |= _MS_NODEV
+    _check(_libc.mount(None, target.encode(), None, flags, None), f"read-only {target}")
+
+
+def change_root(new: str) -> None:
+    """Have `new` as the root, and the old one no more."""
+    os.chdir(new)
+    number = _PIVOT_ROOT.get(os.uname().machine, _PIVOT_ROOT_ELSEWHERE)
+    # On itself: the old root then lies over the new one, from where it is taken off.
+    _check(_libc.syscall(number, b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount the old root")
+    os.chdir("/")
 
 
 def become(uid: int) -> None:

@@ -2,8 +2,8 @@
 
 A run in a sandbox forked here costs 13 ms of CPU in all, one in a bubblewrap and an interpreter
 started for it 36 (docs/architecture.md). No user code ever runs in the zygote itself. Each sandbox
-leaves every namespace, gets empty file systems over whatever can be written to, and loses all
-privilege before it forks the child that runs user code.
+leaves every namespace, gets a root of its own (root.py), and loses all privilege before it forks
+the child that runs user code.
 
 The host speaks over descriptor 0, a SOCK_SEQPACKET socket. A message is the template as JSON with
 two or three descriptors: the sandbox's channel, the seccomp program, and the cgroup's process
@@ -11,14 +11,19 @@ list. The answer comes on the channel: one byte with a pidfd of the sandbox's fi
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
+import fcntl
 import gc
 import os
+import resource
 import socket
+import struct
 import sys
 
-from . import kernel, preload, supervisor, wire
+from . import kernel, preload, root, supervisor, wire
+from .child import NO_CORE
 
 MESSAGE_LIMIT = 64 * 1024
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 _NAMESPACES = (
     kernel.NEW_MOUNT
@@ -31,7 +36,14 @@ _NAMESPACES = (
 
 
 def main() -> None:
-    """Serve until the host closes the control socket; then everything in here ends."""
+    """Serve until the host closes the control socket; then everything in here ends.
+
+    argv[1] describes the root of every sandbox, as `root.Layout` takes it.
+    """
+    os.umask(0o022)
+    # Before the filter, which leaves nobody else this limit to set.
+    resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
+    layout = root.Layout(wire.loads(sys.argv[1]))  # type: ignore[arg-type]
     preload.load_common()
     gc.freeze()
     # Sandboxes that ended leave no zombies.
@@ -48,7 +60,7 @@ def main() -> None:
         _preload(template)
         if os.fork() == 0:
             control.close()
-            _isolate(template, fds)
+            _isolate(layout, template, fds)
         for fd in fds:
             os.close(fd)
 
@@ -73,7 +85,7 @@ def _preload(template: "dict[str, object]") -> None:
     gc.freeze()
 
 
-def _isolate(template: "dict[str, object]", fds: "list[int]") -> None:
+def _isolate(layout: root.Layout, template: "dict[str, object]", fds: "list[int]") -> None:
     """Leave every namespace, fork the sandbox's first process, hand it over. Never returns."""
     channel = socket.socket(fileno=fds[0])
     try:
@@ -84,6 +96,7 @@ def _isolate(template: "dict[str, object]", fds: "list[int]") -> None:
             _unshare_as_ordinary_user()
         else:
             kernel.unshare(_NAMESPACES)
+        _raise_loopback()
         released, release = os.pipe()
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         pid = os.fork()
@@ -91,7 +104,7 @@ def _isolate(template: "dict[str, object]", fds: "list[int]") -> None:
             os.close(release)
             os.read(released, 1)
             os.close(released)
-            _be_sandbox(template, channel.detach(), fds[1])
+            _be_sandbox(layout, template, channel.detach(), fds[1])
         socket.send_fds(channel, [wire.STARTED], [os.pidfd_open(pid)])
     except BaseException as error:
         channel.sendall(wire.FAILED + repr(error).encode()[:2000])
@@ -111,14 +124,18 @@ def _unshare_as_ordinary_user() -> None:
             file.write(content)
 
 
-def _be_sandbox(template: "dict[str, object]", channel: int, seccomp: int) -> None:
-    """Process 1 of the sandbox: empty file systems, no privileges, then the supervisor."""
+def _raise_loopback() -> None:
+    """Bring up `lo` in our network namespace: programs may reach servers of their own."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+
+
+def _be_sandbox(
+    layout: root.Layout, template: "dict[str, object]", channel: int, seccomp: int
+) -> None:
+    """Process 1 of the sandbox: a root of its own, no privileges, then the supervisor."""
     try:
-        kernel.mount("proc", "/proc", "", executable=False)
-        kernel.mount("devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=620", executable=False)
-        size = template["workspace_bytes"]
-        for path in (str(template["workspace"]), "/tmp", "/dev/shm"):
-            kernel.mount("tmpfs", path, f"size={size},mode=1777")
+        root.enter(layout, template, template["uid"])  # type: ignore[arg-type]
         # A process group of its own: a signal to the group would reach every other sandbox.
         os.setsid()
         uid: "int | None" = template["uid"]  # type: ignore[assignment]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.base import Limits
+from providers.guest.child import NO_CORE
 from providers.pool.template import WORKSPACE
 
 RUNC, GVISOR = "runc", "gvisor"
@@ -54,7 +55,7 @@ class Hardening:
         ulimits = {
             "nofile": limits.open_files,
             "fsize": limits.file_bytes,
-            "core": 0,
+            "core": NO_CORE,
         }
         return {
             "NetworkMode": settings["network_mode"],

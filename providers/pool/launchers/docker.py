@@ -234,8 +234,6 @@ class DockerLauncher:
 
     def _prepare(self) -> None:
         info = self._engine.info()
-        if self._settings.filter_system_calls:
-            self._seccomp = build_filter(info.get("Architecture")) or b""
         described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
         missing = [self._settings.images[key] for key, found in described.items() if not found]
         present = {key: found for key, found in described.items() if found}
@@ -247,6 +245,11 @@ class DockerLauncher:
             logger.warning("images are missing", extra={"images": missing})
         first = next(iter(present.values()))
         self._choose_runtime(info, first)
+        if self._settings.filter_system_calls:
+            shared_kernel = self.runtime != GVISOR
+            self._seccomp = (
+                build_filter(info.get("Architecture"), shared_kernel=shared_kernel) or b""
+            )
         probed: dict[str, _Image] = {}
         for key, found in present.items():
             if found["Id"] not in probed:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.pool import etc_folder
 from providers.pool.cgroup import Cgroup, CgroupParent
 from providers.pool.guest_files import (
     INSIDE,
     PACKAGE,
     boot,
+    find_program,
     find_python,
+    hidden_folders,
     install_guest,
     interpreter_options,
     program_folders,
@@ -31,7 +34,7 @@ REMEDY = (
 
 # Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
 # supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
-_USER = 65534
+_USER = etc_folder.NOBODY
 
 _INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 _numbers = itertools.count()
@@ -52,6 +55,7 @@ class GvisorLauncher:
         self._runsc = ""
         self._python = ""
         self._guest_dir = Path()
+        self._hidden: list[Path] = []
         self._folder: Path | None = None
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
@@ -59,7 +63,8 @@ class GvisorLauncher:
     async def prepare(self) -> None:
         self._runsc = find_runsc()
         self._python = find_python()
-        self._guest_dir = install_guest(self._python, self._data_dir / "run")
+        self._hidden = hidden_folders(self._python, self._data_dir)
+        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         # Of its own, as the launcher it replaces may still be running what it has.
         self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
         self._cgroups = CgroupParent.create()
@@ -70,7 +75,7 @@ class GvisorLauncher:
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return shutil.which(_INTERPRETERS[language], path="/usr/local/bin:/usr/bin:/bin")
+        return find_program(_INTERPRETERS[language], self._hidden)
 
     def guest_path(self) -> str:
         return f"{INSIDE}/{PACKAGE}"
@@ -112,18 +117,11 @@ class GvisorLauncher:
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
         seen = program_folders(self._python)
-        for path in (
-            *seen,
-            "/etc/alternatives",
-            "/etc/ld.so.cache",
-            "/etc/fonts",
-            "/etc/matplotlibrc",
-        ):
-            if Path(path).exists():
-                mounts.append(_bind(path, path))
-        if any(self._data_dir.is_relative_to(path) for path in seen):
-            mounts.append(_mount(str(self._data_dir), "tmpfs", "ro"))
+        mounts += [_bind(path, path) for path in seen]
+        # An empty folder over what is not to be seen. Its name still is.
+        mounts += [_mount(str(path), "tmpfs", "ro") for path in self._hidden if os.path.isdir(path)]
         mounts.append(_bind(str(self._guest_dir), INSIDE))
+        mounts.append(_bind(str(self._guest_dir / "etc"), "/etc"))
         root.mkdir(parents=True)
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path_outside = Path("/") / name
