@@ -47,44 +47,6 @@ def kill_others() -> bool:
     return bool(found)
 
 
-def memory_in_use(limit: int) -> int:
-    """Bytes of anonymous and shared memory that all other processes have, files left out.
-
-    Used where no cgroup bounds the memory. The cheap figure counts what processes share once per
-    process, so above `limit` the exact one is asked for.
-    """
-    pids = others()
-    rough = sum(map(_resident_bytes, pids))
-    return rough if rough <= limit else sum(map(_proportional_bytes, pids))
-
-
-def _resident_bytes(pid: int) -> int:
-    sizes = _sizes(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem", b"VmRSS"))
-    # gVisor tells only what is resident in all.
-    all_resident = sizes.pop(b"VmRSS", 0)
-    return sum(sizes.values()) if sizes else all_resident
-
-
-def _proportional_bytes(pid: int) -> int:
-    """What is shared is divided among those who share it."""
-    sizes = _sizes(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon", b"Pss_Shmem"))
-    return sum(sizes.values()) if sizes else _resident_bytes(pid)
-
-
-def _sizes(path: str, names: "tuple[bytes, ...]") -> "dict[bytes, int]":
-    """The named lines of such a file of /proc in bytes, as far as they are there."""
-    sizes = {}
-    try:
-        with open(path, "rb") as lines:
-            for line in lines:
-                name, _, value = line.partition(b":")
-                if name in names:
-                    sizes[name] = int(value.split()[0]) * 1024
-    except OSError:
-        return {}
-    return sizes
-
-
 def cpu_seconds(pid: int) -> float:
     """CPU time a single-threaded process has used; 0 where the kernel does not tell (gVisor)."""
     try:

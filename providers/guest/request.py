@@ -6,7 +6,8 @@ import time
 
 from . import artifacts, wire
 from .process_tree import Child
-from .processes import cpu_seconds, memory_in_use
+from .memory import Memory
+from .processes import cpu_seconds
 
 MEMORY_CHECK_SECONDS = 0.025
 
@@ -49,7 +50,7 @@ class Capture:
 class Run:
     """One request being carried out: the loop over pipes, deadline and memory."""
 
-    def __init__(self, child: Child, request: "dict[str, object]", watch_memory: bool) -> None:
+    def __init__(self, child: Child, request: "dict[str, object]", memory: "Memory | None") -> None:
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
         self.child = child
         self.limits = limits
@@ -62,7 +63,7 @@ class Run:
         self.outputs_skipped = 0
         self.remarks: "object" = None
         self._outputs_room = limits["rich_output_bytes"]
-        self._watch_memory = watch_memory
+        self._memory = memory
         self._cpu_before = cpu_seconds(child.pid)
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
         self.stdout = Capture(child.stdout, limits["output_bytes"])
@@ -92,10 +93,10 @@ class Run:
                 self.timed_out = True
                 return
             wait = self._deadline - now
-            if self._watch_memory:
+            if self._memory is not None:
                 if now >= next_check:
                     next_check = now + MEMORY_CHECK_SECONDS
-                    if self._memory_exceeded():
+                    if self._memory_exceeded(self._memory):
                         return
                 wait = min(wait, MEMORY_CHECK_SECONDS)
             for fd, _ in poll.poll(wait * 1000 + 1):
@@ -114,8 +115,8 @@ class Run:
                 elif not self._take(fd):
                     poll.unregister(fd)
 
-    def _memory_exceeded(self) -> bool:
-        used = memory_in_use(self.limits["memory_bytes"])
+    def _memory_exceeded(self, memory: Memory) -> bool:
+        used = memory.in_use(self.limits["memory_bytes"])
         self.memory_peak = max(self.memory_peak, used)
         self.out_of_memory = used > self.limits["memory_bytes"]
         return self.out_of_memory

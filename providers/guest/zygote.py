@@ -96,7 +96,7 @@ def _isolate(layout: root.Layout, template: "dict[str, object]", fds: "list[int]
             _unshare_as_ordinary_user()
         else:
             kernel.unshare(_NAMESPACES)
-        _raise_loopback()
+        _open_network()
         released, release = os.pipe()
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         pid = os.fork()
@@ -124,10 +124,18 @@ def _unshare_as_ordinary_user() -> None:
             file.write(content)
 
 
-def _raise_loopback() -> None:
-    """Bring up `lo` in our network namespace: programs may reach servers of their own."""
+def _open_network() -> None:
+    """Bring up `lo` in our network namespace: programs may reach servers of their own.
+
+    What TCP holds is bounded over the whole machine (net.ipv4.tcp_mem), so that one sandbox could
+    slow down everybody's connections if its own had buffers of megabytes.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+    for name in ("tcp_rmem", "tcp_wmem"):
+        fd = os.open(f"/proc/sys/net/ipv4/{name}", os.O_WRONLY)
+        os.write(fd, b"4096 65536 65536")
+        os.close(fd)
 
 
 def _be_sandbox(

@@ -71,6 +71,8 @@ class CgroupParent:
         else:
             (path / "memory.limit_in_bytes").write_text(str(memory_bytes))
             bounds = ["memory.memsw.limit_in_bytes", str(memory_bytes)]
+            # Here buffers of TCP are counted only where they are bounded.
+            (path / "memory.kmem.tcp.limit_in_bytes").write_text(str(memory_bytes // 4))
         if (path / bounds[0]).exists():
             (path / bounds[0]).write_text(bounds[1])
         return Cgroup(path, self.version)

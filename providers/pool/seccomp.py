@@ -67,6 +67,9 @@ _SHARED_X86_64 = {
     "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "cachestat": 451,
 }  # fmt: skip
 _SHARED_AARCH64 = {"inotify_init1": 26, "io_setup": 0, "cachestat": 451}
+# Access lists of files, 100 KB each, are kernel memory that no cgroup counts.
+_ATTRIBUTES_X86_64 = (188, 189, 190, 463)  # setxattr, lsetxattr, fsetxattr, setxattrat
+_ATTRIBUTES_AARCH64 = (5, 6, 7, 463)
 # Memory that belongs to no process.
 _UNCOUNTED_X86_64 = {
     "shmget": 29, "msgget": 68, "semget": 64, "memfd_create": 319, "memfd_secret": 447,
@@ -87,14 +90,14 @@ _FILTERED_AARCH64 = {
 _TABLES = {
     "x86_64": (
         *(0xC000003E, _DENIED_X86_64, _FILTERED_X86_64),
-        *(_SHARED_X86_64, _UNCOUNTED_X86_64),
+        *(_SHARED_X86_64, _ATTRIBUTES_X86_64, _UNCOUNTED_X86_64),
     ),
     "aarch64": (
         *(0xC00000B7, _DENIED_AARCH64, _FILTERED_AARCH64),
-        *(_SHARED_AARCH64, _UNCOUNTED_AARCH64),
+        *(_SHARED_AARCH64, _ATTRIBUTES_AARCH64, _UNCOUNTED_AARCH64),
     ),
 }
-_ENOMEM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = 12, 38, 93, 97
+_ENOMEM, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 12, 38, 93, 95, 97
 
 
 _Step = tuple[int, int, str | None, str | None]
@@ -112,10 +115,10 @@ def build_filter(
     table = _TABLES.get(machine or platform.machine())
     if table is None:
         return None
-    architecture, denied, filtered, shared, uncounted = table
+    architecture, denied, filtered, shared, attributes, uncounted = table
     deny, allow, kill, no_such_call = "deny", "allow", "kill", "no_such_call"
     no_such_family, no_such_protocol = "no_such_family", "no_such_protocol"
-    no_memory, pretend = "no_memory", "pretend"
+    no_memory, not_supported, pretend = "no_memory", "not_supported", "pretend"
     # Each step: (operation, operand, where to go if true, where if false); None is the next step.
     steps: list[_Step] = [
         (_LOAD, _ARCHITECTURE, None, None),
@@ -131,6 +134,8 @@ def build_filter(
     if not uncounted_memory:
         missing += uncounted.values()
     steps += [(_JUMP_EQUAL, number, no_such_call, None) for number in missing]
+    if shared_kernel:
+        steps += [(_JUMP_EQUAL, number, not_supported, None) for number in attributes]
     steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
     blocks: dict[str, list[_Step]] = {
         "clone": [
@@ -201,6 +206,7 @@ def build_filter(
         no_such_family: [(_RETURN, _ERRNO | _EAFNOSUPPORT, None, None)],
         no_such_protocol: [(_RETURN, _ERRNO | _EPROTONOSUPPORT, None, None)],
         no_such_call: [(_RETURN, _ERRNO | _ENOSYS, None, None)],
+        not_supported: [(_RETURN, _ERRNO | _EOPNOTSUPP, None, None)],
         no_memory: [(_RETURN, _ERRNO | _ENOMEM, None, None)],
         pretend: [(_RETURN, _ERRNO, None, None)],
         kill: [(_RETURN, _KILL, None, None)],
