@@ -5,8 +5,8 @@ import select
 import time
 
 from . import artifacts, wire
-from .process_tree import Child
 from .memory import Memory
+from .process_tree import Child
 from .processes import cpu_seconds
 
 MEMORY_CHECK_SECONDS = 0.025
@@ -114,6 +114,9 @@ class Run:
                     self.child.reap(os.WNOHANG)
                 elif not self._take(fd):
                     poll.unregister(fd)
+        if self._memory is not None:
+            # What was written last is still there.
+            self._memory_exceeded(self._memory)
 
     def _memory_exceeded(self, memory: Memory) -> bool:
         used = memory.in_use(self.limits["memory_bytes"])

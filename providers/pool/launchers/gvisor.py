@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.guest.processes import read_small
 from providers.pool import etc_folder
-from providers.pool.cgroup import Cgroup, CgroupParent
+from providers.pool.cgroup import Cgroup, CgroupParent, Evidence
 from providers.pool.guest_files import (
     INSIDE,
     PACKAGE,
@@ -35,6 +38,10 @@ REMEDY = (
 # Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
 # supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
 _USER = etc_folder.NOBODY
+
+# Without a cgroup: gVisor's kernel and file server have some 80 MiB when they have little to do.
+KERNEL_BYTES = 256 << 20
+KERNEL_CHECK_SECONDS = 0.1
 
 _INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 _numbers = itertools.count()
@@ -176,11 +183,51 @@ class GvisorLauncher:
 class _GvisorGuest(ProcessGuest):
     def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
         self._state = state
+        self._out_of_memory = False
         super().__init__(command, cgroup)
+        self._watch = (
+            asyncio.get_running_loop().create_task(self._watch_the_kernel())
+            if cgroup is None
+            else None
+        )
+
+    def evidence(self) -> Evidence:
+        seen = super().evidence()
+        return replace(seen, out_of_memory=seen.out_of_memory or self._out_of_memory)
+
+    async def _watch_the_kernel(self) -> None:
+        """End the sandbox when gVisor itself has too much, as for what lies in sockets.
+
+        The supervisor inside bounds all that it has given to programs.
+        """
+        while True:
+            await asyncio.sleep(KERNEL_CHECK_SECONDS)
+            if _private_bytes(self._process.pid) > KERNEL_BYTES:
+                self._out_of_memory = True
+                self._process.kill()
+                return
 
     async def destroy(self) -> None:
+        if self._watch:
+            self._watch.cancel()
         await super().destroy()
         shutil.rmtree(self._state, ignore_errors=True)
+
+
+def _private_bytes(pid: int) -> int:
+    """What a process and all below it have to themselves: gVisor's kernel and its file server.
+
+    What programs have lies in a file in memory, which is shared.
+    """
+    try:
+        words = read_small(f"/proc/{pid}/status").partition(b"RssAnon:")[2].split()
+        # Go starts a process from whichever thread it likes.
+        threads = os.listdir(f"/proc/{pid}/task")
+        below = [read_small(f"/proc/{pid}/task/{each}/children").split() for each in threads]
+    except OSError:  # it is about to end
+        return 0
+    own = int(words[0]) * 1024 if words else 0
+    return own + sum(_private_bytes(int(child)) for group in below for child in group)
 
 
 def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
