@@ -7,7 +7,7 @@ import time
 from . import artifacts, wire
 from .memory import Memory
 from .process_tree import Child
-from .processes import cpu_seconds
+from .processes import Times, cpu_seconds
 
 MEMORY_CHECK_SECONDS = 0.025
 
@@ -64,6 +64,7 @@ class Run:
         self.remarks: "object" = None
         self._outputs_room = limits["rich_output_bytes"]
         self._memory = memory
+        self._times = Times()
         self._cpu_before = cpu_seconds(child.pid)
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
         self.stdout = Capture(child.stdout, limits["output_bytes"])
@@ -119,6 +120,7 @@ class Run:
             self._memory_exceeded(self._memory)
 
     def _memory_exceeded(self, memory: Memory) -> bool:
+        self._times.look()
         used = memory.in_use(self.limits["memory_bytes"])
         self.memory_peak = max(self.memory_peak, used)
         self.out_of_memory = used > self.limits["memory_bytes"]
@@ -181,8 +183,12 @@ class Run:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the program alone, without what the child spent on warming up."""
-        return max(0.0, self.child.cpu_seconds - self._cpu_before)
+        """CPU time of the program alone, without what the child spent on warming up.
+
+        A process whose parent ignores its end is waited for by nobody. Where a cgroup counts its
+        time the host knows it; elsewhere we have looked now and then.
+        """
+        return max(0.0, max(self.child.cpu_seconds, self._times.seconds) - self._cpu_before)
 
     @property
     def exit_code(self) -> "int | None":

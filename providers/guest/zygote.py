@@ -6,8 +6,8 @@ leaves every namespace, gets a root of its own (root.py), and loses all privileg
 the child that runs user code.
 
 The host speaks over descriptor 0, a SOCK_SEQPACKET socket. A message is the template as JSON with
-two or three descriptors: the sandbox's channel, the seccomp program, and the cgroup's process
-list. The answer comes on the channel: one byte with a pidfd of the sandbox's first process.
+two descriptors or more: the sandbox's channel, the seccomp program, and the process lists of its
+cgroups. The answer comes on the channel: one byte with a pidfd of the sandbox's first process.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
@@ -53,7 +53,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 3)
+        message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 4)
         if not message:
             os._exit(0)
         template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
@@ -89,9 +89,9 @@ def _isolate(layout: root.Layout, template: "dict[str, object]", fds: "list[int]
     """Leave every namespace, fork the sandbox's first process, hand it over. Never returns."""
     channel = socket.socket(fileno=fds[0])
     try:
-        if len(fds) > 2:
-            os.write(fds[2], b"0")
-            os.close(fds[2])
+        for fd in fds[2:]:
+            os.write(fd, b"0")
+            os.close(fd)
         if template["uid"] is None:
             _unshare_as_ordinary_user()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 
 from django.utils import timezone
@@ -30,14 +31,14 @@ def check_all() -> int:
 
 def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
     began = perf_counter()
-    failure = _failure_of(row)
+    failure, enforced_by = _look_at(row)
     ProviderHealth.objects.update_or_create(
         provider_id=row.provider_id,
         defaults={
             "config_version": row.version,
             "healthy": failure is None,
             "code": failure.code if failure else "",
-            "message": failure.message[:500] if failure else "",
+            "message": (failure.message if failure else enforced_by)[:500],
             "latency_ms": round((perf_counter() - began) * 1000, 1),
             "checked_at": timezone.now(),
         },
@@ -50,8 +51,8 @@ def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
 
 
 @sensitive_variables()
-def _failure_of(row: ProviderConfig) -> SandboxError | None:
-    """Why it cannot serve now, without a secret; None when it can."""
+def _look_at(row: ProviderConfig) -> tuple[SandboxError | None, str]:
+    """Why it cannot serve now, without a secret; None when it can, and then what holds its runs."""
     config: dict[str, object] = {}
     try:
         provider_class = registry.get(row.provider_id)
@@ -63,11 +64,18 @@ def _failure_of(row: ProviderConfig) -> SandboxError | None:
         finally:
             provider.close()
         if health:
-            return None
-        return ProviderUnavailable(redacted(provider_class, config, health.message))
+            return None, told(health.details.get("enforced_by"))
+        return ProviderUnavailable(redacted(provider_class, config, health.message)), ""
     except SandboxError as error:
         if config:
             error.message = redacted(provider_class, config, error.message)
-        return error
+        return error, ""
     except Exception as error:
-        return ProviderUnavailable(f"The check failed with {type(error).__name__}.")
+        return ProviderUnavailable(f"The check failed with {type(error).__name__}."), ""
+
+
+def told(enforced_by: object) -> str:
+    """What a provider says of who enforces what, in one line."""
+    if not isinstance(enforced_by, Mapping):
+        return ""
+    return "; ".join(f"{str(name).replace('_', ' ')}: {by}" for name, by in enforced_by.items())

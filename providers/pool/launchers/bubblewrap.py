@@ -15,7 +15,7 @@ from pathlib import Path
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest import root
 from providers.guest.wire import STARTED
-from providers.pool.cgroup import CgroupParent
+from providers.pool.cgroup import CgroupParent, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
     NOTHING,
@@ -54,6 +54,7 @@ class BubblewrapLauncher:
     def __init__(self, data_dir: Path) -> None:
         self.runtime = "bubblewrap"
         self.rest_seconds = 0.015
+        self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._as_root = os.geteuid() == 0
         self._bwrap = ""
@@ -70,8 +71,16 @@ class BubblewrapLauncher:
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         self._cgroups = CgroupParent.create()
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": "rlimit per sandbox",
+            "users": "uid per sandbox" if self._as_root else "user namespace per sandbox",
+            "system_calls": "seccomp",
+        }
         self._seccomp = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         program = build_filter(uncounted_memory=self._cgroups is not None)
+        if program is None:
+            self.enforced_by["system_calls"] = "nothing"
         os.write(self._seccomp, program or b"")
 
     def languages(self) -> list[str]:
@@ -107,7 +116,7 @@ class BubblewrapLauncher:
             fds.append(os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY))
             if self._cgroups:
                 cgroup = self._cgroups.new(template.limits.memory_bytes)
-                fds.append(os.open(cgroup.procs, os.O_WRONLY))
+                fds += [os.open(path, os.O_WRONLY) for path in cgroup.procs]
             self._living_zygote().request(argument.encode(), fds)
             theirs.close()
             pidfd = await _receive_pidfd(channel)
@@ -166,6 +175,7 @@ class BubblewrapLauncher:
                 arguments += ["--ro-bind", path, path]
                 views.append(path)
         arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc"]
+        arguments += ["--symlink", f"{INSIDE}/etc", "/etc"]
         # As root every sandbox has devices of its own.
         for name, _, _ in root.DEVICES[:1] if self._as_root else root.DEVICES:
             arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]

@@ -94,6 +94,7 @@ class DockerLauncher:
     def __init__(self, settings: DockerSettings) -> None:
         self.runtime = RUNC
         self.rest_seconds = 0.06
+        self.enforced_by: dict[str, str] = {}
         self._settings = settings
         self._engine = Engine(settings.base_url)
         self._engine_runtime = "runc"
@@ -250,6 +251,14 @@ class DockerLauncher:
             self._seccomp = (
                 build_filter(info.get("Architecture"), shared_kernel=shared_kernel) or b""
             )
+        version = info.get("CgroupVersion") or "1"
+        self.enforced_by = {
+            "memory": f"cgroup v{version} of the engine",
+            "cpu_seconds": "cgroup where the engine is on this machine, else supervisor",
+            "processes": f"cgroup v{version} of the engine",
+            "users": "gVisor's kernel" if self.runtime == GVISOR else "uid per container",
+            "system_calls": "gVisor" if self.runtime == GVISOR else "seccomp",
+        }
         probed: dict[str, _Image] = {}
         for key, found in present.items():
             if found["Id"] not in probed:

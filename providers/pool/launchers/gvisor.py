@@ -15,7 +15,7 @@ from typing import Any
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
 from providers.pool import etc_folder
-from providers.pool.cgroup import Cgroup, CgroupParent, Evidence
+from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
     PACKAGE,
@@ -57,6 +57,7 @@ class GvisorLauncher:
     def __init__(self, data_dir: Path, platform: str) -> None:
         self.runtime = "gvisor"
         self.rest_seconds = 0.03
+        self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._platform = platform
         self._runsc = ""
@@ -75,6 +76,12 @@ class GvisorLauncher:
         # Of its own, as the launcher it replaces may still be running what it has.
         self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
         self._cgroups = CgroupParent.create()
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": "rlimit in gVisor",
+            "users": "gVisor's kernel",
+            "system_calls": "gVisor",
+        }
 
     def languages(self) -> list[str]:
         return [name for name in LANGUAGES if self.interpreter(name)]
@@ -110,8 +117,8 @@ class GvisorLauncher:
             if self._cgroups:
                 # The kernel inside needs memory of its own beside what the program may use.
                 cgroup = self._cgroups.new(template.limits.memory_bytes + (64 << 20))
-                join = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup.procs]
-                command = join + command
+                for path in cgroup.procs:
+                    command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
             return _GvisorGuest(command, cgroup, state)
         except OSError as error:
             raise CreationFailed(f"gVisor: {error}") from error
