@@ -41,11 +41,9 @@ class Layout:
         self.hidden: "list[str]" = described["hidden"]  # type: ignore[assignment]
         self.etc: str = described["etc"]  # type: ignore[assignment]
         self.nothing: str = described["nothing"]  # type: ignore[assignment]
-        self.links = [
-            (name, os.readlink(f"/{name}"))
-            for name in os.listdir("/")
-            if os.path.islink(f"/{name}")
-        ]
+        # The zygote's /etc is a link too, while each sandbox has a folder.
+        links = (name for name in os.listdir("/") if name != "etc" and os.path.islink(f"/{name}"))
+        self.links = [(name, os.readlink(f"/{name}")) for name in links]
         self.etc_names = sorted(set(os.listdir(self.etc)) - {"passwd", "group"})
         self.hidden_files = [name for name in _HIDDEN_FILES if os.path.exists(f"/proc/{name}")]
         self.has_pressure = os.path.isdir("/proc/pressure")
