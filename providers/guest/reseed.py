@@ -40,7 +40,7 @@ def reseed() -> None:
     if "tempfile" in sys.modules:
         sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     if "_ssl" in sys.modules:
-        sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)  # type: ignore[attr-defined]
+        sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "torch" in sys.modules:

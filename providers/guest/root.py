@@ -44,9 +44,9 @@ class Layout:
         # The zygote's /etc is a link too, while each sandbox has a folder.
         links = (name for name in os.listdir("/") if name != "etc" and os.path.islink(f"/{name}"))
         self.links = [(name, os.readlink(f"/{name}")) for name in links]
-        self.etc_names = sorted(set(os.listdir(self.etc)) - {"passwd", "group"})
         self.hidden_files = [name for name in _HIDDEN_FILES if os.path.exists(f"/proc/{name}")]
         self.has_pressure = os.path.isdir("/proc/pressure")
+        self.uid, self.gid = os.getuid(), os.getgid()
         self.bound = False
         self._make_masks()
 
@@ -81,15 +81,15 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
 
     As root `uid` is who the programs will be; without root it is None, and they are who we are.
     """
-    kernel.mount("tmpfs", NEW, "size=1m,nr_inodes=256,mode=755")
+    own_devices = uid is not None
+    kernel.mount("tmpfs", NEW, "size=1m,nr_inodes=256,mode=755", devices=own_devices)
     for name, target in layout.links:
         os.symlink(target, f"{NEW}/{name}")
     for path in layout.views:
         layout.view(path)
-    user = os.getuid() if uid is None else uid
-    _fill_etc(layout, user)
+    _fill_etc(layout, layout.uid if uid is None else uid)
     size = template["workspace_bytes"]
-    _fill_dev(uid is not None, bool(template["watch_memory"]), size)
+    _fill_dev(own_devices, bool(template["watch_memory"]), size)
     for path in (str(template["workspace"]), "/tmp"):
         os.mkdir(NEW + path)
         kernel.mount("tmpfs", NEW + path, f"size={size},nr_inodes={INODES},mode=1777")
@@ -102,8 +102,7 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
         # Whoever may open these may have the kernel work for him.
         kernel.bind(f"{NEW}{layout.nothing}/folder", f"{NEW}/proc/pressure")
     kernel.change_root(NEW)
-    kernel.make_read_only("/dev")
-    kernel.make_read_only("/")
+    kernel.make_read_only("/", devices=own_devices)
 
 
 def passwd(user: int) -> str:
@@ -120,27 +119,28 @@ def group(user: int) -> str:
 
 def _fill_etc(layout: Layout, user: int) -> None:
     os.mkdir(f"{NEW}/etc")
-    for name in layout.etc_names:
-        os.symlink(f"{layout.etc}/{name}", f"{NEW}/etc/{name}")
-    _write(f"{NEW}/etc/passwd", passwd(user))
-    _write(f"{NEW}/etc/group", group(user))
+    kernel.bind(NEW + layout.etc, f"{NEW}/etc")
+    # Who the user is differs from one sandbox to the next.
+    for name, text in (("passwd", passwd(user)), ("group", group(user))):
+        _write(f"{NEW}/.{name}", text)
+        kernel.bind(f"{NEW}/.{name}", f"{NEW}/etc/{name}", read_only=True)
 
 
 def _fill_dev(own: bool, watched: bool, size: object) -> None:
     """Devices. Only root can make them; without root they are the machine's own, bound."""
     dev = f"{NEW}/dev"
     os.mkdir(dev)
-    kernel.mount("tmpfs", dev, "size=64k,nr_inodes=64,mode=755", devices=True)
+    mask = os.umask(0)
     for name, major, minor in DEVICES:
         path = f"{dev}/{name}"
         if own:
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
-            os.chmod(path, 0o666)
             continue
         _write(path, "")
         # A shared mapping of /dev/zero is memory that belongs to no process, so that nobody but a
         # cgroup could count it. /dev/full reads the same and cannot be mapped.
         kernel.bind("/dev/full" if watched and name == "zero" else f"/dev/{name}", path)
+    os.umask(mask)
     for name, target in _LINKS_IN_DEV:
         os.symlink(target, f"{dev}/{name}")
     os.mkdir(f"{dev}/shm")

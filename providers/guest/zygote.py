@@ -58,9 +58,7 @@ def main() -> None:
             os._exit(0)
         template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
         _preload(template)
-        if os.fork() == 0:
-            control.close()
-            _isolate(layout, template, fds)
+        _start(layout, template, control, fds)
         for fd in fds:
             os.close(fd)
 
@@ -85,36 +83,38 @@ def _preload(template: "dict[str, object]") -> None:
     gc.freeze()
 
 
-def _isolate(layout: root.Layout, template: "dict[str, object]", fds: "list[int]") -> None:
-    """Leave every namespace, fork the sandbox's first process, hand it over. Never returns."""
-    channel = socket.socket(fileno=fds[0])
+def _start(
+    layout: root.Layout,
+    template: "dict[str, object]",
+    control: socket.socket,
+    fds: "list[int]",
+) -> None:
+    """Fork a sandbox's first process into namespaces of its own, and hand it over."""
+    as_root = template["uid"] is not None
+    released, release = os.pipe()
     try:
-        for fd in fds[2:]:
-            os.write(fd, b"0")
-            os.close(fd)
-        if template["uid"] is None:
-            _unshare_as_ordinary_user()
-        else:
-            kernel.unshare(_NAMESPACES)
-        _open_network()
-        released, release = os.pipe()
-        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-        pid = os.fork()
+        pid = kernel.fork_into(_NAMESPACES | (0 if as_root else kernel.NEW_USER))
         if pid == 0:
+            control.close()
             os.close(release)
+            # What the host hears first is who we are.
             os.read(released, 1)
             os.close(released)
-            _be_sandbox(layout, template, channel.detach(), fds[1])
-        socket.send_fds(channel, [wire.STARTED], [os.pidfd_open(pid)])
-    except BaseException as error:
-        channel.sendall(wire.FAILED + repr(error).encode()[:2000])
-    os._exit(0)
+            _be_sandbox(layout, template, fds)
+        with socket.socket(fileno=os.dup(fds[0])) as channel:
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(channel, [wire.STARTED], [pidfd])
+            os.close(pidfd)
+    except OSError as error:
+        with socket.socket(fileno=os.dup(fds[0])) as channel:
+            channel.sendall(wire.FAILED + repr(error).encode()[:2000])
+    finally:
+        os.close(released)
+        os.close(release)
 
 
-def _unshare_as_ordinary_user() -> None:
-    """A user namespace gives the right to the others, and process limits of the sandbox's own."""
-    uid, gid = os.getuid(), os.getgid()
-    kernel.unshare(_NAMESPACES | kernel.NEW_USER)
+def _map_users(uid: int, gid: int) -> None:
+    """In the user namespace that gives the right to the others we are who we were."""
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
@@ -124,25 +124,30 @@ def _unshare_as_ordinary_user() -> None:
             file.write(content)
 
 
-def _open_network() -> None:
+def _open_network(watched: bool) -> None:
     """Bring up `lo` in our network namespace: programs may reach servers of their own.
 
-    What TCP holds is bounded over the whole machine (net.ipv4.tcp_mem), so that one sandbox could
-    slow down everybody's connections if its own had buffers of megabytes.
+    Where no cgroup counts what TCP holds, a connection of theirs holds little.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-    for name in ("tcp_rmem", "tcp_wmem"):
+    for name in ("tcp_rmem", "tcp_wmem") if watched else ():
         fd = os.open(f"/proc/sys/net/ipv4/{name}", os.O_WRONLY)
         os.write(fd, b"4096 65536 65536")
         os.close(fd)
 
 
-def _be_sandbox(
-    layout: root.Layout, template: "dict[str, object]", channel: int, seccomp: int
-) -> None:
+def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[int]") -> None:
     """Process 1 of the sandbox: a root of its own, no privileges, then the supervisor."""
+    channel, seccomp, *cgroups = fds
     try:
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        for fd in cgroups:
+            os.write(fd, b"0")
+            os.close(fd)
+        if template["uid"] is None:
+            _map_users(layout.uid, layout.gid)
+        _open_network(bool(template["watch_memory"]))
         root.enter(layout, template, template["uid"])  # type: ignore[arg-type]
         # A process group of its own: a signal to the group would reach every other sandbox.
         os.setsid()
@@ -157,5 +162,6 @@ def _be_sandbox(
         template["uid"] = None
         supervisor.supervise(template, channel, channel)
     except BaseException as error:
-        print(f"sandbox did not start: {error!r}", file=sys.stderr)
+        reason = f"the sandbox did not start: {error!r}"[:2000]
+        os.write(channel, wire.pack({"type": "failed", "reason": reason}, []))
     os._exit(70)

@@ -186,7 +186,7 @@ def find_cgroup(
 ) -> Cgroup | None:
     """The memory group of a container, where the engine runs on this host and lets us read it."""
     with contextlib.suppress(OSError):
-        groups: dict[str, str] = {
+        groups = {
             name: path for name, path in _own_groups(proc, str(pid)).items() if container in path
         }
         if "memory" in groups:
@@ -203,7 +203,7 @@ def find_cgroup(
 
 def _own_groups(proc: Path, pid: str = "self") -> dict[str, str]:
     """The group of a process by controller; that of version 2 has no name. Raises OSError."""
-    groups = {}
+    groups: dict[str, str] = {}
     for line in (proc / pid / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         groups |= dict.fromkeys(controllers.split(","), path)

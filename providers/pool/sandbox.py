@@ -74,7 +74,8 @@ class RunRequest:
             },
         }
         with _refusing("code"):
-            parts = [("code", self.code.encode())]
+            # An editor's byte order mark; compilers of text know what it is not.
+            parts = [("code", self.code.removeprefix("\ufeff").encode())]
         if self.arguments is not None:
             with _refusing("arguments"):
                 parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
