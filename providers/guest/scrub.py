@@ -88,14 +88,16 @@ class Untouched:
             "limits": read_small("/proc/self/limits"),
             "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "scheduler": (os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))),
-            "input and output": kernel.io_priority(),
+            "input and output": kernel.io_priority() if self._uid is None else 0,
             "shared memory": kernel.shared_objects(),
         }
         for place in self._places:
             status = os.stat(place)
+            # gVisor has none, and each call costs much there.
+            marks = kernel.file_marks(place) if self._uid is None else 0
             seen[place] = (
                 *(status.st_mode, status.st_uid, status.st_gid),
-                *(_attributes(place), _names(place), kernel.file_marks(place)),
+                *(_attributes(place), _names(place), marks),
             )
         return seen
 

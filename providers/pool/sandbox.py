@@ -74,7 +74,7 @@ class RunRequest:
             },
         }
         with _refusing("code"):
-            # An editor's byte order mark; compilers of text know what it is not.
+            # Compilers take an editor's byte order mark from a file, but not from a text.
             parts = [("code", self.code.removeprefix("\ufeff").encode())]
         if self.arguments is not None:
             with _refusing("arguments"):

@@ -110,6 +110,7 @@ class DockerLauncher:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._watch_memory = False
+        self._maps_users = False
 
     async def prepare(self) -> None:
         """Find runtime and images, remove what predecessors left, and keep doing so.
@@ -235,6 +236,10 @@ class DockerLauncher:
 
     def _prepare(self) -> None:
         info = self._engine.info()
+        self._maps_users = any(
+            option.startswith(("name=userns", "name=rootless"))
+            for option in info.get("SecurityOptions") or ()
+        )
         described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
         missing = [self._settings.images[key] for key, found in described.items() if not found]
         present = {key: found for key, found in described.items() if found}
@@ -329,11 +334,12 @@ class DockerLauncher:
         return answer
 
     def _recipe(self, image: str, command: list[str], limits: Limits, runtime: str) -> Recipe:
+        user = self._hardening.choose_user(maps_users=self._maps_users)
         return Recipe(
             image,
             command,
-            self._hardening.container(),
-            {**self._hardening.host(limits), "Runtime": runtime},
+            self._hardening.container(user),
+            {**self._hardening.host(limits, user), "Runtime": runtime},
             self._owner.labels,
         )
 
