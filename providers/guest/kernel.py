@@ -33,8 +33,15 @@ def _check(status: int, what: str) -> None:
         raise OSError(number, os.strerror(number), what)
 
 
+def unshare(namespaces: int) -> None:
+    """Leave these namespaces for new ones. For NEW_PID that is true of later children only."""
+    _check(_libc.unshare(namespaces), "unshare")
+
+
 def fork_into(namespaces: int) -> int:
-    """`os.fork()`, but the child is in these namespaces, new ones. Needs a single thread.
+    """`os.fork()`, but the child is in these namespaces, new ones.
+
+    Only for a process with one thread and without libraries that want to hear of a fork.
 
     To leave them and then to fork took a process more, whose making and ending were a tenth of
     all that a sandbox costs.

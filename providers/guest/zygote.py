@@ -90,27 +90,45 @@ def _start(
     fds: "list[int]",
 ) -> None:
     """Fork a sandbox's first process into namespaces of its own, and hand it over."""
-    as_root = template["uid"] is not None
+    namespaces = _NAMESPACES | (kernel.NEW_USER if template["uid"] is None else 0)
     released, release = os.pipe()
     try:
-        pid = kernel.fork_into(_NAMESPACES | (0 if as_root else kernel.NEW_USER))
-        if pid == 0:
+        if not _tried:
+            pid = kernel.fork_into(namespaces)
+            if pid == 0:
+                control.close()
+        else:
+            # Libraries such as numpy's have threads, which have to be told of a fork.
+            if os.fork() != 0:
+                return
             control.close()
+            kernel.unshare(namespaces)
+            pid = os.fork()
+        if pid == 0:
             os.close(release)
             # What the host hears first is who we are.
             os.read(released, 1)
             os.close(released)
             _be_sandbox(layout, template, fds)
-        with socket.socket(fileno=os.dup(fds[0])) as channel:
-            pidfd = os.pidfd_open(pid)
-            socket.send_fds(channel, [wire.STARTED], [pidfd])
-            os.close(pidfd)
-    except OSError as error:
+        _hand_over(fds[0], pid)
+    except Exception as error:
         with socket.socket(fileno=os.dup(fds[0])) as channel:
             channel.sendall(wire.FAILED + repr(error).encode()[:2000])
     finally:
         os.close(released)
         os.close(release)
+    if _tried:
+        os._exit(0)
+
+
+def _hand_over(channel: int, pid: int) -> None:
+    """Give the host a hold on the sandbox's first process. Raises OSError."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        with socket.socket(fileno=os.dup(channel)) as to_host:
+            socket.send_fds(to_host, [wire.STARTED], [pidfd])
+    finally:
+        os.close(pidfd)
 
 
 def _map_users(uid: int, gid: int) -> None:
