@@ -296,12 +296,12 @@ def test_a_watcher_works_where_the_kernel_is_the_sandboxs_own(gvisor: Local) -> 
 LOCKED = ["/usr/bin/env", "/usr", "/", "/etc/hosts", "/cofferdam"]
 
 
-@pytest.mark.parametrize("which", ["bubblewrap", "ordinary"])
+@pytest.mark.parametrize("which", ["bubblewrap", "ordinary", "gvisor"])
 def test_a_lock_on_a_shared_program_is_nobody_elses(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     """Held here, it would keep whoever locks the same file waiting: the machine, or a sandbox."""
-    require("bwrap")
+    require({"gvisor": "runsc"}.get(which, "bwrap"))
     code = f"""
         import fcntl, os
         for path in {LOCKED!r}:
