@@ -18,7 +18,7 @@ class RecoveryCode(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     used_at = models.DateTimeField(null=True)
 
-    objects = AnnouncedQuerySet.as_manager()
+    objects: models.Manager[RecoveryCode] = AnnouncedQuerySet.as_manager()
 
     def __str__(self) -> str:
         return "used" if self.used_at else "unused"

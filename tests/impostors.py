@@ -61,6 +61,7 @@ class Impostor:
     broken: Exception | None = None
     attempts: int = 0
     runtime: str = "impostor"
+    enforced_by: dict[str, str] = field(default_factory=dict)
     rest_seconds: float = 0.015
     guests: list[ProcessGuest] = field(default_factory=list)
 

@@ -55,6 +55,7 @@ def main() -> None:
             timed_out=result.timed_out,
             out_of_memory=result.out_of_memory,
             runtime=result.metadata["runtime"],
+            metadata=result.metadata,
         )
     provider.close()
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from providers.pool.cgroup import Cgroup, CgroupParent, Evidence
+from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, _own_groups, memory_keeper
 from tests.conftest import require
-from tests.sandboxes import LocalProcess
+from tests.sandboxes import LocalProcess, wait_until
+from tests.test_unprivileged_host import UID, without_root
 
 
 @pytest.fixture
@@ -38,6 +41,89 @@ def test_version_2_hangs_below_a_group_at_the_top_that_hands_out_memory(
     group = parent.new(1 << 20)
     assert group.path.parent == parent.path
     assert (group.path / "memory.max").read_text() == str(1 << 20)
+
+
+def test_version_2_hangs_below_a_delegated_group_whose_processes_make_room(
+    tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `systemd-run --user -p Delegate=yes` hands one out. At the top nothing may be made."""
+    service = tmp_path / "cgroup/user.slice/cofferdam.service"
+    service.mkdir(parents=True)
+    (tmp_path / "cgroup/cgroup.controllers").write_text("memory pids")
+    (proc / "self/cgroup").write_text("0::/user.slice/cofferdam.service\n")
+    (service / "cgroup.procs").write_text("11\n")
+    make = Path.mkdir
+
+    def refused_at_the_top(path: Path, *arguments: Any, **named: Any) -> None:
+        if path.parent == tmp_path / "cgroup":
+            raise PermissionError(13, "refused", str(path))
+        make(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refused_at_the_top)
+    # The files of a real group cannot be left behind in the folder by whoever removes it.
+    monkeypatch.setattr(Path, "rmdir", lambda path: shutil.rmtree(path))
+    parent = CgroupParent.create(tmp_path / "cgroup", proc)
+    assert parent is not None
+    assert parent.path.parent == service
+    assert (service / "cgroup.subtree_control").read_text() == "+memory"
+    assert (service / "service-of-cofferdam/cgroup.procs").read_text() == "11"
+    assert (parent.path / "cgroup.subtree_control").read_text() == "+memory"
+    assert memory_keeper(parent) == {"memory": "cgroup v2", "cpu_seconds": "cgroup v2"}
+    # Who starts as the second finds itself in that leaf.
+    (proc / "self/cgroup").write_text("0::/user.slice/cofferdam.service/service-of-cofferdam\n")
+    second = CgroupParent.create(tmp_path / "cgroup", proc)
+    assert second is not None
+    assert second.path.parent == service
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_time_of_all_processes_is_the_kernels_figure(tmp_path: Path, version: int) -> None:
+    group = Cgroup(tmp_path, version, tmp_path if version == 1 else None)
+    assert group.cpu_seconds() is None
+    (tmp_path / "cpuacct.usage").write_text("1500000000\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\nsystem_usec 2\n")
+    assert group.cpu_seconds() == 1.5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may delegate a group here")
+def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(
+    tmp_path: Path,
+) -> None:
+    """On cgroup v1, which this shows for real: a group of the user's own in the hierarchy."""
+    require("bwrap")
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        pytest.skip("this machine has cgroup v2")
+    delegated = [
+        Path("/sys/fs/cgroup") / name / f"delegated-{os.getpid()}" for name in ("memory", "cpuacct")
+    ]
+    own = _own_groups(Path("/proc"))
+    before = [
+        Path("/sys/fs/cgroup", name, own[name].lstrip("/"), "cgroup.procs")
+        for name in ("memory", "cpuacct")
+    ]
+    for group in delegated:
+        group.mkdir()
+        for path in (group, *group.iterdir()):
+            os.chown(path, UID, UID)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        with without_root(launcher="bubblewrap", pool_size=1) as owner:
+            result = owner.run("import mmap\nm = mmap.mmap(-1, 1 << 30)\nm.write(bytes(1 << 30))")
+            assert result["out_of_memory"] is True
+            result = owner.run("print(1)")
+            assert result["metadata"]["enforced_by"]["memory"] == "cgroup v1"
+    finally:
+        for group, root in zip(delegated, before, strict=True):
+            root.write_text(str(os.getpid()))
+            wait_until(lambda group=group: _removed(group), seconds=5)
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def test_version_1_hangs_below_our_own_group(tmp_path: Path) -> None:

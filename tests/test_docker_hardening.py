@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.base import SANDBOX_ENDED
+from providers.pool.hardening import GVISOR, RUNC, Hardening
 from tests.docker_engine import Containers
 
 # Number of the call on x86-64 by name; all of them with arguments that mean nothing.
@@ -19,17 +20,37 @@ _FORBIDDEN_CALLS = {
 }  # fmt: skip
 
 
-def test_the_program_is_nobody_without_any_capability(containers: Containers) -> None:
+def test_the_program_is_an_own_user_without_any_capability(containers: Containers) -> None:
     seen = containers.look("""
         import json, os
         status = dict(line.split(":", 1) for line in open("/proc/self/status"))
         print(json.dumps({
             "ids": [*os.getresuid(), *os.getresgid()],
-            "groups": sorted(set(os.getgroups()) - {65534}),
+            "groups": sorted(set(os.getgroups()) - {os.getgid()}),
             "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff")],
         }))
     """)
-    assert seen == {"ids": [65534] * 6, "groups": [], "capabilities": [0, 0, 0]}
+    ids = set(seen.pop("ids"))
+    assert len(ids) == 1
+    if containers.launcher.runtime == "gvisor":
+        # This user is gVisor's.
+        assert ids == {65534}
+    else:
+        assert min(ids) >= 1_900_000_000
+    assert seen == {"groups": [], "capabilities": [0, 0, 0]}
+
+
+def test_no_two_containers_share_a_user(under_runc: Containers) -> None:
+    """What the kernel counts per user is counted over all containers."""
+    users = [under_runc.run("import os; print(os.getuid())").stdout for _ in range(3)]
+    assert len(set(users)) == 3
+
+
+def test_an_engine_that_maps_users_has_few_of_them() -> None:
+    hardening = Hardening.of(RUNC)
+    assert 10_000 <= hardening.choose_user(maps_users=True) < 60_000
+    assert hardening.choose_user(maps_users=False) >= 1_900_000_000
+    assert Hardening.of(GVISOR).choose_user(maps_users=True) == 0
 
 
 def test_no_new_privileges_can_be_had(containers: Containers) -> None:
@@ -270,7 +291,7 @@ def test_the_environment_holds_nothing_of_the_host(
     assert "must stay outside" not in str(found)
     assert set(found) <= {
         "PATH", "HOME", "LANG", "TMPDIR", "HOSTNAME", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
-        "MATPLOTLIBRC", "NODE_PATH", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
+        "MATPLOTLIBRC", "NODE_PATH", "LOGNAME", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
     }  # fmt: skip
     assert found["HOSTNAME"] == "sandbox"
 
@@ -375,7 +396,8 @@ def test_other_languages_are_held_in_the_same_way(containers: Containers, langua
     }[language]
     result = containers.run(code, language)
     if language == "nodejs":
-        assert result.result == [65534, "refused"], result.stderr
+        user, root = result.result
     else:
-        assert result.stdout == "65534 refused\n"
+        user, root = result.stdout.split()
+    assert (int(user) != 0, root) == (True, "refused"), result.stderr
     assert result.metadata["runtime"] == containers.launcher.runtime

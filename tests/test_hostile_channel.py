@@ -64,6 +64,7 @@ class PuppetGuest:
 class PuppetLauncher:
     runtime = "puppet"
     rest_seconds = 0.0
+    enforced_by: dict[str, str] = {}
 
     def __init__(self, first: bytes) -> None:
         self.guest = PuppetGuest()

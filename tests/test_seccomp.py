@@ -131,8 +131,71 @@ def test_the_program_is_one_the_kernel_would_take(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_netlink_is_for_addresses_only(machine: str) -> None:
+    assert verdict(machine, "socket", 16, 3, 0) == ALLOW
+    for protocol in range(1, 24):
+        assert verdict(machine, "socket", 16, 3, protocol) == ERRNO | 93
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_files_get_no_marks(machine: str) -> None:
+    for request in (0x40086602, 0x40046602, 0x401C5820):
+        assert verdict(machine, "ioctl", 3, request) == DENIED
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_watching_and_access_lists_are_for_kernels_of_the_sandboxs_own(machine: str) -> None:
+    watching = {"x86_64": (253, 294, 206, 451), "aarch64": (26, 0, 451)}[machine]
+    lists = {"x86_64": (188, 189, 190, 463), "aarch64": (5, 6, 7, 463)}[machine]
+    for shared, refused, unsupported in ((True, NO_SUCH_CALL, ERRNO | 95), (False, ALLOW, ALLOW)):
+        program = build_filter(machine, shared_kernel=shared)
+        assert program is not None
+        for number in watching:
+            assert decide(program, ARCHITECTURES[machine], number) == refused
+        for number in lists:
+            assert decide(program, ARCHITECTURES[machine], number) == unsupported
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_the_limit_of_core_dumps_stays_as_it_is(machine: str) -> None:
+    setrlimit, prlimit = {"x86_64": (160, 302), "aarch64": (164, 261)}[machine]
+    program = build_filter(machine)
+    assert program is not None
+
+    def decided(*call: int) -> int:
+        return decide(program, ARCHITECTURES[machine], *call)
+
+    assert decided(setrlimit, 4, 0x1000) == ERRNO
+    assert decided(setrlimit, 7, 0x1000) == ALLOW
+    assert decided(prlimit, 0, 4, 0x1000) == ERRNO
+    assert decided(prlimit, 0, 4, 0x1_0000_0000) == ERRNO
+    assert decided(prlimit, 0, 4, 0) == ALLOW
+    assert decided(prlimit, 0, 7, 0x1000) == ALLOW
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_mappings_that_nobody_could_count_are_refused_without_a_cgroup(machine: str) -> None:
+    mmap = {"x86_64": 9, "aarch64": 222}[machine]
+    shared, private, anonymous, huge = 0x01, 0x02, 0x20, 0x40000
+    for counted in (True, False):
+        program = build_filter(machine, uncounted_memory=counted)
+        assert program is not None
+
+        def decided(flags: int, program: bytes = program) -> int:
+            return decide(program, ARCHITECTURES[machine], mmap, 0, 4096, 3, flags)
+
+        assert decided(private | anonymous) == ALLOW
+        assert decided(private) == decided(shared) == ALLOW
+        assert decided(private | anonymous | huge) == ERRNO | 12
+        assert decided(shared | anonymous) == (ALLOW if counted else ERRNO | 12)
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_memory_that_belongs_to_no_process_can_be_ruled_out(machine: str) -> None:
-    numbers = {"x86_64": (29, 319, 447), "aarch64": (194, 279, 447)}[machine]
+    numbers = {
+        "x86_64": (29, 64, 68, 278, 319, 447),
+        "aarch64": (194, 190, 186, 75, 279, 447),
+    }[machine]
     for number in numbers:
         for uncounted, expected in ((True, ALLOW), (False, NO_SUCH_CALL)):
             program = build_filter(machine, uncounted_memory=uncounted)

@@ -138,7 +138,18 @@ def test_the_supervisor_cannot_be_read(unprivileged: LocalProcess) -> None:
 
 def test_memory_that_processes_share_is_watched_too(unprivileged: LocalProcess) -> None:
     result = unprivileged.run(
-        "import mmap\nm = mmap.mmap(-1, 1 << 30)\nwhile True: m.write(b'x' * 2**20)", timeout=10
+        """
+        import mmap
+        files = [open(f"/dev/shm/{number}", "wb+") for number in range(8)]
+        for file in files:
+            file.truncate(50 << 20)
+        maps = [mmap.mmap(file.fileno(), 50 << 20) for file in files[:2]]
+        kept = [bytearray(2**20) for _ in range(150)]
+        for m in maps:
+            m.write(b"x" * (50 << 20))
+        open("more", "wb").write(b"x" * (60 << 20))
+        """,
+        timeout=10,
     )
     assert (result["out_of_memory"], result["timed_out"]) == (True, False)
 
@@ -147,7 +158,9 @@ def test_memory_that_processes_share_is_counted_once(unprivileged: LocalProcess)
     result = unprivileged.run(
         """
         import mmap, os, time
-        m = mmap.mmap(-1, 60 << 20)
+        file = open("/dev/shm/shared", "wb+")
+        file.truncate(60 << 20)
+        m = mmap.mmap(file.fileno(), 60 << 20)
         kept = b"x" * (60 << 20)
         m.write(kept)
         for _ in range(8):

@@ -47,6 +47,7 @@ _LOST = (
 _WAITS = "It waits for a second administrator, under pending changes."
 _HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at")
 _STATE = ("provider_name", "health", "in_service", "version", "updated_at")
+_SHOWN = (*_STATE, "enforced_by")
 
 
 def _provider_of(request: HttpRequest, row: ProviderConfig | None) -> type[SandboxProvider] | None:
@@ -66,7 +67,7 @@ def _provider_or_404(provider_id: str) -> type[SandboxProvider]:
 @admin.register(ProviderConfig)
 class ProviderConfigAdmin(ProviderConfigModelAdmin):
     list_display = _STATE
-    readonly_fields = (*_STATE, "configuration")
+    readonly_fields = (*_SHOWN, "configuration")
     actions = ("activate_selected",)
     warn_unsaved_form = True
     change_form_template = "admin/providers/providerconfig/change_form.html"
@@ -96,6 +97,16 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         if found["healthy"]:
             return badge("Healthy", "good", when)
         return badge(f"{found['code']} Unhealthy", "bad", f"{found['message']} {when}")
+
+    @admin.display(description="Enforced by")
+    def enforced_by(self, row: ProviderConfig) -> str:
+        """What holds memory, processes and users apart, as the last check found it."""
+        if getattr(row, "health_config_version", None) != row.version:
+            return "Not checked yet"
+        healthy: bool = getattr(row, "health_healthy", False)
+        return (
+            getattr(row, "health_message", "") if healthy else ""
+        ) or "The provider does not say"
 
     @admin.display(description="Configuration")
     def configuration(self, row: ProviderConfig) -> SafeString | str:
@@ -132,7 +143,7 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: ProviderConfig | None = None) -> Any:
         provider = _provider_of(request, obj)
-        state = [(None, {"fields": _STATE})] if obj else []
+        state = [(None, {"fields": _SHOWN})] if obj else []
         if provider is None or not self._may_edit(request, obj):
             return [*state, (None, {"fields": ("configuration",)})]
         form = self.get_form(request, obj, change=obj is not None)

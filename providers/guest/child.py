@@ -11,6 +11,13 @@ from .kernel import become, forbid_message_queues, open_to_kin
 
 JOB, REPORT = 3, 4
 
+# A crash with a limit of 0 still starts the machine's handler where core dumps are piped to one.
+# At 1 byte the kernel does nothing (do_coredump in fs/coredump.c).
+NO_CORE = 1
+# What is counted per user over the whole machine where the kernel is shared: waiting signals and
+# timers. `resource` has no name for it before Python 3.13.
+_RLIMIT_SIGPENDING, _SIGNALS = 11, 1024
+
 
 def become_child(
     template: "dict[str, object]", job: int, report: int, stdout: int, stderr: int
@@ -56,7 +63,8 @@ def bounds(limits: "dict[str, int | None]") -> "list[tuple[int, int]]":
     """What to set of a template's limits: those that are not in force here already."""
     found = []
     for kind, bound in (
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, NO_CORE),
+        (_RLIMIT_SIGPENDING, _SIGNALS),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_NPROC, limits["processes"]),

@@ -4,6 +4,8 @@ import os
 import select
 import sys
 
+from . import reseed
+
 # What agents' code imports most, loaded one by one while nobody waits. A request cuts it short.
 COMMON = (
     *("_ast", "json", "re", "collections", "math", "datetime", "time", "itertools"),
@@ -29,6 +31,7 @@ def load(modules: "list[str]") -> None:
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             raise Missing(f"the module {module!r} cannot be preloaded: {reason}") from error
+    reseed.find_generators()
 
 
 def load_common() -> None:

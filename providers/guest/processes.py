@@ -47,42 +47,27 @@ def kill_others() -> bool:
     return bool(found)
 
 
-def memory_in_use(limit: int) -> int:
-    """Bytes of anonymous and shared memory that all other processes have, files left out.
+class Times:
+    """CPU time of all processes that were seen, for those that nobody waits for.
 
-    Used where no cgroup bounds the memory. The cheap figure counts what processes share once per
-    process, so above `limit` the exact one is asked for.
+    What ends between two looks is counted as it was at the first of them.
     """
-    pids = others()
-    rough = sum(map(_resident_bytes, pids))
-    return rough if rough <= limit else sum(map(_proportional_bytes, pids))
 
+    def __init__(self) -> None:
+        self._seen: "dict[int, int]" = {}
+        self._ticks = os.sysconf("SC_CLK_TCK")
 
-def _resident_bytes(pid: int) -> int:
-    sizes = _sizes(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem", b"VmRSS"))
-    # gVisor tells only what is resident in all.
-    all_resident = sizes.pop(b"VmRSS", 0)
-    return sum(sizes.values()) if sizes else all_resident
+    def look(self) -> None:
+        for pid in others():
+            try:
+                fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            except OSError:
+                continue
+            self._seen[pid] = int(fields[11]) + int(fields[12])
 
-
-def _proportional_bytes(pid: int) -> int:
-    """What is shared is divided among those who share it."""
-    sizes = _sizes(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon", b"Pss_Shmem"))
-    return sum(sizes.values()) if sizes else _resident_bytes(pid)
-
-
-def _sizes(path: str, names: "tuple[bytes, ...]") -> "dict[bytes, int]":
-    """The named lines of such a file of /proc in bytes, as far as they are there."""
-    sizes = {}
-    try:
-        with open(path, "rb") as lines:
-            for line in lines:
-                name, _, value = line.partition(b":")
-                if name in names:
-                    sizes[name] = int(value.split()[0]) * 1024
-    except OSError:
-        return {}
-    return sizes
+    @property
+    def seconds(self) -> float:
+        return sum(self._seen.values()) / self._ticks
 
 
 def cpu_seconds(pid: int) -> float:

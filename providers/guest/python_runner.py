@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import display, preload, wire
+from . import display, preload, reseed, wire
 from .job import PROGRAMS, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -31,6 +31,7 @@ def prepare() -> None:
 
 def serve(job: int, report: int, template: "dict[str, object]") -> None:
     """Rehearse, say so, wait for the one job, run it, report, and end the process."""
+    reseed.reseed()
     outputs = display.Outputs(report)
     outputs.open()
     _rehearse(outputs)

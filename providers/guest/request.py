@@ -5,8 +5,9 @@ import select
 import time
 
 from . import advice, artifacts, wire
+from .memory import Memory
 from .process_tree import Child
-from .processes import cpu_seconds, memory_in_use
+from .processes import Times, cpu_seconds
 
 MEMORY_CHECK_SECONDS = 0.025
 
@@ -63,8 +64,8 @@ class Run:
         self,
         child: Child,
         request: "dict[str, object]",
+        memory: "Memory | None",
         *,
-        watch_memory: bool = False,
         advised: bool = False,
     ) -> None:
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
@@ -81,7 +82,8 @@ class Run:
         self.remarks_dropped = 0
         self._advised = advised
         self._outputs_room = limits["rich_output_bytes"]
-        self._watch_memory = watch_memory
+        self._memory = memory
+        self._times = Times()
         self._cpu_before = cpu_seconds(child.pid)
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
         self.stdout = Capture(child.stdout, limits["output_bytes"])
@@ -111,10 +113,10 @@ class Run:
                 self.timed_out = True
                 return
             wait = self._deadline - now
-            if self._watch_memory:
+            if self._memory is not None:
                 if now >= next_check:
                     next_check = now + MEMORY_CHECK_SECONDS
-                    if self._memory_exceeded():
+                    if self._memory_exceeded(self._memory):
                         return
                 wait = min(wait, MEMORY_CHECK_SECONDS)
             for fd, _ in poll.poll(wait * 1000 + 1):
@@ -132,9 +134,13 @@ class Run:
                     self.child.reap(os.WNOHANG)
                 elif not self._take(fd):
                     poll.unregister(fd)
+        if self._memory is not None:
+            # What was written last is still there.
+            self._memory_exceeded(self._memory)
 
-    def _memory_exceeded(self) -> bool:
-        used = memory_in_use(self.limits["memory_bytes"])
+    def _memory_exceeded(self, memory: Memory) -> bool:
+        self._times.look()
+        used = memory.in_use(self.limits["memory_bytes"])
         self.memory_peak = max(self.memory_peak, used)
         self.out_of_memory = used > self.limits["memory_bytes"]
         return self.out_of_memory
@@ -208,8 +214,12 @@ class Run:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the program alone, without what the child spent on warming up."""
-        return max(0.0, self.child.cpu_seconds - self._cpu_before)
+        """CPU time of the program alone, without what the child spent on warming up.
+
+        A process whose parent ignores its end is waited for by nobody. Where a cgroup counts its
+        time the host knows it; elsewhere we have looked now and then.
+        """
+        return max(0.0, max(self.child.cpu_seconds, self._times.seconds) - self._cpu_before)
 
     @property
     def exit_code(self) -> "int | None":

@@ -88,13 +88,16 @@ class Untouched:
             "limits": read_small("/proc/self/limits"),
             "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "scheduler": (os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))),
+            "input and output": kernel.io_priority() if self._uid is None else 0,
             "shared memory": kernel.shared_objects(),
         }
         for place in self._places:
             status = os.stat(place)
+            # gVisor has none, and each call costs much there.
+            marks = kernel.file_marks(place) if self._uid is None else 0
             seen[place] = (
                 *(status.st_mode, status.st_uid, status.st_gid),
-                *(_attributes(place), _names(place)),
+                *(_attributes(place), _names(place), marks),
             )
         return seen
 
@@ -116,6 +119,7 @@ def _attributes(path: str) -> "list[str]":
 def _clear(place: str, mode: int) -> None:
     if os.stat(place).st_mode & 0o7777 != mode:
         os.chmod(place, mode)
+    kernel.clear_file_marks(place)
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _empty(folder)

@@ -20,9 +20,10 @@ from .child import REPORT, bounds
 from .image_content import fill_tmp
 from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
+from .memory import Memory
 from .process_tree import Child
 from .request import Run, answer
-from .scrub import Untouched
+from .scrub import PLACES, Untouched
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -126,12 +127,10 @@ def _serve(
     request, parts = frame
     again = request.get("again") is True
     began = time.monotonic()
-    run = Run(
-        child,
-        request,
-        watch_memory=bool(template.get("watch_memory")),
-        advised=bool(template.get("advise")),
-    )
+    # Elsewhere than in process 1 of a namespace these places are the machine's.
+    places = [os.getcwd(), *PLACES] if os.getpid() == 1 else []
+    memory = Memory(places) if template["watch_memory"] else None
+    run = Run(child, request, memory, advised=bool(template.get("advise")))
     job = wire.chunks(
         {
             "entrypoint": request["entrypoint"],

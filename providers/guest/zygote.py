@@ -2,23 +2,28 @@
 
 A run in a sandbox forked here costs 13 ms of CPU in all, one in a bubblewrap and an interpreter
 started for it 36 (docs/architecture.md). No user code ever runs in the zygote itself. Each sandbox
-leaves every namespace, gets empty file systems over whatever can be written to, and loses all
-privilege before it forks the child that runs user code.
+leaves every namespace, gets a root of its own (root.py), and loses all privilege before it forks
+the child that runs user code.
 
 The host speaks over descriptor 0, a SOCK_SEQPACKET socket. A message is the template as JSON with
-two or three descriptors: the sandbox's channel, the seccomp program, and the cgroup's process
-list. The answer comes on the channel: one byte with a pidfd of the sandbox's first process.
+two descriptors or more: the sandbox's channel, the seccomp program, and the process lists of its
+cgroups. The answer comes on the channel: one byte with a pidfd of the sandbox's first process.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
+import fcntl
 import gc
 import os
+import resource
 import socket
+import struct
 import sys
 
-from . import kernel, preload, supervisor, wire
+from . import kernel, preload, root, supervisor, wire
+from .child import NO_CORE
 
 MESSAGE_LIMIT = 64 * 1024
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 _NAMESPACES = (
     kernel.NEW_MOUNT
@@ -31,7 +36,14 @@ _NAMESPACES = (
 
 
 def main() -> None:
-    """Serve until the host closes the control socket; then everything in here ends."""
+    """Serve until the host closes the control socket; then everything in here ends.
+
+    argv[1] describes the root of every sandbox, as `root.Layout` takes it.
+    """
+    os.umask(0o022)
+    # Before the filter, which leaves nobody else this limit to set.
+    resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
+    layout = root.Layout(wire.loads(sys.argv[1]))  # type: ignore[arg-type]
     preload.load_common()
     gc.freeze()
     # Sandboxes that ended leave no zombies.
@@ -41,14 +53,12 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 3)
+        message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 4)
         if not message:
             os._exit(0)
         template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
         _preload(template)
-        if os.fork() == 0:
-            control.close()
-            _isolate(template, fds)
+        _start(layout, template, control, fds)
         for fd in fds:
             os.close(fd)
 
@@ -73,35 +83,56 @@ def _preload(template: "dict[str, object]") -> None:
     gc.freeze()
 
 
-def _isolate(template: "dict[str, object]", fds: "list[int]") -> None:
-    """Leave every namespace, fork the sandbox's first process, hand it over. Never returns."""
-    channel = socket.socket(fileno=fds[0])
+def _start(
+    layout: root.Layout,
+    template: "dict[str, object]",
+    control: socket.socket,
+    fds: "list[int]",
+) -> None:
+    """Fork a sandbox's first process into namespaces of its own, and hand it over."""
+    namespaces = _NAMESPACES | (kernel.NEW_USER if template["uid"] is None else 0)
+    released, release = os.pipe()
     try:
-        if len(fds) > 2:
-            os.write(fds[2], b"0")
-            os.close(fds[2])
-        if template["uid"] is None:
-            _unshare_as_ordinary_user()
+        if not _tried:
+            pid = kernel.fork_into(namespaces)
+            if pid == 0:
+                control.close()
         else:
-            kernel.unshare(_NAMESPACES)
-        released, release = os.pipe()
-        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-        pid = os.fork()
+            # Libraries such as numpy's have threads, which have to be told of a fork.
+            if os.fork() != 0:
+                return
+            control.close()
+            kernel.unshare(namespaces)
+            pid = os.fork()
         if pid == 0:
             os.close(release)
+            # What the host hears first is who we are.
             os.read(released, 1)
             os.close(released)
-            _be_sandbox(template, channel.detach(), fds[1])
-        socket.send_fds(channel, [wire.STARTED], [os.pidfd_open(pid)])
-    except BaseException as error:
-        channel.sendall(wire.FAILED + repr(error).encode()[:2000])
-    os._exit(0)
+            _be_sandbox(layout, template, fds)
+        _hand_over(fds[0], pid)
+    except Exception as error:
+        with socket.socket(fileno=os.dup(fds[0])) as channel:
+            channel.sendall(wire.FAILED + repr(error).encode()[:2000])
+    finally:
+        os.close(released)
+        os.close(release)
+    if _tried:
+        os._exit(0)
 
 
-def _unshare_as_ordinary_user() -> None:
-    """A user namespace gives the right to the others, and process limits of the sandbox's own."""
-    uid, gid = os.getuid(), os.getgid()
-    kernel.unshare(_NAMESPACES | kernel.NEW_USER)
+def _hand_over(channel: int, pid: int) -> None:
+    """Give the host a hold on the sandbox's first process. Raises OSError."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        with socket.socket(fileno=os.dup(channel)) as to_host:
+            socket.send_fds(to_host, [wire.STARTED], [pidfd])
+    finally:
+        os.close(pidfd)
+
+
+def _map_users(uid: int, gid: int) -> None:
+    """In the user namespace that gives the right to the others we are who we were."""
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
@@ -111,14 +142,31 @@ def _unshare_as_ordinary_user() -> None:
             file.write(content)
 
 
-def _be_sandbox(template: "dict[str, object]", channel: int, seccomp: int) -> None:
-    """Process 1 of the sandbox: empty file systems, no privileges, then the supervisor."""
+def _open_network(watched: bool) -> None:
+    """Bring up `lo` in our network namespace: programs may reach servers of their own.
+
+    Where no cgroup counts what TCP holds, a connection of theirs holds little.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+    for name in ("tcp_rmem", "tcp_wmem") if watched else ():
+        fd = os.open(f"/proc/sys/net/ipv4/{name}", os.O_WRONLY)
+        os.write(fd, b"4096 65536 65536")
+        os.close(fd)
+
+
+def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[int]") -> None:
+    """Process 1 of the sandbox: a root of its own, no privileges, then the supervisor."""
+    channel, seccomp, *cgroups = fds
     try:
-        kernel.mount("proc", "/proc", "", executable=False)
-        kernel.mount("devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=620", executable=False)
-        size = template["workspace_bytes"]
-        for path in (str(template["workspace"]), "/tmp", "/dev/shm"):
-            kernel.mount("tmpfs", path, f"size={size},mode=1777")
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        for fd in cgroups:
+            os.write(fd, b"0")
+            os.close(fd)
+        if template["uid"] is None:
+            _map_users(layout.uid, layout.gid)
+        _open_network(bool(template["watch_memory"]))
+        root.enter(layout, template, template["uid"])  # type: ignore[arg-type]
         # A process group of its own: a signal to the group would reach every other sandbox.
         os.setsid()
         uid: "int | None" = template["uid"]  # type: ignore[assignment]
@@ -132,5 +180,6 @@ def _be_sandbox(template: "dict[str, object]", channel: int, seccomp: int) -> No
         template["uid"] = None
         supervisor.supervise(template, channel, channel)
     except BaseException as error:
-        print(f"sandbox did not start: {error!r}", file=sys.stderr)
+        reason = f"the sandbox did not start: {error!r}"[:2000]
+        os.write(channel, wire.pack({"type": "failed", "reason": reason}, []))
     os._exit(70)

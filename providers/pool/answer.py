@@ -30,7 +30,10 @@ def read_answer(
         exit_code = None
     claimed_peak = claims.measured(header.get("memory_peak_bytes"))
     metadata["memory_peak_bytes"] = evidence.memory_peak_bytes or claimed_peak
-    metadata["cpu_seconds"] = claims.measured(header.get("cpu_seconds"))
+    claimed_time = claims.measured(header.get("cpu_seconds"))
+    metadata["cpu_seconds"] = (
+        claimed_time if evidence.cpu_seconds is None else round(evidence.cpu_seconds, 6)
+    )
     if skipped := claims.skipped_files(header.get("artifacts_skipped")):
         metadata["artifacts_skipped"] = skipped
     if left_out := claims.measured(header.get("outputs_skipped")):

@@ -1,14 +1,17 @@
-"""A memory cgroup per sandbox, where this process may make one: the kernel's verdict on memory.
+"""A cgroup per sandbox, where this process may make one: the kernel's verdict on memory and time.
 
-Both hierarchies are handled. On cgroup v1 the sandboxes hang below our own memory cgroup; on v2
-below a group of ours at the top, because a group with processes in it cannot hand controllers to
-its children. Without the right to either, the guest supervisor watches the memory itself.
+Both hierarchies are handled. On cgroup v1 the sandboxes hang below our own memory cgroup, and for
+their processor time below our own group of that kind. On v2 they hang below a group of ours at the
+top, or below the one that was delegated to us (`systemd-run --user -p Delegate=yes`). A group with
+processes in it cannot hand controllers to its children, so that ours are moved to a leaf of it.
+Without the right to any, the guest supervisor watches the memory itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 from dataclasses import dataclass
@@ -19,6 +22,10 @@ from providers.guest.processes import read_small
 _ROOT = Path("/sys/fs/cgroup")
 _numbers = itertools.count()
 
+# Where the processes of a delegated group go.
+_LEAF = "service-of-cofferdam"
+_ATTEMPTS = 10
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -26,30 +33,40 @@ class Evidence:
 
     out_of_memory: bool = False
     memory_peak_bytes: int | None = None
+    cpu_seconds: float | None = None
 
 
 class CgroupParent:
     """The group below which this process makes its sandboxes' groups."""
 
-    def __init__(self, path: Path, version: int) -> None:
+    def __init__(self, path: Path, version: int, cpu: Path | None = None) -> None:
         self.path = path
         self.version = version
+        self.cpu = cpu
 
     @classmethod
     def create(cls, root: Path = _ROOT, proc: Path = Path("/proc")) -> CgroupParent | None:
         """Make our parent group and remove those of dead processes. None if we may not."""
-        version = 2 if (root / "cgroup.controllers").exists() else 1
-        base = root
-        if version == 1:
-            base = root / "memory"
-            for line in (proc / "self/cgroup").read_text().splitlines():
-                _, controllers, path = line.split(":", 2)
-                if "memory" in controllers.split(","):
-                    base = base / path.lstrip("/")
+        own = _own_groups(proc)
         # One for each launcher: the one that replaces another is made while that still runs.
-        parent = cls(base / f"cofferdam-{os.getpid()}-{next(_numbers)}", version)
+        name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
+        if (root / "cgroup.controllers").exists():
+            delegated = root / own.get("", "/").lstrip("/")
+            if delegated.name == _LEAF:
+                delegated = delegated.parent
+            return cls._create(root / name, 2, None, proc) or (
+                cls._create(delegated / name, 2, None, proc) if _make_room(delegated) else None
+            )
+        cpu = None
+        if "cpuacct" in own:
+            cpu = root / "cpuacct" / own["cpuacct"].lstrip("/") / name
+        return cls._create(root / "memory" / own.get("memory", "").lstrip("/") / name, 1, cpu, proc)
+
+    @classmethod
+    def _create(cls, path: Path, version: int, cpu: Path | None, proc: Path) -> CgroupParent | None:
+        parent = cls(path, version)
         try:
-            _remove_abandoned(base, proc)
+            _remove_abandoned(path.parent, proc)
             parent.path.mkdir(exist_ok=True)
             if version == 2:
                 (parent.path / "cgroup.subtree_control").write_text("+memory")
@@ -59,39 +76,58 @@ class CgroupParent:
             with contextlib.suppress(OSError):
                 parent.path.rmdir()
             return None
+        if cpu is not None:
+            with contextlib.suppress(OSError):
+                _remove_abandoned(cpu.parent, proc)
+                cpu.mkdir()
+                parent.cpu = cpu
         return parent
 
     def new(self, memory_bytes: int) -> Cgroup:
         """A group bounded to `memory_bytes`, swap included. Raises OSError."""
-        path = self.path / str(next(_numbers))
+        number = str(next(_numbers))
+        path = self.path / number
         path.mkdir()
         if self.version == 2:
             (path / "memory.max").write_text(str(memory_bytes))
-            bounds = ["memory.swap.max", "0"]
+            bounds = [("memory.swap.max", 0)]
         else:
             (path / "memory.limit_in_bytes").write_text(str(memory_bytes))
-            bounds = ["memory.memsw.limit_in_bytes", str(memory_bytes)]
-        if (path / bounds[0]).exists():
-            (path / bounds[0]).write_text(bounds[1])
-        return Cgroup(path, self.version)
+            bounds = [
+                ("memory.memsw.limit_in_bytes", memory_bytes),
+                # Here buffers of TCP are counted only where they are bounded.
+                ("memory.kmem.tcp.limit_in_bytes", memory_bytes // 4),
+            ]
+        for name, bound in bounds:
+            if (path / name).exists():
+                (path / name).write_text(str(bound))
+        cpu = None
+        if self.cpu is not None:
+            cpu = self.cpu / number
+            cpu.mkdir()
+        return Cgroup(path, self.version, cpu)
 
     def remove(self) -> None:
         """Remove the group; its sandboxes' groups are gone by now."""
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+        for path in (self.path, self.cpu):
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 class Cgroup:
-    """One sandbox's group. A process joins by writing its id to `procs`."""
+    """One sandbox's group. A process joins by writing its id to each of `procs`."""
 
-    def __init__(self, path: Path, version: int) -> None:
+    def __init__(self, path: Path, version: int, cpu: Path | None = None) -> None:
         self.path = path
+        self.version = version
+        self._cpu = cpu
         self._events = f"{path}/{'memory.events' if version == 2 else 'memory.oom_control'}"
         self._peak = f"{path}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}"
 
     @property
-    def procs(self) -> str:
-        return str(self.path / "cgroup.procs")
+    def procs(self) -> list[str]:
+        return [f"{path}/cgroup.procs" for path in (self.path, self._cpu) if path is not None]
 
     def evidence(self) -> Evidence:
         """Whether the kernel killed for memory here, and the most that was ever in use."""
@@ -99,22 +135,50 @@ class Cgroup:
             counters = dict(line.split() for line in read_small(self._events).splitlines())
         except OSError:
             return Evidence()
+        out_of_memory = int(counters.get(b"oom_kill", 0)) > 0
         try:
             most = int(read_small(self._peak))
         except OSError:  # memory.peak came with Linux 5.19
-            return Evidence(out_of_memory=int(counters.get(b"oom_kill", 0)) > 0)
-        return Evidence(int(counters.get(b"oom_kill", 0)) > 0, most)
+            most = None
+        return Evidence(out_of_memory, most, self.cpu_seconds())
+
+    def cpu_seconds(self) -> float | None:
+        """What all processes that were ever in it have used, None where nobody counts it."""
+        try:
+            if self._cpu is not None:
+                return int(read_small(f"{self._cpu}/cpuacct.usage")) / 1e9
+            if self.version == 2:
+                first = read_small(f"{self.path}/cpu.stat").split()
+                return int(first[first.index(b"usage_usec") + 1]) / 1e6
+        except (OSError, ValueError):
+            return None
+        return None
 
     async def remove(self) -> None:
         """Remove the group once its last process has left it, which takes the kernel a moment."""
-        for _ in range(100):
-            try:
-                self.path.rmdir()
-                return
-            except FileNotFoundError:
-                return
-            except OSError:
-                await asyncio.sleep(0.02)
+        for path in (self.path, self._cpu):
+            if path is not None:
+                await _remove(path)
+
+
+async def _remove(path: Path) -> None:
+    for _ in range(100):
+        try:
+            path.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            await asyncio.sleep(0.02)
+
+
+def memory_keeper(parent: CgroupParent | None) -> dict[str, str]:
+    """Who bounds memory and measures time below `parent`, in words for those who read results."""
+    if parent is None:
+        return {"memory": "supervisor and rlimits", "cpu_seconds": "supervisor"}
+    counted = parent.version == 2 or parent.cpu is not None
+    name = f"cgroup v{parent.version}"
+    return {"memory": name, "cpu_seconds": name if counted else "supervisor"}
 
 
 def find_cgroup(
@@ -122,15 +186,53 @@ def find_cgroup(
 ) -> Cgroup | None:
     """The memory group of a container, where the engine runs on this host and lets us read it."""
     with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if container not in path:
-                continue
-            if "memory" in controllers.split(","):
-                return Cgroup(root / "memory" / path.lstrip("/"), 1)
-            if not controllers and (root / "cgroup.controllers").exists():
-                return Cgroup(root / path.lstrip("/"), 2)
+        groups = {
+            name: path for name, path in _own_groups(proc, str(pid)).items() if container in path
+        }
+        if "memory" in groups:
+            cpu = groups.get("cpuacct")
+            return Cgroup(
+                root / "memory" / groups["memory"].lstrip("/"),
+                1,
+                root / "cpuacct" / cpu.lstrip("/") if cpu else None,
+            )
+        if "" in groups and (root / "cgroup.controllers").exists():
+            return Cgroup(root / groups[""].lstrip("/"), 2)
     return None
+
+
+def _own_groups(proc: Path, pid: str = "self") -> dict[str, str]:
+    """The group of a process by controller; that of version 2 has no name. Raises OSError."""
+    groups: dict[str, str] = {}
+    for line in (proc / pid / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _make_room(group: Path) -> bool:
+    """Have a delegated group hand out memory. False where it is not ours.
+
+    Every process in it goes to a leaf: the service's others are as much its own as we are.
+    """
+    leaf = group / _LEAF
+    try:
+        leaf.mkdir(exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            for pid in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (leaf / "cgroup.procs").write_text(pid)
+            try:
+                (group / "cgroup.subtree_control").write_text("+memory")
+                return True
+            except OSError as error:
+                # Something was started there meanwhile.
+                if error.errno != errno.EBUSY:
+                    raise
+    except OSError:
+        with contextlib.suppress(OSError):
+            leaf.rmdir()
+    return False
 
 
 def _remove_abandoned(base: Path, proc: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.base import Limits
+from providers.guest.child import NO_CORE
 from providers.pool.template import WORKSPACE
 
 RUNC, GVISOR = "runc", "gvisor"
@@ -36,25 +38,41 @@ class Hardening:
         uid: int | None = self.settings.get("program_uid")
         return uid
 
-    def container(self) -> dict[str, Any]:
-        """What the engine takes as the container's configuration."""
+    def choose_user(self, *, maps_users: bool) -> int:
+        """Who a new container's first process is.
+
+        `maps_users` says that the engine gives containers a range of users (userns-remap, or
+        rootless), of which there are few.
+        """
+        settings = self.settings
+        if "user" in settings:
+            return int(settings["user"])
+        if maps_users:
+            return int(settings["first_mapped_uid"]) + secrets.randbelow(settings["mapped_uids"])
+        return int(settings["first_uid"]) + secrets.randbelow(settings["uids"])
+
+    def container(self, user: int) -> dict[str, Any]:
+        """What the engine takes as the configuration of a container for `user`."""
         environment = self.settings["environment"]
         return {
-            "user": self.settings["user"],
+            "user": f"{user}:{user}",
             "hostname": self.settings["hostname"],
             "working_dir": WORKSPACE,
             "environment": [f"{name}={value}" for name, value in environment.items()],
         }
 
-    def host(self, limits: Limits) -> dict[str, Any]:
+    def host(self, limits: Limits, user: int) -> dict[str, Any]:
         """What the engine takes as the host configuration of a container with these limits."""
         settings = self.settings
         memory = limits.memory_bytes + settings["extra_memory"]
-        tmpfs = f"{settings['tmpfs_options']},size={limits.workspace_bytes}"
+        owner = user if self.program_uid is None else self.program_uid
+        tmpfs = f"{settings['tmpfs_options']},uid={owner},gid={owner},size={limits.workspace_bytes}"
+        if "inodes" in settings:
+            tmpfs += f",nr_inodes={settings['inodes']}"
         ulimits = {
             "nofile": limits.open_files,
             "fsize": limits.file_bytes,
-            "core": 0,
+            "core": NO_CORE,
         }
         return {
             "NetworkMode": settings["network_mode"],
@@ -75,6 +93,7 @@ class Hardening:
             ],
             "Tmpfs": {WORKSPACE: tmpfs, "/tmp": tmpfs},  # noqa: S108 (inside the container)
             "ShmSize": limits.workspace_bytes,
+            "Sysctls": dict(settings.get("sysctls", {})),
             # Nothing a program prints is kept by the engine.
             "LogConfig": {"Type": "none"},
         }

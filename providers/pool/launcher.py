@@ -39,10 +39,12 @@ class Launcher(Protocol):
     """Starts sandboxes of one kind. Used from one event loop only.
 
     Starting and ending take the processors from the run that makes them necessary. For
-    `rest_seconds` the pool lets that go first, unless somebody waits.
+    `rest_seconds` the pool lets that go first, unless somebody waits. `enforced_by` says, once it
+    is prepared, by what memory, processes, processor time and the separation of users are held.
     """
 
     runtime: str
+    enforced_by: dict[str, str]
     rest_seconds: float
 
     async def prepare(self) -> None:

@@ -117,6 +117,7 @@ class Pool:
         """What the pool holds now, in all and per template."""
         return {
             "runtime": self._launcher.runtime,
+            "enforced_by": dict(self._launcher.enforced_by),
             "isolation": self._settings.isolation,
             "size": self._settings.size,
             "capacity": self._settings.capacity,

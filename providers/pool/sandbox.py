@@ -80,7 +80,8 @@ class RunRequest:
             },
         }
         with _refusing("code"):
-            parts = [("code", self.code.encode())]
+            # Compilers take an editor's byte order mark from a file, but not from a text.
+            parts = [("code", self.code.removeprefix("\ufeff").encode())]
         if self.arguments is not None:
             with _refusing("arguments"):
                 parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
@@ -108,11 +109,17 @@ class Sandbox:
     """
 
     def __init__(
-        self, template: Template, guest: Guest, channel: GuestChannel, runtime: str
+        self,
+        template: Template,
+        guest: Guest,
+        channel: GuestChannel,
+        runtime: str,
+        enforced_by: Mapping[str, str],
     ) -> None:
         self.number = next(_numbers)
         self.template = template
         self.runtime = runtime
+        self.enforced_by = enforced_by
         self.owner = ""
         self.reusable = False
         self.running = False
@@ -149,7 +156,7 @@ class Sandbox:
                     f"{launcher.runtime}: sandbox did not start: {reason}"
                 ) from error
             raise
-        return cls(template, guest, channel, launcher.runtime)
+        return cls(template, guest, channel, launcher.runtime, launcher.enforced_by)
 
     @property
     def alive(self) -> bool:
@@ -208,6 +215,7 @@ class Sandbox:
         frame = request.frame(request_id, again=self.reusable)
         self._runs += 1
         self._renewal = None
+        before = self._guest.evidence().cpu_seconds
         try:
             self._channel.send(frame, request.answer_bytes, answers=2 if self.reusable else 1)
         except (ChannelClosed, wire.FrameError) as error:
@@ -238,6 +246,8 @@ class Sandbox:
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
             self._renewal = asyncio.get_running_loop().create_task(self._renew())
+        if before is not None and evidence.cpu_seconds is not None:
+            evidence = replace(evidence, cpu_seconds=evidence.cpu_seconds - before)
         if self._runs > 1:
             # The kernel's figure is the peak of all runs so far, the guest's that of this one.
             evidence = replace(evidence, memory_peak_bytes=None)
@@ -272,6 +282,7 @@ class Sandbox:
         return {
             "runtime": self.runtime,
             "template": self.template.name,
+            "enforced_by": dict(self.enforced_by),
             "limits": {"memory_bytes": limits.memory_bytes, "processes": limits.processes},
             **getattr(self._guest, "facts", {}),
         }

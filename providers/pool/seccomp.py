@@ -2,8 +2,10 @@
 
 A deny list: what lets a program reach into the kernel or other processes answers EPERM, and every
 call of a foreign architecture ends the process. Numbers are from the kernel's syscall tables.
-Sockets can be made of few families: network namespaces do not hold back all of them, and VSOCK
-would lead to the hypervisor.
+Sockets can be made of few families: network namespaces do not hold back all of them, VSOCK would
+lead to the hypervisor, and netlink's other protocols tell of the machine's devices. Whatever
+watches files is refused where the kernel is shared with others: some inodes are everybody's (those
+of devices, and before Linux 6.14 one for all event descriptors), and so is the count of watches.
 """
 
 from __future__ import annotations
@@ -14,10 +16,18 @@ import struct
 EPERM = 1
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32
+_THIRD_UPPER, _FOURTH_ARGUMENT = 36, 40
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+# FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_FSSETXATTR: marks that would outlive a run.
+_MARK_FILES = (0x40086602, 0x40046602, 0x401C5820)
+_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 8, 32, 33)
+_RLIMIT_CORE = 4
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 
@@ -35,6 +45,7 @@ _DENIED_X86_64 = {
     "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
     "mount_setattr": 442, "lookup_dcookie": 212, "vhangup": 153, "modify_ldt": 154,
+    "ioprio_set": 251, "open_tree_attr": 467, "file_setattr": 469,
 }  # fmt: skip
 _DENIED_AARCH64 = {
     "ptrace": 117, "syslog": 116, "personality": 92, "pivot_root": 41, "adjtimex": 171,
@@ -48,14 +59,33 @@ _DENIED_AARCH64 = {
     "userfaultfd": 282, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
     "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "lookup_dcookie": 18, "vhangup": 58,
+    "ioprio_set": 30, "open_tree_attr": 467, "file_setattr": 469,
+}  # fmt: skip
+# Answered with "no such call". The counts of watches and of asynchronous requests are the whole
+# machine's or user's, and what of a file is in memory tells what others have run.
+_SHARED_X86_64 = {
+    "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "cachestat": 451,
+}  # fmt: skip
+_SHARED_AARCH64 = {"inotify_init1": 26, "io_setup": 0, "cachestat": 451}
+# Access lists of files, 100 KB each, are kernel memory that no cgroup counts.
+_ATTRIBUTES_X86_64 = (188, 189, 190, 463)  # setxattr, lsetxattr, fsetxattr, setxattrat
+_ATTRIBUTES_AARCH64 = (5, 6, 7, 463)
+# Memory that belongs to no process.
+_UNCOUNTED_X86_64 = {
+    "shmget": 29, "msgget": 68, "semget": 64, "memfd_create": 319, "memfd_secret": 447,
+    "vmsplice": 278,
+}  # fmt: skip
+_UNCOUNTED_AARCH64 = {
+    "shmget": 194, "msgget": 186, "semget": 190, "memfd_create": 279, "memfd_secret": 447,
+    "vmsplice": 75,
 }  # fmt: skip
 _FILTERED_X86_64 = {
-    "clone": 56, "ioctl": 16, "socket": 41, "clone3": 435, "shmget": 29, "memfd_create": 319,
-    "memfd_secret": 447,
+    "clone": 56, "ioctl": 16, "socket": 41, "clone3": 435, "mmap": 9, "fcntl": 72,
+    "setsockopt": 54, "setrlimit": 160, "prlimit64": 302,
 }  # fmt: skip
 _FILTERED_AARCH64 = {
-    "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "shmget": 194, "memfd_create": 279,
-    "memfd_secret": 447,
+    "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "mmap": 222, "fcntl": 25,
+    "setsockopt": 208, "setrlimit": 164, "prlimit64": 261,
 }  # fmt: skip
 # What one process may do to another of its user. Process 1, the supervisor, may be the program's
 # own user and is guarded by nothing else. Of these the first argument names the process.
@@ -73,84 +103,61 @@ _PRIORITIES_AARCH64 = {"setpriority": 140, "ioprio_set": 30}
 _OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
 _FIRST_PROCESS = 1
 
-_UNCOUNTED = ("shmget", "memfd_create", "memfd_secret")
 _TABLES = {
     "x86_64": (
-        0xC000003E,
-        _DENIED_X86_64,
-        _FILTERED_X86_64,
-        _OF_A_PROCESS_X86_64,
-        _PRIORITIES_X86_64,
+        *(0xC000003E, _DENIED_X86_64, _FILTERED_X86_64),
+        *(_SHARED_X86_64, _ATTRIBUTES_X86_64, _UNCOUNTED_X86_64),
+        *(_OF_A_PROCESS_X86_64, _PRIORITIES_X86_64),
     ),
     "aarch64": (
-        0xC00000B7,
-        _DENIED_AARCH64,
-        _FILTERED_AARCH64,
-        _OF_A_PROCESS_AARCH64,
-        _PRIORITIES_AARCH64,
+        *(0xC00000B7, _DENIED_AARCH64, _FILTERED_AARCH64),
+        *(_SHARED_AARCH64, _ATTRIBUTES_AARCH64, _UNCOUNTED_AARCH64),
+        *(_OF_A_PROCESS_AARCH64, _PRIORITIES_AARCH64),
     ),
 }
-_ENOSYS, _EAFNOSUPPORT = 38, 97
+_ENOMEM, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 12, 38, 93, 95, 97
+
+
+_Step = tuple[int, int, str | None, str | None]
 
 
 def build_filter(
-    machine: str | None = None, *, uncounted_memory: bool = True, supervisor_only: bool = False
+    machine: str | None = None,
+    *,
+    uncounted_memory: bool = True,
+    shared_kernel: bool = True,
+    supervisor_only: bool = False,
 ) -> bytes | None:
     """The program for this machine's architecture, None where we have no table for it.
 
     Without `uncounted_memory` nothing can be made that holds memory and belongs to no process,
-    which only a cgroup would count. With `supervisor_only` nothing is refused but what would reach
-    process 1, the supervisor.
+    which only a cgroup would count. `shared_kernel` is false for gVisor, whose kernel is the
+    sandbox's own. With `supervisor_only` nothing is refused but what would reach process 1, the
+    supervisor.
     """
     table = _TABLES.get(machine or platform.machine())
     if table is None:
         return None
-    architecture, denied, filtered, of_a_process, priorities = table
+    architecture, denied, filtered, shared, attributes, uncounted, of_a_process, priorities = table
     deny, allow, kill, no_such_call = "deny", "allow", "kill", "no_such_call"
-    no_such_family = "no_such_family"
+    no_such_family, no_such_protocol = "no_such_family", "no_such_protocol"
+    no_memory, not_supported, pretend = "no_memory", "not_supported", "pretend"
     # Each step: (operation, operand, where to go if true, where if false); None is the next step.
-    steps: list[tuple[int, int, str | None, str | None]] = [
+    steps: list[_Step] = [
         (_LOAD, _ARCHITECTURE, None, None),
         (_JUMP_EQUAL, architecture, None, kill),
         (_LOAD, _NUMBER, None, None),
     ]
     if machine_has_x32(architecture):
         steps.append((_JUMP_GREATER_EQUAL, _X32_BIT, kill, None))
-    steps += [(_JUMP_EQUAL, number, "of_a_process", None) for number in of_a_process.values()]
-    steps += [(_JUMP_EQUAL, number, name, None) for name, number in priorities.items()]
-    if not supervisor_only:
-        # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
-        steps.append((_JUMP_EQUAL, filtered["clone3"], no_such_call, None))
-        if not uncounted_memory:
-            steps += [(_JUMP_EQUAL, filtered[name], no_such_call, None) for name in _UNCOUNTED]
-        steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
-        steps += [
-            (_JUMP_EQUAL, filtered["clone"], "clone", None),
-            (_JUMP_EQUAL, filtered["socket"], "socket", None),
-            (_JUMP_EQUAL, filtered["ioctl"], "ioctl", None),
-        ]
-    steps.append((_RETURN, _ALLOW, None, None))
-    blocks: dict[str, list[tuple[int, int, str | None, str | None]]] = {
-        "clone": [
-            (_LOAD, _FIRST_ARGUMENT, None, None),
-            (_JUMP_ANY_BIT, _NEW_NAMESPACES, deny, allow),
-        ],
-        "ioctl": [
-            (_LOAD, _SECOND_ARGUMENT, None, None),
-            (_JUMP_EQUAL, _TIOCSTI, deny, None),
-            (_JUMP_EQUAL, _TIOCLINUX, deny, allow),
-        ],
-        "socket": [
-            (_LOAD, _FIRST_ARGUMENT, None, None),
-            (_JUMP_EQUAL, _UNIX, allow, None),
-            (_JUMP_EQUAL, _INET, allow, None),
-            (_JUMP_EQUAL, _INET6, allow, None),
-            (_JUMP_EQUAL, _NETLINK, allow, no_such_family),
-        ],
-        "of_a_process": [
-            (_LOAD, _FIRST_ARGUMENT, None, None),
-            (_JUMP_EQUAL, _FIRST_PROCESS, deny, allow),
-        ],
+    blocks: dict[str, list[_Step]] = {
+        **{
+            name: [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _FIRST_PROCESS, deny, allow),
+            ]
+            for name in of_a_process
+        },
         **{
             name: [
                 (_LOAD, _FIRST_ARGUMENT, None, None),
@@ -160,12 +167,97 @@ def build_filter(
             ]
             for name in priorities
         },
+    }
+    numbers = {**filtered, **of_a_process, **priorities}
+    if not supervisor_only:
+        # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
+        missing = [filtered["clone3"]]
+        if shared_kernel:
+            missing += shared.values()
+        if not uncounted_memory:
+            missing += uncounted.values()
+        steps += [(_JUMP_EQUAL, number, no_such_call, None) for number in missing]
+        if shared_kernel:
+            steps += [(_JUMP_EQUAL, number, not_supported, None) for number in attributes]
+        steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
+        blocks |= {
+            "clone": [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_ANY_BIT, _NEW_NAMESPACES, deny, allow),
+            ],
+            "ioctl": [
+                (_LOAD, _SECOND_ARGUMENT, None, None),
+                *((_JUMP_EQUAL, request, deny, None) for request in _MARK_FILES),
+                (_JUMP_EQUAL, _TIOCSTI, deny, None),
+                (_JUMP_EQUAL, _TIOCLINUX, deny, allow),
+            ],
+            "socket": [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _UNIX, allow, None),
+                (_JUMP_EQUAL, _INET, allow, None),
+                (_JUMP_EQUAL, _INET6, allow, None),
+                (_JUMP_EQUAL, _NETLINK, None, no_such_family),
+                # What lists addresses. Another one hears of the machine's devices.
+                (_LOAD, _THIRD_ARGUMENT, None, None),
+                (_JUMP_EQUAL, 0, allow, no_such_protocol),
+            ],
+            "fcntl": [
+                (_LOAD, _SECOND_ARGUMENT, None, None),
+                *([(_JUMP_EQUAL, _F_SETPIPE_SZ, deny, None)] if not uncounted_memory else []),
+                (_JUMP_EQUAL, _F_SETLEASE, deny, None),
+                (_JUMP_EQUAL, _F_NOTIFY, deny, allow),
+            ],
+            "mmap": [
+                (_LOAD, _FOURTH_ARGUMENT, None, None),
+                # Huge pages are set aside for somebody on this machine.
+                (_JUMP_ANY_BIT, _MAP_HUGETLB, no_memory, allow if uncounted_memory else None),
+                *(
+                    [
+                        (_JUMP_ANY_BIT, _MAP_ANONYMOUS, None, allow),
+                        (_JUMP_ANY_BIT, _MAP_SHARED, no_memory, allow),
+                    ]
+                    if not uncounted_memory
+                    else []
+                ),
+            ],
+            # A crash has the machine's own handler of core dumps do nothing at a limit of 1 only.
+            "setrlimit": [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _RLIMIT_CORE, pretend, allow),
+            ],
+            "prlimit64": [
+                (_LOAD, _FIRST_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _FIRST_PROCESS, deny, None),
+                (_LOAD, _SECOND_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _RLIMIT_CORE, None, allow),
+                (_LOAD, _THIRD_ARGUMENT, None, None),
+                (_JUMP_EQUAL, 0, None, pretend),
+                (_LOAD, _THIRD_UPPER, None, None),
+                (_JUMP_EQUAL, 0, allow, pretend),
+            ],
+        }
+        if not uncounted_memory:
+            blocks["setsockopt"] = [
+                (_LOAD, _SECOND_ARGUMENT, None, None),
+                (_JUMP_EQUAL, _SOL_SOCKET, None, allow),
+                (_LOAD, _THIRD_ARGUMENT, None, None),
+                *((_JUMP_EQUAL, option, pretend, None) for option in _BUFFER_SIZES),
+                (_RETURN, _ALLOW, None, None),
+            ]
+    steps += [(_JUMP_EQUAL, numbers[name], name, None) for name in blocks]
+    blocks |= {
         allow: [(_RETURN, _ALLOW, None, None)],
         deny: [(_RETURN, _ERRNO | EPERM, None, None)],
         no_such_family: [(_RETURN, _ERRNO | _EAFNOSUPPORT, None, None)],
+        no_such_protocol: [(_RETURN, _ERRNO | _EPROTONOSUPPORT, None, None)],
         no_such_call: [(_RETURN, _ERRNO | _ENOSYS, None, None)],
+        not_supported: [(_RETURN, _ERRNO | _EOPNOTSUPP, None, None)],
+        no_memory: [(_RETURN, _ERRNO | _ENOMEM, None, None)],
+        pretend: [(_RETURN, _ERRNO, None, None)],
         kill: [(_RETURN, _KILL, None, None)],
     }
+    # What nothing was said of.
+    steps.append((_RETURN, _ALLOW, None, None))
     labels = {}
     for name, block in blocks.items():
         labels[name] = len(steps)

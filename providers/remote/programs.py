@@ -80,6 +80,8 @@ def build_program(
 
     `top_level_await` says that the service's JavaScript waits for an `await` outside of functions.
     """
+    # Services compile a text, and compilers take an editor's byte order mark from a file only.
+    code = code.removeprefix("\ufeff")
     if language == "python":
         return _python(code, entrypoint, arguments)
     if language in JAVASCRIPT:

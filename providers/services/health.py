@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 
 from django.utils import timezone
@@ -31,7 +32,7 @@ def check_all() -> int:
 
 def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
     began = perf_counter()
-    failure = _failure_of(row)
+    failure, enforced_by = _look_at(row)
     latency_ms = (perf_counter() - began) * 1000
     if failure and failure.message == NOT_REACHABLE:
         latency_ms += -latency_ms % (STEP_SECONDS * 1000)
@@ -41,7 +42,7 @@ def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
             "config_version": row.version,
             "healthy": failure is None,
             "code": failure.code if failure else "",
-            "message": failure.message[:500] if failure else "",
+            "message": (failure.message if failure else enforced_by)[:500],
             "latency_ms": round(latency_ms, 1),
             "checked_at": timezone.now(),
         },
@@ -54,8 +55,8 @@ def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
 
 
 @sensitive_variables()
-def _failure_of(row: ProviderConfig) -> SandboxError | None:
-    """Why it cannot serve now, without a secret; None when it can."""
+def _look_at(row: ProviderConfig) -> tuple[SandboxError | None, str]:
+    """Why it cannot serve now, without a secret; None when it can, and then what holds its runs."""
     config: dict[str, object] = {}
     try:
         provider_class = registry.get(row.provider_id)
@@ -68,11 +69,18 @@ def _failure_of(row: ProviderConfig) -> SandboxError | None:
         finally:
             provider.close()
         if health:
-            return None
+            return None, in_words(health.details.get("enforced_by"))
         unhealthy = ProviderUnavailable(health.message)
         unhealthy.answered = health.answered
-        return told(provider_class, config, unhealthy)
+        return told(provider_class, config, unhealthy), ""
     except SandboxError as error:
-        return told(provider_class, config, error) if config else error
+        return (told(provider_class, config, error) if config else error), ""
     except BaseException as error:
-        return told(provider_class, config, error)
+        return told(provider_class, config, error), ""
+
+
+def in_words(enforced_by: object) -> str:
+    """What a provider says of who enforces what, in one line."""
+    if not isinstance(enforced_by, Mapping):
+        return ""
+    return "; ".join(f"{str(name).replace('_', ' ')}: {by}" for name, by in enforced_by.items())

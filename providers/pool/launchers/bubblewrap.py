@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import secrets
@@ -12,13 +13,17 @@ import subprocess
 from pathlib import Path
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.guest import root
 from providers.guest.wire import STARTED
-from providers.pool.cgroup import CgroupParent
+from providers.pool.cgroup import CgroupParent, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
+    NOTHING,
     PACKAGE,
     boot,
+    find_program,
     find_python,
+    hidden_folders,
     install_guest,
     interpreter_options,
     program_folders,
@@ -49,11 +54,13 @@ class BubblewrapLauncher:
     def __init__(self, data_dir: Path) -> None:
         self.runtime = "bubblewrap"
         self.rest_seconds = 0.015
+        self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._as_root = os.geteuid() == 0
         self._bwrap = ""
         self._python = ""
         self._guest_dir = Path()
+        self._hidden: list[Path] = []
         self._seccomp = -1
         self._cgroups: CgroupParent | None = None
         self._zygote: _Zygote | None = None
@@ -61,10 +68,19 @@ class BubblewrapLauncher:
     async def prepare(self) -> None:
         self._bwrap = find_bubblewrap()
         self._python = find_python()
-        self._guest_dir = install_guest(self._python, self._data_dir / "run")
+        self._hidden = hidden_folders(self._python, self._data_dir)
+        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         self._cgroups = CgroupParent.create()
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": "rlimit per sandbox",
+            "users": "uid per sandbox" if self._as_root else "user namespace per sandbox",
+            "system_calls": "seccomp",
+        }
         self._seccomp = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         program = build_filter(uncounted_memory=self._cgroups is not None)
+        if program is None:
+            self.enforced_by["system_calls"] = "nothing"
         os.write(self._seccomp, program or b"")
 
     def languages(self) -> list[str]:
@@ -73,7 +89,7 @@ class BubblewrapLauncher:
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return shutil.which(_INTERPRETERS[language], path="/usr/local/bin:/usr/bin:/bin")
+        return find_program(_INTERPRETERS[language], self._hidden)
 
     def guest_path(self) -> str:
         return f"{INSIDE}/{PACKAGE}"
@@ -100,7 +116,7 @@ class BubblewrapLauncher:
             fds.append(os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY))
             if self._cgroups:
                 cgroup = self._cgroups.new(template.limits.memory_bytes)
-                fds.append(os.open(cgroup.procs, os.O_WRONLY))
+                fds += [os.open(path, os.O_WRONLY) for path in cgroup.procs]
             self._living_zygote().request(argument.encode(), fds)
             theirs.close()
             pidfd = await _receive_pidfd(channel)
@@ -133,7 +149,8 @@ class BubblewrapLauncher:
         if self._as_root:
             arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
             arguments += ["--unshare-cgroup-try", "--cap-add", "CAP_SETUID"]
-            arguments += ["--cap-add", "CAP_SETGID"]
+            arguments += ["--cap-add", "CAP_SETGID", "--cap-add", "CAP_MKNOD"]
+            arguments += ["--cap-add", "CAP_NET_ADMIN"]
         else:
             arguments += ["--unshare-all", "--uid", "1000", "--gid", "1000"]
         arguments += ["--hostname", "sandbox", "--clearenv"]
@@ -145,6 +162,7 @@ class BubblewrapLauncher:
         ):
             arguments += ["--setenv", name, value]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.
+        views = [*program_folders(self._python), INSIDE]
         for path in program_folders(self._python):
             for parent in reversed(Path(path).parents):
                 arguments += ["--dir", str(parent)]
@@ -155,22 +173,28 @@ class BubblewrapLauncher:
                 arguments += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
-        arguments += ["--dir", "/etc"]
-        for path in (
-            "/etc/alternatives",
-            "/etc/ld.so.cache",
-            "/etc/localtime",
-            "/etc/fonts",
-            "/etc/matplotlibrc",
-        ):
-            arguments += ["--ro-bind-try", path, path]
-        arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc", "--dev", "/dev"]
-        if any(self._data_dir.is_relative_to(path) for path in program_folders(self._python)):
-            arguments += ["--tmpfs", str(self._data_dir), "--remount-ro", str(self._data_dir)]
-        # Every sandbox mounts its own over these; nothing else in here can be written to.
-        arguments += ["--dir", WORKSPACE, "--dir", "/tmp", "--dir", "/dev/shm"]
-        arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-        return [*arguments, "--", *interpreter_options(self._python), boot(INSIDE, "zygote")]
+                views.append(path)
+        arguments += ["--ro-bind", str(self._guest_dir), INSIDE, "--proc", "/proc"]
+        arguments += ["--symlink", f"{INSIDE}/etc", "/etc"]
+        # As root every sandbox has devices of its own.
+        for name, _, _ in root.DEVICES[:1] if self._as_root else root.DEVICES:
+            arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        for path in (root.NEW, "/tmp"):
+            arguments += ["--dir", path]
+        arguments += ["--tmpfs", root.MASKS, "--remount-ro", "/"]
+        layout = {
+            # What lies in another view is in that one.
+            "views": [path for path in views if not _is_below(path, views)],
+            "hidden": [str(path) for path in self._hidden],
+            "etc": f"{INSIDE}/etc",
+            "nothing": f"{INSIDE}/{NOTHING}",
+        }
+        program = [*interpreter_options(self._python), boot(INSIDE, "zygote"), json.dumps(layout)]
+        return [*arguments, "--chdir", "/", "--", *program]
+
+
+def _is_below(path: str, others: list[str]) -> bool:
+    return any(path.startswith(f"{other}/") for other in others)
 
 
 class _Zygote:

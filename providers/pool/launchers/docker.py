@@ -94,6 +94,7 @@ class DockerLauncher:
     def __init__(self, settings: DockerSettings) -> None:
         self.runtime = RUNC
         self.rest_seconds = 0.06
+        self.enforced_by: dict[str, str] = {}
         self._settings = settings
         self._engine = Engine(settings.base_url)
         self._engine_runtime = "runc"
@@ -109,6 +110,7 @@ class DockerLauncher:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._watch_memory = False
+        self._maps_users = False
 
     async def prepare(self) -> None:
         """Find runtime and images, remove what predecessors left, and keep doing so.
@@ -234,10 +236,10 @@ class DockerLauncher:
 
     def _prepare(self) -> None:
         info = self._engine.info()
-        # Without a filter of ours the program, which may be the supervisor's user, still cannot
-        # take that one's limits away.
-        guard_alone = not self._settings.filter_system_calls
-        self._seccomp = build_filter(info.get("Architecture"), supervisor_only=guard_alone) or b""
+        self._maps_users = any(
+            option.startswith(("name=userns", "name=rootless"))
+            for option in info.get("SecurityOptions") or ()
+        )
         described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
         missing = [self._settings.images[key] for key, found in described.items() if not found]
         present = {key: found for key, found in described.items() if found}
@@ -249,6 +251,22 @@ class DockerLauncher:
             logger.warning("images are missing", extra={"images": missing})
         first = next(iter(present.values()))
         self._choose_runtime(info, first)
+        # Without a filter of ours the program, which may be the supervisor's user, still cannot
+        # take that one's limits away.
+        program = build_filter(
+            info.get("Architecture"),
+            shared_kernel=self.runtime != GVISOR,
+            supervisor_only=not self._settings.filter_system_calls,
+        )
+        self._seccomp = program or b""
+        version = info.get("CgroupVersion") or "1"
+        self.enforced_by = {
+            "memory": f"cgroup v{version} of the engine",
+            "cpu_seconds": "cgroup where the engine is on this machine, else supervisor",
+            "processes": f"cgroup v{version} of the engine",
+            "users": "gVisor's kernel" if self.runtime == GVISOR else "uid per container",
+            "system_calls": "gVisor" if self.runtime == GVISOR else "seccomp",
+        }
         probed: dict[str, _Image] = {}
         for key, found in present.items():
             if found["Id"] not in probed:
@@ -319,11 +337,12 @@ class DockerLauncher:
         return answer
 
     def _recipe(self, image: str, command: list[str], limits: Limits, runtime: str) -> Recipe:
+        user = self._hardening.choose_user(maps_users=self._maps_users)
         return Recipe(
             image,
             command,
-            self._hardening.container(),
-            {**self._hardening.host(limits), "Runtime": runtime},
+            self._hardening.container(user),
+            {**self._hardening.host(limits, user), "Runtime": runtime},
             self._owner.labels,
         )
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
-from providers.pool.cgroup import Cgroup, CgroupParent
+from providers.guest.processes import read_small
+from providers.pool import etc_folder
+from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
     PACKAGE,
     boot,
+    find_program,
     find_python,
+    hidden_folders,
     install_guest,
     interpreter_options,
     program_folders,
@@ -31,7 +37,11 @@ REMEDY = (
 
 # Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
 # supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
-_USER = 65534
+_USER = etc_folder.NOBODY
+
+# Without a cgroup: gVisor's kernel and file server have some 80 MiB when they have little to do.
+KERNEL_BYTES = 256 << 20
+KERNEL_CHECK_SECONDS = 0.1
 
 _INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 _numbers = itertools.count()
@@ -47,11 +57,13 @@ class GvisorLauncher:
     def __init__(self, data_dir: Path, platform: str) -> None:
         self.runtime = "gvisor"
         self.rest_seconds = 0.03
+        self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._platform = platform
         self._runsc = ""
         self._python = ""
         self._guest_dir = Path()
+        self._hidden: list[Path] = []
         self._folder: Path | None = None
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
@@ -59,10 +71,17 @@ class GvisorLauncher:
     async def prepare(self) -> None:
         self._runsc = find_runsc()
         self._python = find_python()
-        self._guest_dir = install_guest(self._python, self._data_dir / "run")
+        self._hidden = hidden_folders(self._python, self._data_dir)
+        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         # Of its own, as the launcher it replaces may still be running what it has.
         self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
         self._cgroups = CgroupParent.create()
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": "rlimit in gVisor",
+            "users": "gVisor's kernel",
+            "system_calls": "gVisor",
+        }
 
     def languages(self) -> list[str]:
         return [name for name in LANGUAGES if self.interpreter(name)]
@@ -70,7 +89,7 @@ class GvisorLauncher:
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return shutil.which(_INTERPRETERS[language], path="/usr/local/bin:/usr/bin:/bin")
+        return find_program(_INTERPRETERS[language], self._hidden)
 
     def guest_path(self) -> str:
         return f"{INSIDE}/{PACKAGE}"
@@ -98,8 +117,8 @@ class GvisorLauncher:
             if self._cgroups:
                 # The kernel inside needs memory of its own beside what the program may use.
                 cgroup = self._cgroups.new(template.limits.memory_bytes + (64 << 20))
-                join = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup.procs]
-                command = join + command
+                for path in cgroup.procs:
+                    command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
             return _GvisorGuest(command, cgroup, state)
         except OSError as error:
             raise CreationFailed(f"gVisor: {error}") from error
@@ -112,18 +131,11 @@ class GvisorLauncher:
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
         seen = program_folders(self._python)
-        for path in (
-            *seen,
-            "/etc/alternatives",
-            "/etc/ld.so.cache",
-            "/etc/fonts",
-            "/etc/matplotlibrc",
-        ):
-            if Path(path).exists():
-                mounts.append(_bind(path, path))
-        if any(self._data_dir.is_relative_to(path) for path in seen):
-            mounts.append(_mount(str(self._data_dir), "tmpfs", "ro"))
+        mounts += [_bind(path, path) for path in seen]
+        # An empty folder over what is not to be seen. Its name still is.
+        mounts += [_mount(str(path), "tmpfs", "ro") for path in self._hidden if os.path.isdir(path)]
         mounts.append(_bind(str(self._guest_dir), INSIDE))
+        mounts.append(_bind(str(self._guest_dir / "etc"), "/etc"))
         root.mkdir(parents=True)
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path_outside = Path("/") / name
@@ -182,11 +194,51 @@ class GvisorLauncher:
 class _GvisorGuest(ProcessGuest):
     def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
         self._state = state
+        self._out_of_memory = False
         super().__init__(command, cgroup)
+        self._watch = (
+            asyncio.get_running_loop().create_task(self._watch_the_kernel())
+            if cgroup is None
+            else None
+        )
+
+    def evidence(self) -> Evidence:
+        seen = super().evidence()
+        return replace(seen, out_of_memory=seen.out_of_memory or self._out_of_memory)
+
+    async def _watch_the_kernel(self) -> None:
+        """End the sandbox when gVisor itself has too much, as for what lies in sockets.
+
+        The supervisor inside bounds all that it has given to programs.
+        """
+        while True:
+            await asyncio.sleep(KERNEL_CHECK_SECONDS)
+            if _private_bytes(self._process.pid) > KERNEL_BYTES:
+                self._out_of_memory = True
+                self._process.kill()
+                return
 
     async def destroy(self) -> None:
+        if self._watch:
+            self._watch.cancel()
         await super().destroy()
         shutil.rmtree(self._state, ignore_errors=True)
+
+
+def _private_bytes(pid: int) -> int:
+    """What a process and all below it have to themselves: gVisor's kernel and its file server.
+
+    What programs have lies in a file in memory, which is shared.
+    """
+    try:
+        words = read_small(f"/proc/{pid}/status").partition(b"RssAnon:")[2].split()
+        # Go starts a process from whichever thread it likes.
+        threads = os.listdir(f"/proc/{pid}/task")
+        below = [read_small(f"/proc/{pid}/task/{each}/children").split() for each in threads]
+    except OSError:  # it is about to end
+        return 0
+    own = int(words[0]) * 1024 if words else 0
+    return own + sum(_private_bytes(int(child)) for group in below for child in group)
 
 
 def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:

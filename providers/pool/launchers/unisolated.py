@@ -27,6 +27,13 @@ class UnisolatedLauncher:
     def __init__(self, data_dir: Path) -> None:
         self.runtime = "none"
         self.rest_seconds = 0.015
+        self.enforced_by = {
+            "memory": "supervisor",
+            "cpu_seconds": "supervisor",
+            "processes": "nothing",
+            "users": "nothing",
+            "system_calls": "nothing",
+        }
         self._data_dir = data_dir
         self._python = ""
         self.guest_dir = Path()

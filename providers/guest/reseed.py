@@ -1,0 +1,68 @@
+"""New randomness after a fork: what was seeded before it is the same in every sandbox.
+
+Only what is loaded already is touched, and nothing is imported. The standard library's `random`
+and OpenSSL notice a fork themselves; that they did is not left to them. A generator that a library
+keeps in C is not found here: its library may register `os.register_at_fork(after_in_child=...)`,
+which runs in every sandbox.
+"""
+
+import gc
+import os
+import sys
+
+# Found once, where modules were preloaded: a look through all objects takes tens of ms.
+_generators: "list[object]" = []
+
+
+def find_generators() -> None:
+    """Remember the generators that preloaded modules keep, wherever they keep them."""
+    kinds = _kinds()
+    if kinds:
+        gc.collect()
+        found = (each for each in gc.get_objects() if isinstance(each, kinds))
+        # `secrets` and the like have nothing to seed.
+        _generators[:] = [each for each in found if type(each).__name__ != "SystemRandom"]
+
+
+def reseed() -> None:
+    """Give everything that was seeded before a seed of its own. Costs 0.1 ms with numpy."""
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
+    numpy = sys.modules.get("numpy.random.mtrand")
+    if numpy is not None:
+        # Its functions belong to this one, which is no object that `gc` knows of.
+        _seed(numpy._rand)
+    for generator in _generators:
+        _seed(generator)
+    if "uuid" in sys.modules:
+        sys.modules["uuid"]._node = None  # type: ignore[attr-defined]
+        sys.modules["uuid"]._last_timestamp = None  # type: ignore[attr-defined]
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
+    if "_ssl" in sys.modules:
+        sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+
+
+def _kinds() -> "tuple[type, ...]":
+    kinds = []
+    for module, names in (
+        ("random", ("Random",)),
+        ("numpy.random.mtrand", ("RandomState",)),
+        ("numpy.random._generator", ("Generator",)),
+    ):
+        if module in sys.modules:
+            kinds += [getattr(sys.modules[module], name) for name in names]
+    return tuple(kinds)
+
+
+def _seed(generator: object) -> None:
+    bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
+    if bits is not None:
+        bits.state = type(bits)().state
+    if hasattr(generator, "seed"):
+        # The older ones keep half of a pair of numbers as well.
+        generator.seed()
