@@ -252,8 +252,13 @@ WEB_CONNECTIONS = env.bounded("WEB_CONNECTIONS", default=2000, low=16, high=100_
 WEB_HEADER_SECONDS = env.bounded("WEB_HEADER_SECONDS", default=10, low=1, high=3600)
 WEB_BODY_SECONDS = env.bounded("WEB_BODY_SECONDS", default=15, low=1, high=50)
 WEB_SEND_SECONDS = env.bounded("WEB_SEND_SECONDS", default=60, low=1, high=3600)
+# One tenant may hold half of it, and must be able to send the largest request.
+_largest_mb = -(-SANDBOX_MAX_BODY_BYTES // 2**20)
 WEB_SPOOL_MB = env.bounded(
-    "WEB_SPOOL_MB", default=max(512, 4 * (SANDBOX_MAX_BODY_BYTES >> 20)), low=1, high=65_536
+    "WEB_SPOOL_MB",
+    default=max(512, 4 * _largest_mb),
+    low=max(32, 2 * _largest_mb),
+    high=max(65_536, 4 * _largest_mb),
 )
 # Calls of providers that are clients of a service, waited for at once in a web process.
 PROVIDER_WAITS = env.bounded("PROVIDER_WAITS", default=256, low=1, high=4096)

@@ -28,7 +28,7 @@ from tests.raw_http import ask, connect, head, read, request
 
 EXECUTIONS = "/api/v1/executions"
 THREADS = 16
-SPOOL = 16 * 1024 * 1024
+SPOOL = 32 * 1024 * 1024
 
 CONFIGURE = """
 from providers.services import activate, save_config

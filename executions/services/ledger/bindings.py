@@ -67,7 +67,7 @@ BINDINGS: Mapping[str, Binding] = {
     "providers.providerconfig": Binding(
         "setting", "provider_id", shown=("is_active", "version"), check=_config_is_its_versions
     ),
-    "providers.configversion": Binding("setting", shown=("subject", "version")),
+    "providers.configversion": Binding("setting", "subject", shown=("version",)),
     "providers.pendingchange": Binding("setting", shown=("author", "status", "decided_by")),
     "providers.accounthold": Binding("setting"),
     "auth.user": Binding(
