@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from executions.text import storable
-from providers.errors import CODES, ProviderUnavailable, SandboxError
+from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.deadline import DeadlinePassed, call_within
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ RUN_SLACK_SECONDS = 8.0
 _KEEPS_TIME = frozenset({"local"})
 
 # Calls of one provider that did not end in time and go on. With so many it is not asked again.
-MOST_OVERDUE = 32
+MOST_OVERDUE = 64
 
 _MESSAGE_CHARACTERS = 2000
 
@@ -52,9 +52,10 @@ def ask(
     if provider_id in _KEEPS_TIME:
         return _guarded(provider_id, call, started, Exception)
     if _overdue[provider_id] >= MOST_OVERDUE:
-        raise ProviderUnavailable(
+        # Full, and not ill: code that makes its provider hang must not take it from the others.
+        raise RateLimited(
             f"{MOST_OVERDUE} calls of the provider {provider_id!r} have not ended in their time.",
-            started=started,
+            retry_after=10,
         )
     ended = threading.Event()
 
@@ -80,7 +81,9 @@ def ask(
                 ended.set()
                 _overdue[provider_id] += 1
         raise ProviderUnavailable(
-            f"The provider {provider_id!r} did not answer within {seconds:g} s.", started=started
+            f"The provider {provider_id!r} did not answer within {seconds:g} s. What it may answer "
+            "later is dropped.",
+            started=started,
         ) from None
 
 

@@ -147,9 +147,9 @@ class _Attempt:
             )
             created = perf_counter()
             self.changes["start_ms"] = _ms(leased, created)
-            self.changes["runtime"] = _runtime(instance.metadata)
             try:
                 isolation, sharing = require_instance(lease, instance, self.floor)
+                self.changes["runtime"] = _runtime(instance.metadata)
                 self.changes |= {"isolation": isolation, "sharing": sharing}
                 self.handed_over = True
                 return ask(
