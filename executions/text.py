@@ -16,6 +16,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def storable(text: str) -> str:
     """`text` with every NUL and lone surrogate replaced by U+FFFD."""
+    if text.isascii() and "\0" not in text:
+        # Both are known at once, while the expression looks at every character.
+        return text
     return _UNSTORABLE.sub("\ufffd", text)
 
 

@@ -49,6 +49,12 @@ class PuppetGuest:
     def evidence(self) -> Evidence:
         return Evidence()
 
+    def watch(self, is_running: bool) -> None:
+        """Nothing is seen of it but what it says."""
+
+    def last_words(self) -> str | None:
+        return "It ended by itself"
+
     def complaint(self) -> str:
         return ""
 

@@ -26,6 +26,7 @@ from providers.errors import (
 )
 from providers.local.provider import LocalProvider
 from providers.pool.guest_files import find_python
+from providers.pool.launchers.gvisor import GvisorLauncher
 from tests.conftest import require
 from tests.sandboxes import Local, family, gone, wait_until
 
@@ -353,3 +354,16 @@ def test_gvisor_keeps_no_descriptor_either(gvisor: Local) -> None:
     for _ in range(5):
         gvisor.run("print(1)")
     assert descriptors() <= before
+
+
+def test_one_failed_start_of_gvisor_is_no_reason_for_something_weaker(
+    gvisor: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has worked in this process, so whoever keeps the machine busy may be the reason."""
+
+    async def refuse(*_: object) -> None:
+        raise CreationFailed("gVisor: no answer")
+
+    monkeypatch.setattr(GvisorLauncher, "start", refuse)
+    with pytest.raises(ProviderUnavailable, match="no answer"):
+        LocalProvider().initialize(LocalProvider.check_config({"launcher": "auto"}))

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
+from providers.isolation import IsolationUnmet
+from providers.self_managed.client import PoolClient
 from tests.pool_service import provider_of
 from tests.processes import free_port
 
@@ -187,3 +189,44 @@ def test_gvisor_that_is_required_is_checked_in_every_instance() -> None:
         provider.create_instance("python")
     assert "require_gvisor" in raised.value.message
     assert server.count(b"DELETE /v1/instances/i") == 1
+
+
+@pytest.mark.parametrize(
+    "weaker", ['"runtime": "runc"', '"runtime": "gvisor", "sharing": "tenant"']
+)
+def test_what_takes_the_place_of_a_lost_instance_is_isolated_as_that_was(weaker: str) -> None:
+    """The caller has looked at the first one, and relies on it."""
+    refusal = http(
+        "503 Service Unavailable",
+        '{"error": {"code": "SB009", "message": "It is gone.", "started": false}}',
+    )
+    created = ['"runtime": "gvisor", "sharing": "execution"', weaker]
+
+    def script(number: int, request: bytes) -> bytes | None:
+        line = request.split(b"\r\n")[0]
+        if b"POST /v1/instances " in line:
+            return http("201 Created", f'{{"instance_id": "i", "template": "x", {created.pop(0)}}}')
+        return refusal if b"/run" in line else PUSHED
+
+    server = Scripted(script)
+    with server as url, provider_of(url, max_retries=3) as provider:
+        instance = provider.create_instance("python")
+        assert instance.metadata == {
+            "runtime": "gvisor", "isolation": "gvisor", "sharing": "execution",
+        }  # fmt: skip
+        with pytest.raises(IsolationUnmet) as caught:
+            provider.execute_code(instance.instance_id, "print(1)", "python")
+    assert not caught.value.started
+    assert server.count(b"/run") == 1
+    assert server.count(b"DELETE") == 1
+
+
+@pytest.mark.parametrize(("floor", "asked"), [("namespaces", False), ("gvisor", True)])
+def test_the_service_is_asked_for_what_the_deployment_demands(
+    settings: Any, floor: str, asked: bool
+) -> None:
+    settings.MINIMUM_ISOLATION = floor
+    with Scripted(lambda _, request: PUSHED) as url, provider_of(url) as provider:
+        backend = provider._backend
+        assert isinstance(backend, PoolClient)
+        assert backend.config["require_gvisor"] is asked

@@ -186,3 +186,19 @@ def test_memory_that_nobody_could_count_cannot_be_had(
 ) -> None:
     code = f"import ctypes, os\ntry:\n    print({make})\nexcept OSError: print(-1)"
     assert unprivileged.run(code)["stdout"] == "-1\n"
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        "resource.prlimit(1, resource.RLIMIT_AS, (0, 0))",
+        "os.setpriority(os.PRIO_PROCESS, 1, 19)",
+        "os.setpriority(os.PRIO_USER, os.getuid(), 19)",
+        "os.sched_setaffinity(1, {0})",
+    ],
+)
+def test_the_supervisor_is_out_of_reach_where_it_is_the_same_user(
+    unprivileged: LocalProcess, reach: str
+) -> None:
+    result = unprivileged.run(f"import os, resource\n{reach}")
+    assert (result["exit_code"], "PermissionError" in result["stderr"]) == (1, True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from executions.services.waiting import Waits
 from executions.text import storable
-from providers.errors import CODES, ProviderUnavailable, SandboxError
+from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.waiting import within
 
@@ -30,7 +30,7 @@ RUN_SLACK_SECONDS = 8.0
 _KEEPS_TIME = frozenset({"local"})
 
 # Calls of one provider that did not end in time and go on. With so many it is not asked again.
-MOST_OVERDUE = 32
+MOST_OVERDUE = 64
 
 _MESSAGE_CHARACTERS = 2000
 
@@ -55,9 +55,10 @@ def ask(
     `too_late` and is otherwise lost.
     """
     if _overdue[provider_id] >= MOST_OVERDUE:
-        raise ProviderUnavailable(
+        # Full, and not ill: code that makes its provider hang must not take it from the others.
+        raise RateLimited(
             f"{MOST_OVERDUE} calls of the provider {provider_id!r} have not ended in their time.",
-            started=started,
+            retry_after=10,
         )
     answer = awaited = _guarded(provider_id, begin, started)
     if provider_id not in _KEEPS_TIME:
@@ -67,7 +68,9 @@ def ask(
     if not awaited.cancelled() and isinstance(awaited.exception(), DeadlinePassed):
         _give_up(provider_id, answer, check, too_late)
         raise ProviderUnavailable(
-            f"The provider {provider_id!r} did not answer within {seconds:g} s.", started=started
+            f"The provider {provider_id!r} did not answer within {seconds:g} s. What it may answer "
+            "later is dropped.",
+            started=started,
         )
     if awaited.cancelled():
         raise ProviderUnavailable(

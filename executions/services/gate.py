@@ -87,7 +87,10 @@ def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[
         refused.append(f"{flag}: {_kind(truncated)}")
         truncated = bool(truncated)
     text = storable(text)
-    if len(text) * 4 > bound:
+    if text.isascii():
+        if len(text) > bound:
+            text, truncated = text[:bound], True
+    elif len(text) * 4 > bound:
         data = text.encode()
         # A byte that is no text has become a sign of three by now, and counts as the one it was.
         if len(data) - 2 * text.count("\ufffd") > bound:

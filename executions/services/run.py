@@ -156,9 +156,9 @@ class _Attempt:
             self.instance = instance = yield from self._create(lease)
             created = perf_counter()
             self.changes["start_ms"] = _ms(leased, created)
-            self.changes["runtime"] = _runtime(instance.metadata)
             try:
                 isolation, sharing = require_instance(lease, instance, self.floor)
+                self.changes["runtime"] = _runtime(instance.metadata)
                 self.changes |= {"isolation": isolation, "sharing": sharing}
                 self.handed_over = True
                 result = yield from self._execute(lease, instance)

@@ -28,8 +28,14 @@ class Guest(Protocol):
     def complaint(self) -> str:
         """What the isolation tool said when the start failed."""
 
-    def last_words(self) -> str:
-        """What is known of an end that nobody of ours brought about, "" for nothing."""
+    def watch(self, is_running: bool) -> None:
+        """A run begins, or is over. What could not be seen after the end is looked for now."""
+
+    def last_words(self) -> str | None:
+        """What is known of an end that nobody of ours brought about.
+
+        None: not even that it has ended, only that it cannot be reached any more.
+        """
 
     async def destroy(self) -> None:
         """End everything in it and wait until it is gone. May be called more than once."""
@@ -85,8 +91,11 @@ class PidfdGuest:
     def complaint(self) -> str:
         return ""
 
-    def last_words(self) -> str:
-        return ""
+    def watch(self, is_running: bool) -> None:
+        """The group of a sandbox of ours is there until we remove it."""
+
+    def last_words(self) -> str | None:
+        return "It ended by itself"
 
     async def destroy(self) -> None:
         if self._gone is None:
@@ -145,10 +154,10 @@ class ProcessGuest(PidfdGuest):
     def complaint(self) -> str:
         return read_complaint(self._stderr)
 
-    def last_words(self) -> str:
+    def last_words(self) -> str | None:
         code = self._process.returncode
         if code is None:
-            return ""
+            return super().last_words()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"Its first process on this machine ended with {how}"
 

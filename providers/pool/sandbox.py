@@ -221,6 +221,7 @@ class Sandbox:
         except (ChannelClosed, wire.FrameError) as error:
             raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
         began = time.monotonic()
+        self._guest.watch(True)
         try:
             answer = await self._answer_within(request.timeout + ANSWER_GRACE_SECONDS)
         except TimeoutError:
@@ -233,11 +234,17 @@ class Sandbox:
                 ) from error
             if self._guest.evidence().out_of_memory:
                 return self._silent_end(seconds, out_of_memory=True)
-            return self._silent_end(seconds, ended=self._guest.last_words() or "It ended by itself")
+            if (seen := self._guest.last_words()) is None:
+                raise ProviderUnavailable(
+                    "The connection to the sandbox was lost during the run.", started=True
+                ) from error
+            return self._silent_end(seconds, ended=seen)
         except wire.FrameError as error:
             return self._silent_end(
                 time.monotonic() - began, ended=f"It broke the protocol and was ended: {error}"
             )
+        finally:
+            self._guest.watch(False)
         if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
             return self._silent_end(
                 time.monotonic() - began, ended="It answered what was not asked, and was ended"

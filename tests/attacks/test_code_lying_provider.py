@@ -229,7 +229,7 @@ def test_a_provider_with_too_many_calls_overdue_is_not_asked_again(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(asking._overdue, "liar", asking.MOST_OVERDUE)
-    assert run(alice, "print(1)").status_code == 503
+    assert run(alice, "print(1)").status_code == 429
     assert "create_instance" not in liar.calls
 
 

@@ -10,6 +10,8 @@ import pytest
 from providers.base import SANDBOX_ENDED, ExecutionResult
 from providers.models import CircuitBreaker
 from providers.named import close_all
+from providers.pool.hardening import Hardening
+from providers.pool.launchers.docker_engine import End
 from providers.services import save_config
 from tests.conftest import Caller, require
 from tests.docker_engine import Containers
@@ -95,10 +97,16 @@ def assert_memory(result: ExecutionResult) -> None:
     assert (result.out_of_memory, result.timed_out, result.exit_code) == (True, False, None)
 
 
+TOO_MANY = "It had more processes or threads than it may have"
+
+
 def assert_bounded(result: ExecutionResult) -> None:
-    """Ended for memory or time, or by the program's own error at the limit of processes."""
-    assert SANDBOX_ENDED not in result.metadata, result
-    if not (result.out_of_memory or result.timed_out):
+    """Ended for memory, time or its number, or by the program's own error at that limit."""
+    if result.out_of_memory or result.timed_out:
+        return
+    if result.exit_code == 137:
+        assert result.metadata[SANDBOX_ENDED] == TOO_MANY
+    else:
         assert result.exit_code == 1
         assert "BlockingIOError" in result.stderr or "Resource temporarily" in result.stderr
 
@@ -121,6 +129,34 @@ def test_memory_bombs_in_containers_under_gvisor_are_told_too(under_gvisor: Cont
 def test_fork_bombs_in_containers_under_gvisor_are_told_too(under_gvisor: Containers) -> None:
     for code in (FORK_BOMB, FORK_BOMB, FORK_BOMB, QUIET_FORK_BOMB, THREAD_BOMB):
         assert_bounded(under_gvisor.run(code, timeout=8))
+
+
+def test_a_container_that_reaches_the_engines_limit_is_told_as_such(
+    under_gvisor: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its whole kernel ends then, and takes along the group in which that is counted."""
+    few = {**under_gvisor.launcher._hardening.settings, "extra_processes": 64}
+    monkeypatch.setattr(under_gvisor.launcher, "_hardening", Hardening(few))
+    for _ in range(3):
+        result = under_gvisor.run(FORK_BOMB, timeout=20, memory_bytes=1 << 30)
+        assert (result.exit_code, result.metadata.get(SANDBOX_ENDED)) == (137, TOO_MANY)
+
+
+def test_memory_is_told_where_the_engine_did_not_notice(under_gvisor: Containers) -> None:
+    """It notes the reason only where it learned of it before the end."""
+    for _ in range(3):
+        sandbox = under_gvisor.start()
+        guest: Any = sandbox._guest
+
+        async def unaware(end_of: Any = guest._ask_the_engine) -> End:
+            await end_of()
+            return End(False, 2)
+
+        guest._ask_the_engine = unaware
+        try:
+            assert_memory(under_gvisor.run_in(sandbox, MEMORY_BOMB, timeout=30))
+        finally:
+            under_gvisor.loop.call(sandbox.destroy())
 
 
 @pytest.mark.parametrize("code", [CLOSED_FOLDER, FORGED_ADVICE, STARVED_SUPERVISOR])

@@ -52,7 +52,7 @@ class Started:
 
 @dataclass(frozen=True)
 class End:
-    """How a container ended, as the engine has it. None: it does not know."""
+    """How a container ended, as the engine has it. No exit code: it does not know that it has."""
 
     out_of_memory: bool = False
     exit_code: int | None = None
@@ -162,20 +162,20 @@ class Engine:
 
         The engine notes the end a moment after it, and that memory was the reason as late again.
         """
-        end = End()
         deadline = time.monotonic() + END_SECONDS
-        while time.monotonic() < deadline:
+        while True:
             with _told_as(ProviderUnavailable):
                 try:
                     state = self._api().inspect_container(identifier)["State"]
                 except NotFound:
-                    return end
-            if not state.get("Running"):
-                end = End(bool(state.get("OOMKilled")), int(state.get("ExitCode", 0)))
-                if end.out_of_memory or end.exit_code != _KILLED:
-                    return end
+                    return End()
+            ended = not state.get("Running")
+            end = End(bool(state.get("OOMKilled")), int(state.get("ExitCode", 0)))
+            if ended and (end.out_of_memory or end.exit_code != _KILLED):
+                return end
+            if time.monotonic() > deadline:
+                return end if ended else End()
             time.sleep(0.02)
-        return end
 
     def remove(self, identifier: str) -> None:
         """End a container and remove it. One that is gone is no error."""

@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from providers.pool.cgroup import Evidence, find_cgroup
+from providers.pool.cgroup import Evidence, MemoryWatch, find_cgroup, find_process_limit
 from providers.pool.channel import GuestChannel
 from providers.pool.launchers.docker_engine import End, Started
 from providers.pool.launchers.docker_stream import Demultiplexer
+
+# How often, and how many times, it is looked for after the end what it was of.
+LOOK_SECONDS, LAST_LOOKS = 0.02, 15
+
+# How often during a run. From the refusal of a thread to the end of the group 0.1 s were measured.
+WATCH_SECONDS = 0.02
 
 
 class DockerGuest:
@@ -34,8 +40,13 @@ class DockerGuest:
         self._output = Demultiplexer()
         self._channel: GuestChannel | None = None
         self._cgroup = find_cgroup(started.pid, started.id)
+        self._watch = MemoryWatch(self._cgroup) if self._cgroup else None
+        self._processes = find_process_limit(started.pid, started.id)
+        self._too_many = False
+        self._timer: asyncio.TimerHandle | None = None
         self._end = End()
         self._seen_last: Evidence | None = None
+        self._ran_out = False
         self._gone: asyncio.Future[None] | None = None
 
     async def open(self) -> GuestChannel:
@@ -47,25 +58,53 @@ class DockerGuest:
 
     def evidence(self) -> Evidence:
         seen = self._seen_last or self._look()
-        return replace(seen, out_of_memory=seen.out_of_memory or self._end.out_of_memory)
+        known = seen.out_of_memory or self._ran_out or self._end.out_of_memory
+        return replace(seen, out_of_memory=known)
 
     def complaint(self) -> str:
         return self._output.complaint
 
-    def last_words(self) -> str:
+    def last_words(self) -> str | None:
+        if self._too_many:
+            return "It had more processes or threads than it may have"
         code = self._end.exit_code
-        return "" if code is None else f"The engine saw it end with exit code {code}"
+        return None if code is None else f"The engine saw it end with exit code {code}"
+
+    def watch(self, is_running: bool) -> None:
+        """Look again and again during a run at what is gone when the container has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if is_running and self._processes is not None and not self._too_many:
+            self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_on)
+
+    def _look_on(self) -> None:
+        if self._processes is not None and self._processes.reached():
+            self._too_many = True
+        self.watch(True)
 
     async def destroy(self) -> None:
         if self._gone is None:
             (self._channel or self._started.stream).close()
-            self._gone = asyncio.ensure_future(self._destroy())
+            self._gone = asyncio.ensure_future(self._end_it())
         await asyncio.shield(self._gone)
+
+    async def _end_it(self) -> None:
+        await self._destroy()
+        if self._watch is not None:
+            self._watch.close()
 
     async def _note_the_end(self) -> None:
         """A container that ends takes its cgroup along, so the engine's record is asked for."""
+        self._look_on()
+        self.watch(False)
         self._seen_last = self._look()
         self._end = await self._ask_the_engine()
+        for _ in range(LAST_LOOKS):
+            self._ran_out = self._watch is not None and self._watch.ran_out()
+            if self._ran_out or self._end.out_of_memory:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> Evidence:
         return self._cgroup.evidence() if self._cgroup else Evidence()
