@@ -20,7 +20,7 @@ def ordinary() -> Iterator[LocalProcess]:
         yield process
 
 
-# Each would have held 1 GiB or more of 256 MiB, and the run would have succeeded.
+# Each holds more than the 256 MiB it may have.
 TAKES_TOO_MUCH = {
     "files in all places": """
         for place in ("/workspace", "/tmp", "/dev/shm"):
@@ -55,7 +55,7 @@ TAKES_TOO_MUCH = {
                                 pass
                 except OSError:
                     time.sleep(100)
-        time.sleep(8)
+        time.sleep(100)
         """,
     "what lies in connections": """
         import socket
@@ -73,7 +73,7 @@ TAKES_TOO_MUCH = {
                             pass
                 except OSError:
                     time.sleep(100)
-        time.sleep(8)
+        time.sleep(100)
         """,
     "page tables": """
         import mmap
@@ -83,19 +83,19 @@ TAKES_TOO_MUCH = {
                 m.madvise(mmap.MADV_NOHUGEPAGE)
                 sum(m[at] for at in range(0, 64 << 30, 2 << 20))
                 time.sleep(100)
-        time.sleep(8)
+        time.sleep(100)
         """,
     "memory areas": """
         import ctypes, mmap
         libc = ctypes.CDLL(None)
-        for _ in range(40):
+        for _ in range(30):
             if os.fork() == 0:
-                m = mmap.mmap(-1, 260 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+                m = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
                 base = ctypes.addressof(ctypes.c_char.from_buffer(m))
-                for at in range(0, 260 << 20, 8192):
+                for at in range(0, 128 << 20, 8192):
                     libc.mprotect(ctypes.c_void_p(base + at), 4096, 1)
                 time.sleep(100)
-        time.sleep(8)
+        time.sleep(100)
         """,
     "locks on parts of files": """
         import fcntl
@@ -106,7 +106,7 @@ TAKES_TOO_MUCH = {
                     for file in files:
                         fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * part)
                 time.sleep(100)
-        time.sleep(8)
+        time.sleep(100)
         """,
 }  # fmt: skip
 
@@ -115,7 +115,7 @@ TAKES_TOO_MUCH = {
 def test_without_root_nothing_goes_past_the_bound_of_memory(
     ordinary: LocalProcess, code: str
 ) -> None:
-    result = ordinary.run("import os, time\n" + textwrap.dedent(code), timeout=20)
+    result = ordinary.run("import os, time\n" + textwrap.dedent(code), timeout=60)
     assert (result["out_of_memory"], result["exit_code"]) == (True, None), result
     assert ordinary.run("print('undisturbed')")["stdout"] == "undisturbed\n"
 
@@ -210,5 +210,5 @@ UNDER_GVISOR = {
 def test_without_root_gvisor_bounds_all_memory_too(code: str) -> None:
     require("runsc")
     with without_root(launcher="gvisor", gvisor_platform="ptrace", pool_size=1) as process:
-        result = process.run("import os, time\n" + textwrap.dedent(code), timeout=20)
+        result = process.run("import os, time\n" + textwrap.dedent(code), timeout=60)
         assert (result["out_of_memory"], result["exit_code"]) == (True, None), result
