@@ -92,7 +92,8 @@ class ExecutionResult:
     ended by us. `timed_out` and `out_of_memory` rest on what the supervisor or the kernel saw,
     never on what the code printed or returned. `result` is the JSON value `main()` returned and
     counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
-    (the isolation in force), `limits`, `memory_peak_bytes`, `cpu_seconds`, `image_digest`.
+    (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
+    `cpu_seconds`, `image_digest`.
     `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
     base64 (all other types). They come from the program: whoever renders one must not trust it.
     """

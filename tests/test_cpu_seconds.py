@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import require
+from tests.docker_engine import Containers
 from tests.sandboxes import Local, LocalProcess
 from tests.test_unprivileged_host import without_root
 
@@ -58,3 +59,8 @@ def test_all_threads_count(ordinary: LocalProcess) -> None:
         """
     )
     assert 0.5 < result["metadata"]["cpu_seconds"] < 2
+
+
+def test_a_child_that_nobody_waits_for_counts_in_a_container(under_runc: Containers) -> None:
+    result = under_runc.run(UNWAITED)
+    assert 0.5 < result.metadata["cpu_seconds"] < 2

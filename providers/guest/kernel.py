@@ -10,7 +10,7 @@ NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 3, 4, 22, 36
 _SECCOMP_MODE_FILTER = 2
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
-_MNT_DETACH = 2
+_MS_REC, _MNT_DETACH = 0x4000, 2
 _PIVOT_ROOT = {"x86_64": 155}
 _PIVOT_ROOT_ELSEWHERE = 41
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -76,8 +76,9 @@ def mount(
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
-    """Show `source` at `target` as well."""
-    _check(_libc.mount(source.encode(), target.encode(), None, _MS_BIND, None), f"bind {target}")
+    """Show `source`, with what is mounted below it, at `target` as well."""
+    flags = _MS_BIND | _MS_REC
+    _check(_libc.mount(source.encode(), target.encode(), None, flags, None), f"bind {target}")
     if read_only:
         make_read_only(target)
 

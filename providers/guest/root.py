@@ -70,7 +70,8 @@ class Layout:
             except OSError:
                 # Before Linux 5.11 an ordinary user's namespace has no overlay.
                 self.bound = True
-        kernel.bind(path, NEW + path, read_only=True)
+        # What bubblewrap has bound is read-only already.
+        kernel.bind(path, NEW + path)
         for hidden in self.hidden:
             if hidden.startswith(path + "/") and os.path.isdir(hidden):
                 kernel.mount("tmpfs", NEW + hidden, "size=4k,nr_inodes=2", read_only=True)

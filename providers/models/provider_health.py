@@ -4,7 +4,10 @@ from django.db import models
 
 
 class ProviderHealth(models.Model):
-    """What the last background check of a configured provider found. One row each."""
+    """What the last background check of a configured provider found. One row each.
+
+    `message` says why it is not healthy, or else who enforces what in its sandboxes.
+    """
 
     provider_id = models.CharField("provider", max_length=64, primary_key=True)
     config_version = models.PositiveIntegerField()

@@ -260,12 +260,15 @@ class DockerLauncher:
         )
         self._seccomp = program or b""
         version = info.get("CgroupVersion") or "1"
+        calls = "seccomp" if self._seccomp else "the engine's seccomp alone"
+        if self.runtime == GVISOR:
+            calls = "gVisor"
         self.enforced_by = {
             "memory": f"cgroup v{version} of the engine",
             "cpu_seconds": "cgroup where the engine is on this machine, else supervisor",
             "processes": f"cgroup v{version} of the engine",
             "users": "gVisor's kernel" if self.runtime == GVISOR else "uid per container",
-            "system_calls": "gVisor" if self.runtime == GVISOR else "seccomp",
+            "system_calls": calls,
         }
         probed: dict[str, _Image] = {}
         for key, found in present.items():
