@@ -172,6 +172,24 @@ def test_everything_aliyun_does_works_with_an_authority_and_a_pin(
     assert aliyun_config(server)["control_endpoint"].startswith("https://")
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_redirect_is_followed_and_no_proxy_of_the_environment_is_used(
+    client: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = authority.issue(tmp_path)
+    with Listener(issued.server_context()) as elsewhere, Listener() as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+            monkeypatch.setenv(name.lower(), proxy.url)
+        head = f"HTTP/1.1 307 Elsewhere\r\nLocation: {elsewhere.url}/\r\n"
+        answer = f"{head}Content-Length: 0\r\n\r\n".encode()
+        with Listener(issued.server_context(), answer) as service:
+            with pytest.raises(SandboxError):
+                CLIENTS[client](service.url, {"ca_certificates": authority.pem})
+            assert SECRET.encode() in service.received
+        assert (elsewhere.connections, proxy.connections) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

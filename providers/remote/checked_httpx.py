@@ -11,7 +11,8 @@ import httpx
 
 from providers.remote.receiver import Receiver, WrongKey
 
-_MOST_CONNECTIONS = 100
+_MOST_CONNECTIONS = 1000
+_MOST_KEPT = 100
 _KEPT_SECONDS = 60.0
 # To connect, and for the handshake: together less than `STEP_SECONDS` of a trial.
 _CONNECT_SECONDS = 4.0
@@ -27,6 +28,7 @@ class CheckedTransport(httpx.HTTPTransport):
         self._pool = httpcore.ConnectionPool(
             ssl_context=receiver.tls,
             max_connections=_MOST_CONNECTIONS,
+            max_keepalive_connections=_MOST_KEPT,
             keepalive_expiry=_KEPT_SECONDS,
             network_backend=_Network(receiver),
         )

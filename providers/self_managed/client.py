@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import ssl
 import time
@@ -22,9 +23,16 @@ from providers.pool.service.settings import settings_digest
 from providers.remote.checked_urllib3 import check_connections
 from providers.remote.receiver import Receiver
 
+logger = logging.getLogger(__name__)
+
 CONNECT_SECONDS = 3.0
 # What the service itself adds to a wait or a run.
 SLACK_SECONDS = 5.0
+
+_NOT_REACHED = (
+    "The pool service does not answer. Start it (python manage.py pool), or correct the provider's "
+    "endpoint. The log has the reason."
+)
 
 _FIRST_DELAY_SECONDS = 0.05
 _LONGEST_DELAY_SECONDS = 1.0
@@ -86,7 +94,7 @@ class PoolClient:
         seconds = 30.0 + SLACK_SECONDS
         stats = self._retried("PUT", "/v1/settings", dict(self.config), seconds=seconds)
         if not isinstance(stats, dict):
-            raise ProviderUnavailable(f"{self.endpoint} is no pool service.")
+            raise self._not_ours("no figures in the answer")
         return stats
 
     def create(self, template: str, owner: str) -> Handle:
@@ -107,7 +115,7 @@ class PoolClient:
                 str(answer.get("sharing", "")),
             )
         except (AttributeError, KeyError, TypeError):
-            raise ProviderUnavailable(f"{self.endpoint} is no pool service.") from None
+            raise self._not_ours("no instance in the answer") from None
 
     def run(self, handle: Handle, job: Job) -> ExecutionResult:
         """Run the instance's one job. Tried again only while no connection came about.
@@ -146,7 +154,7 @@ class PoolClient:
         if answer.error is not None:
             raise answer.error
         if not isinstance(answer.body, dict):
-            raise ProviderUnavailable(f"{self.endpoint} is no pool service.")
+            raise self._not_ours("no figures in the answer")
         return answer.body
 
     def close(self) -> None:
@@ -210,29 +218,32 @@ class PoolClient:
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=seconds),
             )
         except (NewConnectionError, ConnectTimeoutError) as error:
-            raise _NotSent(
-                f"The pool service at {self.endpoint} does not answer ({_reason(error)}). Start it "
-                "(python manage.py pool), or correct the provider's endpoint."
-            ) from None
+            self._note(_reason(error))
+            raise _NotSent(_NOT_REACHED) from None
         except SSLError as error:
             if not isinstance(error.args[0], ssl.SSLCertVerificationError):
                 raise self._broken(error, runs_code) from None
             # The handshake did not come to its end, and the request is sent after it.
             raise _Unwelcome(
-                f"The pool service at {self.endpoint} shows a certificate that is not accepted. "
-                "Correct ca_certificates or public_key_pins, or the service's certificate."
+                "The pool service shows a certificate that is not accepted. Correct "
+                "ca_certificates or public_key_pins, or the service's certificate."
             ) from None
         except HTTPError as error:
             raise self._broken(error, runs_code) from None
         return self._read(response, runs_code)
 
     def _broken(self, error: HTTPError, runs_code: bool) -> ProviderUnavailable:
+        self._note(type(error).__name__)
         # Of a request that runs no code, `started` False is certain.
-        return ProviderUnavailable(
-            f"The connection to the pool service at {self.endpoint} broke "
-            f"({type(error).__name__}).",
-            started=runs_code,
-        )
+        return ProviderUnavailable("The connection to the pool service broke.", started=runs_code)
+
+    def _not_ours(self, what: str, *, started: bool = False) -> ProviderUnavailable:
+        self._note(what)
+        return ProviderUnavailable(_NOT_REACHED, started=started)
+
+    def _note(self, reason: str) -> None:
+        """For the log alone: callers have no business with addresses inside our network."""
+        logger.warning("the pool service at %s is not reached: %s", self.endpoint, reason)
 
     def _read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> _Answer:
         status, data = response.status, response.data
@@ -245,18 +256,15 @@ class PoolClient:
         error = messages.error_from_json(body)
         if status == 401:
             refused = _Unwelcome(
-                f"The pool service at {self.endpoint} refuses the token. Put the service's "
-                "POOL_TOKEN into the provider's configuration."
+                "The pool service refuses the token. Put the service's POOL_TOKEN into the "
+                "provider's configuration."
             )
             refused.answered = "proof" if error else ""
             raise refused
         if error is not None:
             error.answered = "proof"
         else:
-            error = ProviderUnavailable(
-                f"{self.endpoint} answered with HTTP {status}; it is no pool service.",
-                started=runs_code,
-            )
+            error = self._not_ours(f"HTTP {status}", started=runs_code)
         return _Answer(status, body, error)
 
 
