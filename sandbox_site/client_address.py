@@ -85,6 +85,10 @@ class ClientAddressMiddleware:
 def read_forwarded(meta: MutableMapping[str, Any]) -> None:
     """Put the client's address in the peer's place; drop what an untrusted peer says of itself."""
     networks = settings.TRUSTED_PROXIES
+    if not networks:
+        meta.pop(FORWARDED_FOR, None)
+        meta.pop(FORWARDED_PROTO, None)
+        return
     peer = _parsed(str(meta.get("REMOTE_ADDR", "")))
     protocols = str(meta.pop(FORWARDED_PROTO, "")).split(",")
     said = protocols[-1].strip().lower()

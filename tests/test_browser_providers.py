@@ -177,6 +177,7 @@ def test_versions_are_compared_and_restored(page: Page) -> None:
 
 def test_a_second_administrator_approves(page: Page, browser: Browser, settings: Any) -> None:
     settings.TWO_PERSON_RULE = True
+    User.objects.create_superuser("ben", password="another horse")
     save_config("probe", GOOD)
     row = ProviderConfig.objects.get()
     page.goto(f"{LIST}{row.pk}/change/")
@@ -190,7 +191,6 @@ def test_a_second_administrator_approves(page: Page, browser: Browser, settings:
     expect(page.get_by_text("somebody else has to approve it")).to_be_visible()
     expect(page.get_by_role("button", name="Approve")).to_have_count(0)
 
-    User.objects.create_superuser("ben", password="another horse")
     context = browser.new_context(base_url=page.url.split("/admin")[0])
     second = context.new_page()
     sign_in(second, "ben", "another horse")

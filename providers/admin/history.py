@@ -83,7 +83,8 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
     @admin.display(description="version", ordering="subject")
     def name(self, version: ConfigVersion) -> str:
         between = ", version " if guarded.is_row(version.subject) else " "
-        return f"{subject_name(version.subject, version.shown_as)}{between}{version.version}"
+        name = subject_name(version.subject, version.shown_as)
+        return f"{name[:1].upper()}{name[1:]}{between}{version.version}"
 
     @admin.display(description="changes")
     def changes(self, version: ConfigVersion) -> str:
