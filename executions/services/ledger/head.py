@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import NamedTuple
 
 from django.conf import settings
@@ -43,8 +42,8 @@ class Head(NamedTuple):
     signature: str = ""
 
 
-class _Seen(threading.local):
-    """The row that this thread wrote or checked last, and the keys it was checked with."""
+class _Seen(NamedTuple):
+    """The row that this process wrote or checked last, and the keys it was checked with."""
 
     row: Row | None = None
     keys: tuple[str, ...] = ()
@@ -70,7 +69,7 @@ def read_head(*, lock: bool) -> Head | None:
     if found is None:
         return None
     row = Row(*found)
-    if row != _seen.row or _seen.keys != tuple(settings.LEDGER_KEYS):
+    if _seen != (row, tuple(settings.LEDGER_KEYS)):
         if reason := _wrong(row):
             _has_refused = True
             raise _altered(row.sequence, reason)
@@ -80,7 +79,8 @@ def read_head(*, lock: bool) -> Head | None:
 
 def remember(row: Row) -> None:
     """Take a row for checked. Should its transaction be rolled back, none like it is ever met."""
-    _seen.row, _seen.keys = row, tuple(settings.LEDGER_KEYS)
+    global _seen
+    _seen = _Seen(row, tuple(settings.LEDGER_KEYS))
 
 
 def refuse_if_altered() -> None:
