@@ -56,14 +56,13 @@ _has_refused = False
 def read_head(*, lock: bool) -> Head | None:
     """The newest entry; with `lock` it stays that until this transaction ends.
 
-    SQLite's transactions begin as writers (see sandbox_site.database), and there is one writer.
     Raises LedgerAltered for a row that is not what its key signed. One signed by a key that we do
     not have is returned: whether it may be continued is the caller's question.
     """
     global _has_refused
+    if lock:
+        lock_ledger()
     with connection.cursor() as cursor:
-        if lock and connection.vendor == "postgresql":
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POSTGRES_LOCK])
         cursor.execute(_SELECT)
         found = cursor.fetchone()
     if found is None:
@@ -75,6 +74,16 @@ def read_head(*, lock: bool) -> Head | None:
             raise _altered(row.sequence, reason)
         remember(row)
     return Head(row.sequence, row.digest, row.key_id, row.signature)
+
+
+def lock_ledger() -> None:
+    """Let nobody else enter anything until this transaction ends.
+
+    SQLite's transactions begin as writers (see sandbox_site.database), and there is one writer.
+    """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POSTGRES_LOCK])
 
 
 def remember(row: Row) -> None:
