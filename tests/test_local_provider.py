@@ -314,6 +314,9 @@ def test_an_interpreter_that_lies_anywhere_is_seen_whole(
     interpreter = folder_outside / "private/python/bin/python3"
     interpreter.parent.mkdir(parents=True)
     shutil.copy(find_python(), interpreter)
+    for folder in (interpreter.parent, interpreter.parent.parent):
+        # As an interpreter's folders are; what we make ourselves is private.
+        folder.chmod(0o755)
     (folder_outside / "private").chmod(0o700)
     monkeypatch.setattr(
         f"providers.pool.launchers.{launcher}.find_python", lambda: str(interpreter)

@@ -11,6 +11,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from executions.admin.bases import LedgerEntryModelAdmin
+from executions.admin.display import once
 from executions.admin.filters import BoundedPaginator
 from executions.models import LedgerEntry
 from executions.services.ledger.verification import verify_entry
@@ -49,6 +50,11 @@ class KindFilter(admin.SimpleListFilter):
     ) -> QuerySet[LedgerEntry]:
         kind = self.value()
         return queryset if kind is None else queryset.filter(kind=kind)
+
+
+@once
+def _signed(entry: LedgerEntry) -> str:
+    return verify_entry(entry) or "yes"
 
 
 @admin.register(LedgerEntry)
@@ -99,7 +105,7 @@ class LedgerEntryAdmin(LedgerEntryModelAdmin):
 
     @admin.display(description="signature holds")
     def signed(self, entry: LedgerEntry) -> str:
-        return verify_entry(entry) or "yes"
+        return _signed(entry)
 
     @admin.display(description="statement")
     def stated(self, entry: LedgerEntry) -> SafeString:

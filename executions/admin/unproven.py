@@ -17,7 +17,7 @@ def mark_pages() -> None:
         columns = NOT_PROVEN.get(model._meta.label_lower, {})
         shown = _shown(page)
         page.not_proven = [  # type: ignore[attr-defined]
-            ("" if name == "*" else str(model._meta.get_field(name).verbose_name), reason)
+            ("" if name == "*" else name.replace("_", " "), reason)
             for name, reason in columns.items()
             if name == "*" or name in shown
         ]

@@ -5,6 +5,8 @@ After that, a row without an entry was added behind our back.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from django.db import transaction
 from django.db.models import Model
 
@@ -87,13 +89,10 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str]) -> bool:
 def _enter_executions() -> int:
     """A transaction for each batch: there may be very many."""
     entered = 0
-    batch: list[Execution] = []
-    for pk in unentered(None):
-        batch.append(Execution.objects.defer("pending").get(pk=pk))
-        if len(batch) == _AT_ONCE:
-            entered += _enter_batch(batch)
-            batch = []
-    return entered + _enter_batch(batch)
+    while batch := list(islice(unentered(None), _AT_ONCE)):
+        found = Execution.objects.defer("pending").filter(pk__in=batch).order_by("pk")
+        entered += _enter_batch(list(found))
+    return entered
 
 
 def _enter_batch(batch: list[Execution]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import NamedTuple
 
 from django.conf import settings
@@ -43,8 +42,8 @@ class Head(NamedTuple):
     signature: str = ""
 
 
-class _Seen(threading.local):
-    """The row that this thread wrote or checked last, and the keys it was checked with."""
+class _Seen(NamedTuple):
+    """The row that this process wrote or checked last, and the keys it was checked with."""
 
     row: Row | None = None
     keys: tuple[str, ...] = ()
@@ -57,20 +56,19 @@ _has_refused = False
 def read_head(*, lock: bool) -> Head | None:
     """The newest entry; with `lock` it stays that until this transaction ends.
 
-    SQLite's transactions begin as writers (see sandbox_site.database), and there is one writer.
     Raises LedgerAltered for a row that is not what its key signed. One signed by a key that we do
     not have is returned: whether it may be continued is the caller's question.
     """
     global _has_refused
+    if lock:
+        lock_ledger()
     with connection.cursor() as cursor:
-        if lock and connection.vendor == "postgresql":
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POSTGRES_LOCK])
         cursor.execute(_SELECT)
         found = cursor.fetchone()
     if found is None:
         return None
     row = Row(*found)
-    if row != _seen.row or _seen.keys != tuple(settings.LEDGER_KEYS):
+    if _seen != (row, tuple(settings.LEDGER_KEYS)):
         if reason := _wrong(row):
             _has_refused = True
             raise _altered(row.sequence, reason)
@@ -78,9 +76,20 @@ def read_head(*, lock: bool) -> Head | None:
     return Head(row.sequence, row.digest, row.key_id, row.signature)
 
 
+def lock_ledger() -> None:
+    """Let nobody else enter anything until this transaction ends.
+
+    SQLite's transactions begin as writers (see sandbox_site.database), and there is one writer.
+    """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POSTGRES_LOCK])
+
+
 def remember(row: Row) -> None:
     """Take a row for checked. Should its transaction be rolled back, none like it is ever met."""
-    _seen.row, _seen.keys = row, tuple(settings.LEDGER_KEYS)
+    global _seen
+    _seen = _Seen(row, tuple(settings.LEDGER_KEYS))
 
 
 def refuse_if_altered() -> None:

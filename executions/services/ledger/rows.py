@@ -71,17 +71,33 @@ class RowsRead:
     def keep(self) -> None:
         self._said.commit()
 
-    def compare(self, end: int) -> Iterator[Problem]:
-        """What is not as it was entered: rows changed, removed, and at `end` rows added."""
+    def look(self) -> bool:
+        """Compare every bound row; whether any is not as it was entered, as far as was read."""
         for label in BINDINGS:
-            model = model_of(label)
-            if model is not None:
-                yield from self._compare_model(label, model, end)
+            if (model := model_of(label)) is not None:
+                self._look_at_model(label, model)
+        return bool(self._said.execute("SELECT EXISTS (SELECT 1 FROM said)").fetchone()[0])
+
+    def problems(self, end: int) -> Iterator[Problem]:
+        """What is still not as it was entered, of what `look` left: rows changed or removed, and
+        at `end` rows added. Call it while nothing can be entered, with all entries read.
+        """
         for label, row, sequence in self._said.execute("SELECT model, row, sequence FROM said"):
-            if label in BINDINGS:
+            model = model_of(label) if label in BINDINGS else None
+            if model is None:
+                continue
+            found = model._base_manager.filter(pk=row).defer(*encrypted_columns(model)).first()
+            if found is not None:
+                detail = self._difference(label, found)
+                if detail and sequence:
+                    yield "altered record", sequence, f"{label} {row} {detail}"
+                elif detail:
+                    yield "missing", end, f"{label} {row} {detail}"
+            elif sequence:
                 yield "missing record", sequence, f"{label} {row} was removed"
 
-    def _compare_model(self, label: str, model: type[Model], end: int) -> Iterator[Problem]:
+    def _look_at_model(self, label: str, model: type[Model]) -> None:
+        """Forget the rows that are as they should be, and note those that nothing was said of."""
         after: Any = None
         while True:
             # A lost key must not end the reading: what is encrypted is read row by row.
@@ -91,7 +107,11 @@ class RowsRead:
                 return
             for row in chunk:
                 self.compared += 1
-                yield from self._compare_row(label, row, end)
+                place = (label, str(row.pk))
+                if not self._difference(label, row):
+                    self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
+                elif self.last_said(*place) is None:
+                    self._said.execute("INSERT INTO said VALUES (?, ?, 0, '', '')", place)
             after = chunk[-1].pk
 
     def last_said(self, label: str, row: str) -> tuple[int, list[str], str] | None:
@@ -99,25 +119,20 @@ class RowsRead:
         said = self._said.execute(
             "SELECT sequence, columns, hash FROM said WHERE model = ? AND row = ?", (label, row)
         ).fetchone()
-        return None if said is None else (said[0], json.loads(said[1]), said[2])
+        return None if said is None or not said[0] else (said[0], json.loads(said[1]), said[2])
 
-    def _compare_row(self, label: str, row: Model, end: int) -> Iterator[Problem]:
-        place = (label, str(row.pk))
-        said = self.last_said(*place)
+    def _difference(self, label: str, row: Model) -> str:
+        """How a row differs from what was said of it last; "" when it does not."""
+        said = self.last_said(label, str(row.pk))
         if said is None and label not in self.adopted:
             self.unproven += 1
-            return
+            return ""
         if said is None:
-            yield "missing", end, f"{label} {row.pk} has no entry: it was added behind our back"
-            return
-        self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
-        sequence, columns, expected = said
+            return "has no entry: it was added behind our back"
+        _, columns, expected = said
         try:
-            found = row_hash(row, columns)
+            if row_hash(row, columns) != expected:
+                return "was changed"
         except (DecryptionError, AttributeError, ValueError) as error:
-            yield "altered record", sequence, f"{label} {row.pk} cannot be compared: {error}"
-            return
-        if found != expected:
-            yield "altered record", sequence, f"{label} {row.pk} was changed"
-        elif problem := BINDINGS[label].check(row):
-            yield "altered record", sequence, f"{label} {row.pk}: {problem}"
+            return f"cannot be compared: {error}"
+        return BINDINGS[label].check(row)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+
+from django.db.models.fields.files import FieldFile
 
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.ledger.append import append
@@ -105,22 +107,24 @@ def receipt_of(execution: Execution) -> dict[str, Any] | None:
 
 def sealable(value: Any) -> Any:
     """A column's value as JSON that has a canonical form, and one only."""
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else without_surrogates(value)
+    if isinstance(value, int):
+        if -EXACT <= value <= EXACT:
+            return value
+        # Some databases return 1e22 as an integer; others come from what a provider says of itself.
+        return float(value) if is_double(value) else str(value)
     if isinstance(value, datetime):
         return moment(value)
     if isinstance(value, Decimal):
         return format(value, "f")
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, str):
-        return without_surrogates(value)
     if isinstance(value, Mapping):
         return {without_surrogates(str(name)): sealable(child) for name, child in value.items()}
     if isinstance(value, (list, tuple)):
         return [sealable(child) for child in value]
-    if isinstance(value, int) and abs(value) > EXACT:
-        # Some databases return 1e22 as an integer; others come from what a provider says of itself.
-        return float(value) if is_double(value) else str(value)
-    return value
+    return str(value) if isinstance(value, (UUID, date, FieldFile)) else value
 
 
 def _value_1(value: Any) -> Any:
