@@ -29,21 +29,31 @@ _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
 class WaitingThreads:
-    """As many daemon threads as there are calls to wait for; an idle one ends after a while."""
+    """As many daemon threads as there are calls to wait for; an idle one ends after a while.
 
-    def __init__(self, most: int) -> None:
+    So many calls as `in_place` says are waited for by the thread that submits them: they spare
+    themselves the change of threads, and are too few to hold all threads of a server.
+    """
+
+    def __init__(self, most: int, in_place: int = 0) -> None:
         self._most = most
+        self._in_place = threading.Semaphore(in_place)
         self._lock = threading.Lock()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open = 0
         self._idle = 0
 
     def submit(self, call: Callable[[], T], *, may_refuse: bool) -> Future[T]:
-        """The call's outcome, once a thread has carried it out.
+        """The call's outcome, or the future of it.
 
         Raises RateLimited beyond the bound, but only where nothing has begun: what was begun is
         also ended.
         """
+        if self._in_place.acquire(blocking=False):
+            try:
+                return carried_out(call)
+            finally:
+                self._in_place.release()
         future: Future[T] = Future()
         with self._lock:
             if may_refuse and self._open >= self._most:
@@ -125,7 +135,8 @@ def _get_threads() -> WaitingThreads:
     global _threads
     with _threads_lock:
         if _threads is None:
-            _threads = WaitingThreads(settings.PROVIDER_WAITS)
+            in_place = max(1, settings.WEB_THREADS // 8)
+            _threads = WaitingThreads(settings.PROVIDER_WAITS, in_place)
         return _threads
 
 

@@ -74,6 +74,23 @@ def test_a_caller_with_a_thread_to_give_back_is_waited_for_on_another(
     assert future.result(10).stdout == "provider-wait"
 
 
+def test_a_few_wait_in_place_and_the_next_on_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "_threads", WaitingThreads(2, in_place=1))
+    inner: list[str] = []
+
+    def outer() -> str:
+        future = Synchronous(here).submit_execute_code("one", "pass", "python")
+        inner.append(future.result(10).stdout)
+        return here()
+
+    with on_threads():
+        future = Synchronous(outer).submit_execute_code("one", "pass", "python")
+    assert future.result().stdout == here()
+    assert inner == ["provider-wait"]
+
+
 def test_beyond_the_bound_nothing_begins_but_what_has_begun_goes_on(
     two_threads: WaitingThreads,
 ) -> None:
