@@ -149,7 +149,7 @@ class Bridge:
             if future.cancelled():
                 _close_on(self._threads_of(lane), lane, result)
             elif error is not None:
-                future.set_exception(error)
+                future.set_exception(_harmless(error))
             else:
                 future.set_result(cast("T", result))
 
@@ -220,12 +220,21 @@ def _told_of(source: Future[T]) -> asyncio.Future[T]:
         if future.done():
             return
         if error := source.exception():
-            future.set_exception(error)
+            future.set_exception(_harmless(error))
         else:
             future.set_result(source.result())
 
     source.add_done_callback(lambda _: _call_in(loop, tell))
     return future
+
+
+def _harmless(error: BaseException) -> Exception:
+    """What ends a program, such as SystemExit, must not end the event loop."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__} in a request")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object) -> None:

@@ -42,10 +42,7 @@ SCHEMAS: Mapping[int, Schema] = {
     1: Schema(_RECORD_1, _STATED_1, with_artifacts=False, canonical=canonical_1),
     2: Schema(
         record=(*_RECORD_1, "deadline", "isolation", "sharing"),
-        stated=(
-            *(*_STATED_1, "has_result", "stdout_truncated", "stderr_truncated"),
-            *("isolation", "sharing"),
-        ),
+        stated=(*_STATED_1, "has_result", "stdout_truncated", "stderr_truncated"),
         with_artifacts=True,
         canonical=canonical,
     ),

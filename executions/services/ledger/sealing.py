@@ -41,6 +41,8 @@ def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> di
         "error_hash": _hash(execution.error_message),
         "provider": execution.provider or None,
         "runtime": execution.runtime or None,
+        "isolation": execution.isolation or None,
+        "sharing": execution.sharing or None,
         "image_digest": _image_digest(execution),
         "finished_at": moment(execution.finished_at),
         "code_hash": execution.code_hash,
