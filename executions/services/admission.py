@@ -129,18 +129,14 @@ def was_refused(tenant: Tenant) -> bool:
 
 def may_claim(tenant_slug: str) -> bool:
     """Whether a queued execution of this tenant may begin to run. Within `counted_alone`."""
-    return running(tenant_slug) < _bound_on_running(tenant_slug)
-
-
-def running(tenant_slug: str) -> int:
-    """How many of the tenant's executions run now, wherever."""
-    return Execution.objects.filter(
+    running = Execution.objects.filter(
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
-    ).count()
+    )
+    return running.count() < bound_on_running(tenant_slug)
 
 
-def _bound_on_running(tenant_slug: str) -> int:
-    """A tenant that is gone has the installation's."""
+def bound_on_running(tenant_slug: str) -> int:
+    """As of a second ago at most. A tenant that is gone has the installation's."""
     return _own(_own_running().get(tenant_slug), settings.SANDBOX_MAX_RUNNING)
 
 

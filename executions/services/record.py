@@ -21,6 +21,7 @@ from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
 from executions.services.requests import ExecutionRequest
+from executions.services.spending import refuse_over_budget
 from executions.text import storable
 from providers.base import ExecutionResult, InputFile
 from providers.errors import (
@@ -75,9 +76,9 @@ class Outcome:
 def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, bool]:
     """The row of a new attempt and True, or the one its idempotency key stands for and False.
 
-    Raises RateLimited beyond the tenant's bounds and ProviderUnavailable when the disk is nearly
-    full, each before anything is recorded, and IdempotencyConflict when the key came with another
-    request before.
+    Raises RateLimited beyond the tenant's bounds or a budget and ProviderUnavailable when the disk
+    is nearly full, each before anything is recorded, and IdempotencyConflict when the key came
+    with another request before.
     """
     execution = _unsaved(request, caller)
     try:
@@ -95,6 +96,7 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
 
 
 def _save_within_bounds(execution: Execution, request: ExecutionRequest, tenant: Tenant) -> None:
+    refuse_over_budget(tenant.slug)
     refuse_when_full()
     status = Execution.Status(execution.status)
     size = 0

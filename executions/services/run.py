@@ -23,7 +23,7 @@ from executions.services.record import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import Hops, Route, Step, admit, steps_for
-from executions.services.spending import cost_of, refuse_over_budget, spend
+from executions.services.spending import cost_of, spend
 from executions.text import from_json, storable, storable_value, to_json, without_surrogates
 from providers import errors
 from providers.base import ExecutionResult, SandboxInstance
@@ -45,14 +45,12 @@ def run_execution(
     """Record, run or queue, and complete the record.
 
     `route` lends one certain provider; without it the routes of the admin decide. Raises
-    InvalidConfiguration for a language that is not served and for a conflicting idempotency key,
-    and RateLimited for a budget that is used up; then nothing was recorded. Whatever happens
-    after that is in the outcome.
+    InvalidConfiguration for a language that is not served, and what `open_record` does; then
+    nothing was recorded. Whatever happens after that is in the outcome.
     """
     began = perf_counter()
     steps = steps_for(request.language, caller.tenant.slug, route)
     refuse_unsupported(request.language, [step.route for step in steps])
-    refuse_over_budget(caller.tenant.slug)
     execution, is_new = open_record(request, caller)
     if not is_new:
         return Outcome(execution)
