@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Execution, ExecutionTenantCount, LedgerEntry, Tenant
+from executions.models import Budget, Execution, ExecutionTenantCount, LedgerEntry, Tenant
 from executions.services.admission import MIB, Bounds
 from executions.services.replay import replay
 from executions.services.stale import end_stale_executions
@@ -122,6 +122,8 @@ def test_a_key_that_is_known_is_answered_beyond_every_bound(
     again = run(alice, "pass", mode="async", idempotency_key="queued")
     assert again.json()["id"] == waiting.json()["id"]
     assert refused(run(alice, "pass", idempotency_key="new"))
+    Budget.objects.create(limit=0)
+    assert run(alice, "pass", idempotency_key="once").json() == first.json()
     assert run(alice, "other", idempotency_key="once").status_code == 409
 
 
@@ -137,6 +139,7 @@ def test_every_way_in_is_bounded(scripted: Callable[[], list[str]], alice: Calle
 
     asked = alice.client.post("/v1/execute", {"user_id": "u", "code": "pass"})
     assert asked.json()["error"].startswith("SB008: ")
+    assert asked["Retry-After"] == "1"
     assert refused(run(alice, "pass"))
     with pytest.raises(RateLimited):
         execute_code("pass")

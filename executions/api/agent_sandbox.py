@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,7 +57,10 @@ class AgentSandboxExecuteView(ApiView):
         try:
             execution = (yield from running(wanted, self.caller())).execution
         except SandboxError as error:
-            return json_response({"error": f"{error.code}: {error.message}"})
+            refused = json_response({"error": f"{error.code}: {error.message}"})
+            if error.retry_after is not None:
+                refused["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+            return refused
         response = json_response(self._body(execution, request, expires_in))
         response["X-Execution-ID"] = str(execution.pk)
         return response

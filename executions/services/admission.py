@@ -83,30 +83,37 @@ def refuse_beyond_bounds(tenant: Tenant, status: Execution.Status, payload_bytes
     answer still true when it is acted upon. What runs already is finished, so a day's last
     executions may store more than its bound.
     """
+    refusal = _refusal(tenant, status, payload_bytes)
+    if refusal is not None:
+        _crowded.add(tenant.slug)
+        raise refusal
+    _crowded.discard(tenant.slug)
+
+
+def _refusal(tenant: Tenant, status: Execution.Status, payload_bytes: int) -> RateLimited | None:
     bounds = Bounds.of(tenant)
     today = connection.ops.adapt_datetimefield_value(_today())
     with connection.cursor() as cursor:
         cursor.execute(_COUNT, [tenant.slug, status.value, tenant.slug, today])
         held, stored = cursor.fetchone()
-    _crowded.add(tenant.slug)
     bound, what, retry_after = (
         (bounds.queued, "queued", _RETRY_QUEUED)
         if status == Execution.Status.QUEUED
         else (bounds.running, "running", _RETRY_RUNNING)
     )
     if held >= bound:
-        raise RateLimited(
+        return RateLimited(
             f"The tenant has {held} executions {what}, and may have {bound}. "
             "Wait until one has ended; an administrator can raise the bound.",
             retry_after=retry_after,
         )
     if (stored or 0) + payload_bytes >= bounds.stored_bytes:
-        raise RateLimited(
+        return RateLimited(
             f"The tenant may store {bounds.stored_bytes // MIB} MiB in a day, and "
             f"{(stored or 0) // MIB} are used. An administrator can raise the bound.",
             retry_after=(_today() + timedelta(days=1) - timezone.now()).total_seconds(),
         )
-    _crowded.discard(tenant.slug)
+    return None
 
 
 def in_use(tenant: Tenant) -> Bounds:
@@ -129,18 +136,14 @@ def was_refused(tenant: Tenant) -> bool:
 
 def may_claim(tenant_slug: str) -> bool:
     """Whether a queued execution of this tenant may begin to run. Within `counted_alone`."""
-    return running(tenant_slug) < _bound_on_running(tenant_slug)
-
-
-def running(tenant_slug: str) -> int:
-    """How many of the tenant's executions run now, wherever."""
-    return Execution.objects.filter(
+    running = Execution.objects.filter(
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
-    ).count()
+    )
+    return running.count() < bound_on_running(tenant_slug)
 
 
-def _bound_on_running(tenant_slug: str) -> int:
-    """A tenant that is gone has the installation's."""
+def bound_on_running(tenant_slug: str) -> int:
+    """As of a second ago at most. A tenant that is gone has the installation's."""
     return _own(_own_running().get(tenant_slug), settings.SANDBOX_MAX_RUNNING)
 
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_q.tasks import async_task
 
 from executions.models import Execution
-from executions.services.admission import counted_alone, may_claim
+from executions.services.admission import bound_on_running, counted_alone, may_claim
 from executions.services.disk import disk_problem
 from executions.services.record import Outcome, close_unrun, deadline_after
 from providers.errors import ProviderUnavailable
@@ -31,6 +31,7 @@ TASK = "executions.tasks.run_queued_execution"
 # When this process last served each tenant. Another process has turns of its own.
 _turns: dict[str, int] = {}
 _next_turn = itertools.count(1)
+_told = ""
 
 
 def enqueue(execution: Execution) -> Outcome:
@@ -53,8 +54,7 @@ def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> E
     for tenant_slug in _in_turn():
         if not may_serve(tenant_slug):
             continue
-        if problem := disk_problem():
-            logger.warning("nothing is taken from the queue: %s", problem)
+        if _is_held_up():
             return None
         with counted_alone(tenant_slug):
             execution = _claim_oldest(tenant_slug) if may_claim(tenant_slug) else None
@@ -104,8 +104,20 @@ def _in_turn() -> Iterator[str]:
         (waiting if status == Execution.Status.QUEUED else running)[tenant_slug] = number
     for known in _turns.keys() - waiting.keys():
         # Whoever comes back to the queue has not been served in it.
-        del _turns[known]
-    yield from sorted(waiting, key=lambda slug: (running.get(slug, 0), _turns.get(slug, 0)))
+        _turns.pop(known, None)
+    # Who is at its bound is passed over without a lock: it is looked at several times a second.
+    served = (slug for slug in waiting if running.get(slug, 0) < bound_on_running(slug))
+    yield from sorted(served, key=lambda slug: (running.get(slug, 0), _turns.get(slug, 0)))
+
+
+def _is_held_up() -> bool:
+    """Whether nothing new should be run. Said once and not with every look."""
+    global _told
+    problem = disk_problem()
+    if problem and not _told:
+        logger.warning("nothing is taken from the queue: %s", problem)
+    _told = problem
+    return bool(problem)
 
 
 def _claim_oldest(tenant_slug: str) -> Execution | None:

@@ -21,6 +21,7 @@ from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
 from executions.services.requests import ExecutionRequest
+from executions.services.spending import refuse_over_budget
 from executions.text import storable
 from providers.base import ExecutionResult, InputFile
 from providers.errors import (
@@ -75,15 +76,26 @@ class Outcome:
 def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, bool]:
     """The row of a new attempt and True, or the one its idempotency key stands for and False.
 
-    Raises RateLimited beyond the tenant's bounds and ProviderUnavailable when the disk is nearly
-    full, each before anything is recorded, and IdempotencyConflict when the key came with another
-    request before.
+    Raises RateLimited beyond the tenant's bounds or a budget and ProviderUnavailable when the disk
+    is nearly full, each before anything is recorded, and IdempotencyConflict when the key came
+    with another request before.
     """
-    execution = _unsaved(request, caller)
+    queued = request.mode == Execution.Mode.ASYNC
+    status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
+    size = payloads.size_of(request) if queued else 0
+    execution: Execution | None = None
     try:
-        _save_within_bounds(execution, request, caller.tenant)
+        refuse_over_budget(caller.tenant.slug)
+        refuse_when_full()
+        if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
+            # Before anything is hashed or written for it.
+            refuse_beyond_bounds(caller.tenant, status, size)
+        execution = _unsaved(request, caller, status)
+        if queued:
+            payloads.keep(execution, request)
+        _save_within_bounds(execution, caller.tenant, size)
     except BaseException as problem:
-        if request.mode == Execution.Mode.ASYNC:
+        if queued and execution is not None:
             payloads.forget(execution.pk)
         if isinstance(problem, IntegrityError | RateLimited | ProviderUnavailable):
             # What a known key stands for is told, whatever there is room for.
@@ -94,19 +106,10 @@ def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, b
     return execution, True
 
 
-def _save_within_bounds(execution: Execution, request: ExecutionRequest, tenant: Tenant) -> None:
-    refuse_when_full()
-    status = Execution.Status(execution.status)
-    size = 0
-    if status == Execution.Status.QUEUED:
-        size = payloads.size_of(request)
-    if size > payloads.LARGE_BYTES or was_refused(tenant):
-        refuse_beyond_bounds(tenant, status, size)
-    if status == Execution.Status.QUEUED:
-        payloads.keep(execution, request)
+def _save_within_bounds(execution: Execution, tenant: Tenant, size: int) -> None:
     try:
         with counted_alone(tenant.slug):
-            refuse_beyond_bounds(tenant, status, size)
+            refuse_beyond_bounds(tenant, Execution.Status(execution.status), size)
             execution.save(force_insert=True)
             if size:
                 statistics.count_stored(tenant.slug, size)
@@ -116,9 +119,9 @@ def _save_within_bounds(execution: Execution, request: ExecutionRequest, tenant:
         raise
 
 
-def _unsaved(request: ExecutionRequest, caller: Caller) -> Execution:
+def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
     now = timezone.now()
-    queued = request.mode == Execution.Mode.ASYNC
+    queued = status == Execution.Status.QUEUED
     keep_code = settings.SANDBOX_STORE_CODE != "never"
     return Execution(
         tenant=caller.tenant,
@@ -140,7 +143,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller) -> Execution:
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
         timeout=request.seconds,
-        status=Execution.Status.QUEUED if queued else Execution.Status.RUNNING,
+        status=status,
         created_at=now,
         started_at=None if queued else now,
         deadline=now + QUEUE_ALLOWANCE if queued else deadline_after(request.seconds),

@@ -32,7 +32,7 @@ from executions.services.record import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import Hops, Route, Step, admit, steps_for
-from executions.services.spending import cost_of, refuse_over_budget, spend
+from executions.services.spending import cost_of, spend
 from executions.services.waiting import Waits, wait_for
 from executions.text import storable
 from providers import errors
@@ -62,14 +62,13 @@ def running(
     """Record, run or queue, and complete the record.
 
     `route` lends one certain provider; without it the routes of the admin decide. Raises
-    InvalidConfiguration for a language that is not served and for a conflicting idempotency key,
-    and RateLimited for a budget that is used up, and LedgerAltered while the ledger takes no entry;
-    then nothing was recorded. Whatever happens after that is in the outcome.
+    InvalidConfiguration for a language that is not served, LedgerAltered while the ledger takes no
+    entry, and what `open_record` does; then nothing was recorded. Whatever happens after that is
+    in the outcome.
     """
     began = perf_counter()
     steps = steps_for(request.language, caller.tenant.slug, route)
     refuse_unsupported(request.language, [step.route for step in steps])
-    refuse_over_budget(caller.tenant.slug)
     refuse_if_altered()
     execution, is_new = open_record(request, caller)
     if not is_new:
