@@ -157,7 +157,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack:
         Attack(int(options.attack[0]), options.attack[1], options.seconds).hold()
-    config: dict[str, object] = {"launcher": "bubblewrap", "pool_size": 8, "max_sandboxes": 128}
+    config: dict[str, object] = {
+        "launcher": "bubblewrap",
+        "pool_size": 8,
+        "max_sandboxes": LONG_RUNS + 28,
+        # For the attack to come about on a slow machine too.
+        "queue_timeout": 60,
+    }
     told: dict[str, int] = {}
     with (
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,

@@ -10,7 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
+from executions.ids import uuid7
 from executions.models import Artifact, Execution
+from executions.services.artifacts import remove_files, store_files
+from providers.base import ArtifactFile
 from tests.conftest import Caller
 from tests.running import run
 
@@ -92,37 +95,38 @@ def test_a_file_is_found_under_its_own_name(name: str, scripted: object, alice: 
     assert download["Content-Disposition"].startswith("attachment")
 
 
-def test_a_hostile_name_is_made_harmless(scripted: object, alice: Caller) -> None:
-    body = leave(
-        alice,
-        ("a\r\nSet-Cookie: x=1", "text/plain", b"1"),
-        ("nul\0and\ud800", "text/plain", b"2"),
-        ("d/" * 2000 + "end.txt", "text/plain", b"3"),
-        ("", "text/plain", b"4"),
-    )
+HOSTILE = ("a\r\nSet-Cookie: x=1", "nul\0and\ud800", "d/" * 2000 + "end.txt", "")
 
-    names = [artifact["name"] for artifact in body["artifacts"]]
-    assert names[0] == "a\ufffd\ufffdSet-Cookie: x=1"
-    assert names[1] == "nul\ufffdand\ufffd"
+
+def test_a_hostile_name_is_left_out_and_noted(scripted: object, alice: Caller) -> None:
+    body = leave(alice, *((name, "text/plain", b"x") for name in (*HOSTILE, "good")))
+    assert [artifact["name"] for artifact in body["artifacts"]] == ["good"]
+    skipped = Execution.objects.get().meta["artifacts_skipped"]
+    assert [reason for _, reason in skipped] == [
+        "the name is not plain text",
+        "the name is not plain text",
+        "the name is too long, or none",
+        "the name is too long, or none",
+    ]
+
+
+def test_of_two_files_with_one_name_the_first_is_kept(scripted: object, alice: Caller) -> None:
+    body = leave(alice, ("a", "text/plain", b"1"), ("a", "text/plain", b"2"))
+    assert [artifact["name"] for artifact in body["artifacts"]] == ["a"]
+    assert fetch(alice, body["id"], "a").getvalue() == b"1"
+    assert Execution.objects.get().meta["artifacts_skipped"] == [
+        ["a", "another file has this name"]
+    ]
+
+
+def test_what_is_stored_has_a_harmless_name_whoever_checked_it(scripted: object) -> None:
+    files = [ArtifactFile(name, "text/plain", b"x") for name in (*HOSTILE, "a\0", "a\x01")]
+    stored = store_files(uuid7(), files)
+    names = [artifact.name for artifact in stored]
+    remove_files(stored)
+    assert names[:2] == ["a\ufffd\ufffdSet-Cookie: x=1", "nul\ufffdand\ufffd"]
     assert (len(names[2]), names[2][-7:]) == (500, "end.txt")
-    assert names[3] == "unnamed"
-    for number, artifact in enumerate(body["artifacts"], start=1):
-        download = alice.client.get(artifact["url"])
-        assert download.getvalue() == b"%d" % number
-        assert "Set-Cookie" not in download.headers
-
-
-def test_names_that_become_the_same_are_told_apart(scripted: object, alice: Caller) -> None:
-    body = leave(
-        alice,
-        ("a\0", "text/plain", b"1"),
-        ("a\x01", "text/plain", b"2"),
-        ("a\x02", "text/plain", b"3"),
-    )
-
-    names = [artifact["name"] for artifact in body["artifacts"]]
-    assert names == ["a\ufffd", "a\ufffd (2)", "a\ufffd (3)"]
-    assert fetch(alice, body["id"], "a\ufffd (2)").getvalue() == b"2"
+    assert names[3:] == ["unnamed", "a\ufffd", "a\ufffd (2)"]
 
 
 @pytest.mark.parametrize("mime_type", ["text/plain\r\nX: 1", "nonsense", "", "a/" + "b" * 200])

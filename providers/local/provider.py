@@ -239,13 +239,15 @@ class LocalProvider(SandboxProvider):
         return languages + (["javascript"] if "nodejs" in languages else [])
 
     def close(self) -> None:
-        if self._loop is None or self._pool is None or self._launcher is None:
+        loop, pool, launcher = self._loop, self._pool, self._launcher
+        if loop is None or pool is None or launcher is None:
             return
-        self._loop.call(self._pool.close())
-        self._launcher.close()
-        self._loop.stop()
+        # First, because what still runs ends now, and would hand back what is being destroyed.
         self._loop = self._pool = self._launcher = None
         self._reason = "closed"
+        loop.call(pool.close())
+        launcher.close()
+        loop.stop()
 
     def _opened(self) -> tuple[BackgroundLoop, Pool]:
         if self._loop is None or self._pool is None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-from django.core.exceptions import SuspiciousOperation
+from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
 from django.db.models import Exists, OuterRef, QuerySet
 
 from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
@@ -148,7 +148,7 @@ def _compare_relations(execution: Execution, stated: Mapping[str, Any]) -> str:
     That a tenant or a key was removed behind our back is found at its own row.
     """
     slug, prefix = execution.tenant_slug, execution.api_key_prefix
-    tenant, key = execution.tenant, execution.api_key
+    tenant, key = _related(execution, "tenant"), _related(execution, "api_key")
     before = {"created_at__lte": execution.created_at}
     if tenant is not None and tenant.slug != slug:
         return f"it was moved to the tenant {tenant.slug}"
@@ -167,6 +167,14 @@ def _compare_relations(execution: Execution, stated: Mapping[str, Any]) -> str:
         gone = not Execution.objects.filter(pk=said).exists()
         return "" if gone else "what it replays was removed"
     return "" if said == (str(found) if found else None) else "what it replays was changed"
+
+
+def _related(execution: Execution, name: str) -> Any:
+    """The row at the other end; None also where there is none of that number."""
+    try:
+        return getattr(execution, name)
+    except ObjectDoesNotExist:
+        return None
 
 
 def _compare_artifacts(
