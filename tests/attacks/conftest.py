@@ -1,0 +1,67 @@
+"""An installation with a row of every kind, for whoever tampers with it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group, Permission
+from django_otp.plugins.otp_totp.models import TOTPDevice
+
+from executions.models import Budget, Execution, Tenant
+from executions.services.keys import create_api_key, revoke
+from executions.services.ledger.adoption import take_stock
+from executions.services.ledger.verification import verify
+from executions.services.replay import replay
+from providers.models import PendingChange, ProviderPrice, Route
+from providers.services.approval import reject, request_change
+from providers.services.configuration import activate, save_config
+from tests.conftest import Caller
+from tests.running import run
+
+RUN = (
+    "answer = ExecutionResult('out', 'err', 0, 0.5, {'cpu_seconds': 0.25}, has_result=True,"
+    " result=[1], outputs=[{'text/plain': 'x'}],"
+    " artifacts=[ArtifactFile('a.txt', 'text/plain', b'content'),"
+    " ArtifactFile('b.txt', 'text/plain', b'other')])"
+)
+
+
+@pytest.fixture
+def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) -> None:
+    """A row of every kind that the ledger binds, made as the service makes them."""
+    settings.TWO_PERSON_RULE = False
+    take_stock()
+    ProviderPrice.objects.create(provider_id="scripted", per_second=Decimal("0.0001"))
+    row = save_config("local", {"pool_size": 2}, author="dora", reason="to begin")
+    save_config("local", {"pool_size": 3}, author="dora", reason="more room")
+    activate("local", author="dora")
+    activate("scripted", author="dora")
+    route = Route.objects.create(owner="elsewhere", strategy="cheapest")
+    route.steps.create(provider=row, weight=3)
+    Budget.objects.create(tenant_slug="wonderland", limit=5)
+    user = get_user_model().objects.create_user("dora", "dora@example.org", "a long pass phrase")
+    user.groups.add(Group.objects.create(name="Inspector"))
+    user.user_permissions.add(Permission.objects.order_by("pk")[0])
+    Group.objects.get(name="Inspector").permissions.add(Permission.objects.order_by("pk")[1])
+    TOTPDevice.objects.create(user=user, name="phone", confirmed=True)
+    two = Tenant.objects.filter(slug__in=("wonderland", "elsewhere"))
+    LogEntry.objects.log_actions(user.pk, two, 2, "changed both")
+    gone, _ = create_api_key(alice.tenant, "second")
+    revoke(gone)
+    settings.TWO_PERSON_RULE = True
+    for size in (4, 5):
+        change = request_change(
+            "local", PendingChange.Action.SAVE, {"pool_size": size}, author="dora", reason="more"
+        )
+    assert isinstance(change, PendingChange)
+    reject(change, decided_by="erin")
+    answer = run(alice, RUN, arguments={"a": 1}, idempotency_key="once").json()
+    assert answer.get("status") == "succeeded", answer
+    assert replay(Execution.objects.get(pk=answer["id"])).error is None
+    assert run(charlie, "pass").status_code == 200
+    assert [str(finding) for finding in verify().findings] == []
+    assert verify().unproven == 0

@@ -1,0 +1,262 @@
+"""Whoever can write to the database changes a record, a row or a file: it shows, column by column."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group, Permission
+from django.contrib.contenttypes.models import ContentType
+from django.db import IntegrityError, connection, models, transaction
+
+from executions.models import Artifact, Execution, LedgerEntry, Tenant
+from executions.services.ledger.adoption import take_stock
+from executions.services.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
+from executions.services.ledger.verification import verify
+from providers.fields import EncryptedTextField
+from providers.models import Route
+from tests.conftest import Caller
+from tests.processes import ROOT
+
+
+def sql(statement: str, *values: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """What is done within it is rolled back."""
+    with transaction.atomic():
+        if connection.vendor == "sqlite":
+            # Nobody who can write to the file is held by its constraints.
+            sql("PRAGMA ignore_check_constraints = ON")
+        yield
+        transaction.set_rollback(True)
+    if connection.vendor == "sqlite":
+        sql("PRAGMA ignore_check_constraints = OFF")
+
+
+def other(column: Any, value: Any) -> Any:
+    """Something else that this column could hold, as the database takes it."""
+    if isinstance(column, EncryptedTextField):
+        return column.get_db_prep_save({"config": {"pool_size": 9}, "salt": "0"}, connection)
+    if isinstance(column, models.JSONField):
+        return '{"forged": 1}'
+    if column.choices:
+        return next(key for key, _ in column.choices if key != value)
+    if isinstance(column, models.ForeignKey):
+        target = column.related_model._base_manager.exclude(pk=value).values_list("pk", flat=True)
+        found = target.first()
+        if found is None and not column.null:
+            return int(value) + 777
+        return found.hex if isinstance(found, UUID) and connection.vendor == "sqlite" else found
+    if isinstance(column, models.UUIDField):
+        return uuid4().hex if connection.vendor == "sqlite" else uuid4()
+    if isinstance(column, models.BooleanField):
+        return not value
+    if isinstance(column, models.DateTimeField):
+        moved = (value or Execution.objects.all()[0].created_at) + timedelta(days=1)
+        return connection.ops.adapt_datetimefield_value(moved)
+    if isinstance(column, models.DecimalField):
+        return str((value or Decimal(0)) + 1)
+    if isinstance(column, (models.IntegerField, models.AutoField, models.FloatField)):
+        return (value or 0) + 777
+    text = str(value or "")
+    return text[:-1] + "x" if column.max_length and len(text) >= column.max_length else text + "x"
+
+
+def is_found(model: type[models.Model], column: Any, row: models.Model) -> bool | None:
+    """Whether a changed column shows; None where another row has that value, and only one may."""
+    value = None if isinstance(column, EncryptedTextField) else getattr(row, column.attname)
+    pk = row.pk.hex if isinstance(row.pk, UUID) and connection.vendor == "sqlite" else row.pk
+    update = f'UPDATE {model._meta.db_table} SET "{column.column}" = %s'
+    with undone():
+        try:
+            with transaction.atomic():
+                sql(f'{update} WHERE "{model._meta.pk.column}" = %s', other(column, value), pk)
+        except IntegrityError:
+            return None
+        return not verify().is_intact
+
+
+@pytest.mark.django_db
+def test_every_bound_column_of_every_model_shows_when_it_is_changed(everything: None) -> None:
+    """Generated from the models: a new column is bound, or it has its reason in NOT_PROVEN."""
+    bound = [model_of(label) for label in BINDINGS]
+    missed, tried = [], 0
+    for model in (*bound, Execution, Artifact, LedgerEntry):
+        assert model is not None
+        unproven = NOT_PROVEN.get(model._meta.label_lower, {})
+        rows = list(model._base_manager.order_by("pk"))
+        assert rows, f"the test makes no row of {model._meta.label}"
+        if model in (LedgerEntry, Execution):
+            # The replay, which has a value in every column.
+            replayed = Execution.objects.get(replay_of__isnull=False).pk
+            rows = [row for row in rows if replayed in (row.pk, getattr(row, "execution_id", None))]
+        for column in model._meta.concrete_fields:
+            if column.attname in unproven:
+                continue
+            shown = is_found(model, column, rows[-1])
+            if shown is None:
+                shown = is_found(model, column, rows[0])
+            tried += 1
+            if not shown:
+                missed.append(f"{model._meta.label}.{column.attname}")
+    assert missed == []
+    assert tried > 140
+
+
+@pytest.mark.django_db
+def test_every_row_that_is_removed_or_added_shows(everything: None) -> None:
+    for label in BINDINGS:
+        model = model_of(label)
+        assert model is not None
+        row = model._base_manager.order_by("pk").first()
+        assert row is not None
+        with undone():
+            model._base_manager.filter(pk=row.pk)._raw_delete("default")
+            assert any("was removed" in finding.detail for finding in verify().findings), label
+        with undone():
+            twin = copy.copy(row)
+            for column in model._meta.concrete_fields:
+                if column.unique or isinstance(column, models.CharField):
+                    value = (
+                        other(column, getattr(row, column.attname)) if not column.choices else None
+                    )
+                    if value is not None:
+                        setattr(twin, column.attname, value)
+            if hasattr(twin, "version"):
+                twin.version += 100
+            if hasattr(twin, "is_active") and label == "providers.providerconfig":
+                twin.is_active = False
+            if hasattr(twin, "provider_id") and label == "providers.routestep":
+                continue
+            twin.pk = None
+            model._base_manager.bulk_create([twin])
+            assert any("behind our back" in finding.detail for finding in verify().findings), label
+
+
+@pytest.mark.django_db
+def test_who_is_in_a_role_and_what_it_may_shows(everything: None) -> None:
+    user, group = get_user_model().objects.get(), Group.objects.get(name="Inspector")
+    member, may = type(user).groups.through, Group.permissions.through
+    permission = Permission.objects.order_by("pk")[5]
+    held = Permission.objects.order_by("pk")[1]
+    administrators = Group.objects.exclude(pk=group.pk).order_by("name")[0]
+    attacks: list[Callable[[], Any]] = [
+        lambda: member._default_manager.bulk_create(
+            [member(user_id=user.pk, group_id=administrators.pk)]
+        ),
+        lambda: member._default_manager.filter(user_id=user.pk)._raw_delete("default"),
+        lambda: may._default_manager.bulk_create(
+            [may(group_id=group.pk, permission_id=permission.pk)]
+        ),
+        # The permission that somebody holds becomes another one.
+        lambda: Permission.objects.filter(pk=held.pk).update(codename="forged"),
+        lambda: ContentType.objects.filter(pk=held.content_type_id).update(model="forged"),
+        lambda: Group.objects.filter(pk=group.pk).update(name="Administrator2"),
+    ]
+    for attack in attacks:
+        with undone():
+            attack()
+            assert not verify().is_intact
+
+
+@pytest.mark.django_db
+def test_a_role_that_is_deleted_honestly_leaves_the_ledger_intact(everything: None) -> None:
+    Group.objects.get(name="Inspector").delete()
+    assert [str(finding) for finding in verify().findings] == []
+    Permission.objects.order_by("pk")[0].delete()
+    get_user_model().objects.all().delete()
+    Route.objects.all().delete()
+    Tenant.objects.filter(slug="elsewhere").delete()
+    assert [str(finding) for finding in verify().findings] == []
+
+
+def test_every_model_on_a_page_is_bound_or_named_as_not_proven() -> None:
+    decided = {*BINDINGS, *NOT_PROVEN, "executions.artifact", "executions.ledgerentry"}
+    ours = {
+        model._meta.label_lower
+        for app in ("executions", "providers")
+        for model in apps.get_app_config(app).get_models()
+    }
+    shown = {model._meta.label_lower for model in admin.site._registry}
+    assert ours | shown <= decided
+    for label, columns in NOT_PROVEN.items():
+        model = model_of(label)
+        assert model is not None, label
+        names = {column.attname for column in model._meta.concrete_fields}
+        assert set(columns) <= names | {"*"}
+        assert not set(columns) & set(columns_of(model) if label in BINDINGS else ())
+
+
+def test_the_docs_name_what_is_not_proven_and_why() -> None:
+    text = " ".join((ROOT / "docs" / "ledger.md").read_text().split())
+    for label, columns in NOT_PROVEN.items():
+        for column, reason in columns.items():
+            named = f"`{label}`" if column == "*" else f"`{label}.{column}`"
+            assert named in text, named
+            assert reason in text, reason
+
+
+@pytest.mark.django_db
+def test_an_execution_moved_to_another_tenant_or_key_shows(
+    everything: None, alice: Caller, charlie: Caller
+) -> None:
+    ours = Execution.objects.filter(tenant=alice.tenant)
+    for values in (
+        {"tenant": charlie.tenant},
+        {"tenant": None},
+        {"api_key": charlie.api_key},
+        {"api_key": None},
+        {"tenant": charlie.tenant, "tenant_slug": "elsewhere"},
+    ):
+        with undone():
+            ours.update(**values)
+            assert not verify().is_intact, values
+
+
+@pytest.mark.django_db
+def test_replaced_bytes_of_an_artifact_show(everything: None) -> None:
+    artifact = Artifact.objects.all()[0]
+    path = Path(artifact.file.path)
+    honest = path.read_bytes()
+    try:
+        path.write_bytes(b"forgery")
+        (finding,) = verify().findings
+        assert "were replaced" in finding.detail
+        assert verify(artifact_bytes=False).is_intact
+        path.unlink()
+        assert "cannot be read" in verify().findings[0].detail
+    finally:
+        path.write_bytes(honest)
+    with undone():
+        Artifact.objects.filter(pk=artifact.pk).update(file="../../secrets.env")
+        assert "outside the data directory" in verify().findings[0].detail
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("years", [0, 20])
+def test_a_made_up_run_shows_whenever_it_claims_to_have_been(everything: None, years: int) -> None:
+    made_up = Execution.objects.filter(status="succeeded")[0]
+    made_up.pk = uuid4()
+    made_up.idempotency_key = None
+    for name in ("created_at", "started_at", "finished_at"):
+        setattr(made_up, name, getattr(made_up, name) - timedelta(days=365 * years))
+    Execution.objects.bulk_create([made_up])
+    (finding,) = verify().findings
+    assert (finding.kind, str(made_up.pk) in finding.detail) == ("missing", True)
+    # Starting anew does not launder it.
+    take_stock()
+    assert not verify().is_intact
