@@ -93,7 +93,7 @@ class Bridge:
             raise
         else:
             response = await _answer_of(handled, later)
-        await self._send(lane, response, send)
+        await self._send(lane, response, send, has_body=scope["method"] != "HEAD")
 
     async def _request(
         self, lane: str, scope: Mapping[str, Any], receive: Receive, share: Share
@@ -163,7 +163,9 @@ class Bridge:
         self._threads_of(lane).submit(lane, job, has_begun=has_begun)
         return future
 
-    async def _send(self, lane: str, response: HttpResponseBase, send: Send) -> None:
+    async def _send(
+        self, lane: str, response: HttpResponseBase, send: Send, *, has_body: bool
+    ) -> None:
         await send(
             {
                 "type": "http.response.start",
@@ -172,7 +174,10 @@ class Bridge:
             }
         )
         if isinstance(response, HttpResponse):
-            await _send_content(response.content, send)
+            await _send_content(response.content if has_body else b"", send)
+        elif not has_body:
+            _close_on(self._threads_of(lane), lane, response)
+            await _send_content(b"", send)
         else:
             await self._send_stream(lane, response, send)
 

@@ -156,6 +156,17 @@ def test_headers_without_end_are_refused(site: Site) -> None:
         assert read(connection).status == 431
 
 
+def test_an_answer_to_head_has_no_body(site: Site) -> None:
+    for path in ("/admin/login/", "/static/admin/css/base.css"):
+        with connect(site.service, head("HEAD", path, 0, Connection="close")) as connection:
+            received = b""
+            while piece := connection.recv(65536):
+                received += piece
+        assert received.startswith(b"HTTP/1.1 200")
+        assert received.endswith(b"\r\n\r\n")
+    assert "no-body response" not in site.service.output
+
+
 def test_long_runs_of_one_tenant_hold_nobody_up(site: Site) -> None:
     body = request("POST", EXECUTIONS, sleeper(12), key=site.alice)
     # More than there are threads, and within what one tenant may have running.
