@@ -21,7 +21,7 @@ def guard_accounts() -> None:
     guard(ACCOUNTS)
     guard(ROLES)
     guard(AUTHENTICATORS)
-    post_delete.connect(_enter_removal, sender=TOTPDevice, dispatch_uid="ledger")
+    post_delete.connect(_enter_removal, sender=TOTPDevice, dispatch_uid="accounts")
 
 
 def _enter_removal(sender: Any, instance: TOTPDevice, **_: Any) -> None:

@@ -39,13 +39,13 @@ def put(model: Any, column: str, token: bytes) -> None:
 
 def _version() -> Any:
     return ConfigVersion.objects.create(
-        provider_id="e2b", version=1, content=SECRET, content_hash="", author="user:ann"
+        subject="e2b", version=1, content=SECRET, content_hash="", author="user:ann"
     )
 
 
 def _pending() -> Any:
     return PendingChange.objects.create(
-        provider_id="e2b", action="save", base_version=0, config=SECRET, author="user:ann"
+        subject="e2b", action="save", base_version=0, config=SECRET, author="user:ann"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 
 from providers import registry
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
@@ -168,15 +169,22 @@ def test_a_version_is_restored_with_its_own_secret_and_no_other(probe: Any) -> N
 @pytest.mark.django_db
 def test_a_waiting_change_holds_no_secret_for_another_address(probe: Any, settings: Any) -> None:
     save_config("probe", GOOD)
+    ann, ben = (get_user_model().objects.create_superuser(name) for name in ("ann", "ben"))
     settings.TWO_PERSON_RULE = True
     save = PendingChange.Action.SAVE
     with pytest.raises(InvalidConfiguration) as caught:
         request_change("probe", save, {"endpoint": "http://evil"}, author="user:ann")
     assert set(caught.value.errors) == {"token"}
     assert not PendingChange.objects.exists()
-    waiting = request_change("probe", save, {"endpoint": "http://a", "size": 2}, author="user:ann")
+    waiting = request_change(
+        "probe",
+        save,
+        {"endpoint": "http://a", "size": 2},
+        author="user:ann",
+        author_id=ann.pk,
+    )
     assert isinstance(waiting, PendingChange)
-    approve(waiting, approver="user:ben")
+    approve(waiting, approver=ben)
     assert ConfigVersion.objects.first().diff[0]["field"] == "size"  # type: ignore[union-attr]
 
 

@@ -83,11 +83,11 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
 ) -> None:
     bounded(alice, max_stored_mib=1)
     artifact = "answer.artifacts.append(ArtifactFile('a', 'text/plain', b'x' * 600_000))"
-    code = f"answer = ExecutionResult('o' * 300_000, '', 0, 0.0)\n{artifact}"
+    code = f"answer = ExecutionResult('o' * 190_000, '', 0, 0.0)\n{artifact}"
 
     assert not refused(run(alice, code))
     stored = ExecutionTenantCount.objects.get().stored_bytes
-    assert 900_000 < stored < 901_000
+    assert 790_000 < stored < 791_000
     assert not refused(run(alice, code))  # what begins below the bound is finished
 
     answer = run(alice, "pass")

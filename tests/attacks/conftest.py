@@ -16,9 +16,10 @@ from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.verification import verify
 from executions.services.replay import replay
-from providers.models import PendingChange, ProviderPrice, Route
+from providers.models import AccountHold, PendingChange, ProviderPrice, Route
 from providers.services.approval import reject, request_change
 from providers.services.configuration import activate, save_config
+from sandbox_site.recovery import issue_codes
 from tests.conftest import Caller
 from tests.running import run
 
@@ -47,7 +48,9 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     user.groups.add(Group.objects.create(name="Inspector"))
     user.user_permissions.add(Permission.objects.order_by("pk")[0])
     Group.objects.get(name="Inspector").permissions.add(Permission.objects.order_by("pk")[1])
-    TOTPDevice.objects.create(user=user, name="phone", confirmed=True)
+    issue_codes(TOTPDevice.objects.create(user=user, name="phone", confirmed=True))
+    erin = get_user_model().objects.create_superuser("erin")
+    AccountHold.objects.create(account_id=user.pk, holder_id=erin.pk)
     two = Tenant.objects.filter(slug__in=("wonderland", "elsewhere"))
     LogEntry.objects.log_actions(user.pk, two, 2, "changed both")
     gone, _ = create_api_key(alice.tenant, "second")
@@ -58,7 +61,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
             "local", PendingChange.Action.SAVE, {"pool_size": size}, author="dora", reason="more"
         )
     assert isinstance(change, PendingChange)
-    reject(change, decided_by="erin")
+    reject(change, decider=erin)
     answer = run(alice, RUN, arguments={"a": 1}, idempotency_key="once").json()
     assert answer.get("status") == "succeeded", answer
     assert replay(Execution.objects.get(pk=answer["id"])).error is None

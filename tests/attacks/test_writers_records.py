@@ -149,7 +149,7 @@ def test_every_row_that_is_removed_or_added_shows(everything: None) -> None:
 
 @pytest.mark.django_db
 def test_who_is_in_a_role_and_what_it_may_shows(everything: None) -> None:
-    user, group = get_user_model().objects.get(), Group.objects.get(name="Inspector")
+    user, group = get_user_model().objects.get(username="dora"), Group.objects.get(name="Inspector")
     member, may = type(user).groups.through, Group.permissions.through
     permission = Permission.objects.order_by("pk")[5]
     held = Permission.objects.order_by("pk")[1]
