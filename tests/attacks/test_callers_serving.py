@@ -98,6 +98,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     require("bwrap")
     limits = {
         "WEB_THREADS": str(THREADS),
+        # Far more than one tenant may have is what is tried here.
+        "SANDBOX_MAX_RUNNING": "64",
         "WEB_HEADER_SECONDS": "4",
         "WEB_BODY_SECONDS": "4",
         "WEB_SEND_SECONDS": "4",
