@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from providers.errors import RateLimited
 
-AT_ONCE = 2
+AT_ONCE = 4
 RETRY_AFTER_SECONDS = 10.0
 
 _places = threading.BoundedSemaphore(AT_ONCE)
