@@ -67,7 +67,7 @@ def told(report: bytes, folder: Path, *, advised: bool = True) -> ExecutionResul
     names = ("memory_bytes", "output_bytes", "result_bytes", "artifact_count", "artifact_bytes")
     names += ("artifacts_total_bytes", "rich_output_count", "rich_output_bytes")
     request = {"timeout": 5, "limits": {name: getattr(LIMITS, name) for name in names}}
-    run = Run(child, request, advised=advised)  # type: ignore[arg-type]
+    run = Run(child, request, None, advised=advised)  # type: ignore[arg-type]
     with inside(folder):
         (folder / "artifacts").mkdir(exist_ok=True)
         run.finish()

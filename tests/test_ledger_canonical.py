@@ -1,4 +1,4 @@
-"""Canonical JSON: one text for one value, whoever wrote it and whichever database returned it."""
+"""The first canonical JSON: one text for one value, whatever wrote it and whatever returned it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.services.ledger.canonical import canonical
+from executions.services.ledger.canonical import canonical_1 as canonical
 
 plain = st.recursive(
     st.none()
