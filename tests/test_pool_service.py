@@ -51,6 +51,7 @@ def test_an_instance_from_its_creation_to_its_end(pool: PoolService) -> None:
     assert created.body == {
         "instance_id": created.body["instance_id"],
         "runtime": "bubblewrap",
+        "sharing": "execution",
         "template": "python",
     }
     code = (
