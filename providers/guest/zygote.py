@@ -92,6 +92,7 @@ def _start(
     """Fork a sandbox's first process into namespaces of its own, and hand it over."""
     namespaces = _NAMESPACES | (kernel.NEW_USER if template["uid"] is None else 0)
     released, release = os.pipe()
+    pid = -1
     try:
         if not _tried:
             pid = kernel.fork_into(namespaces)
@@ -112,13 +113,23 @@ def _start(
             _be_sandbox(layout, template, fds)
         _hand_over(fds[0], pid)
     except Exception as error:
-        with socket.socket(fileno=os.dup(fds[0])) as channel:
-            channel.sendall(wire.FAILED + repr(error).encode()[:2000])
+        if pid > 0:
+            os.kill(pid, _signal.SIGKILL)
+        _report_failure(fds[0], error)
     finally:
         os.close(released)
         os.close(release)
     if _tried:
         os._exit(0)
+
+
+def _report_failure(channel: int, error: Exception) -> None:
+    """Tell the host, unless it has given this sandbox up; the others from here go on."""
+    with socket.socket(fileno=os.dup(channel)) as to_host:
+        try:
+            to_host.sendall(wire.FAILED + repr(error).encode()[:2000])
+        except OSError:
+            return
 
 
 def _hand_over(channel: int, pid: int) -> None:
@@ -182,4 +193,6 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
     except BaseException as error:
         reason = f"the sandbox did not start: {error!r}"[:2000]
         os.write(channel, wire.pack({"type": "failed", "reason": reason}, []))
-    os._exit(70)
+    finally:
+        # Whatever happens, this process does not go on as a zygote.
+        os._exit(70)
