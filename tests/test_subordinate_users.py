@@ -139,7 +139,8 @@ def test_nobody_can_make_waiting_signals_scarce_for_others(user: int) -> None:
 
 def test_nothing_survives_a_killed_service(user: int) -> None:
     with without_root(user, launcher="bubblewrap", pool_size=2) as service:
-        service.start("import os, time\nos.fork()\nos.setsid()\ntime.sleep(100)", timeout=60)
+        daemon = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(100)"
+        service.start(daemon, timeout=60)
         _wait_for_warm(service, 3)
         running = family(service.process.pid)
         service.process.kill()

@@ -16,7 +16,7 @@ JOB, REPORT = 3, 4
 NO_CORE = 1
 # What is counted per user over the whole machine where the kernel is shared: waiting signals and
 # timers. `resource` has no name for it before Python 3.13.
-RLIMIT_SIGPENDING, _SIGNALS = 11, 1024
+_RLIMIT_SIGPENDING, _SIGNALS = 11, 1024
 
 
 def become_child(
@@ -64,7 +64,7 @@ def bounds(limits: "dict[str, int | None]") -> "list[tuple[int, int]]":
     found = []
     for kind, bound in (
         (resource.RLIMIT_CORE, NO_CORE),
-        (RLIMIT_SIGPENDING, _SIGNALS),
+        (_RLIMIT_SIGPENDING, _SIGNALS),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_NPROC, limits["processes"]),

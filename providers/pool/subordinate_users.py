@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import shutil
 import socket
 import subprocess
 
 from providers.errors import CreationFailed
-from providers.guest.child import RLIMIT_SIGPENDING
 
 # How many users one pool takes of the range. More than it has sandboxes, the ending ones included.
 BLOCK = 512
@@ -39,15 +37,10 @@ class SubordinateUsers:
     @classmethod
     def find(cls, bwrap: str) -> SubordinateUsers | None:
         """A block that no other pool of ours has; None where there is none, or no right to it."""
-        programs = [shutil.which(name) for name in ("prlimit", "unshare")]
-        if None in programs:
+        unshare = shutil.which("unshare")
+        if unshare is None:
             return None
-        prlimit, unshare = map(str, programs)
-        # The kernel counts waiting signals for whoever made the namespace as well, and this is how
-        # many there may be of all sandboxes together: the service keeps as many.
-        signals = resource.getrlimit(RLIMIT_SIGPENDING)[0] // 2
-        limit = [prlimit, f"--sigpending={signals}:{signals}"] if signals > 0 else []
-        prefix = [*limit, unshare, "--user", "--map-root-user", "--map-auto", "--"]
+        prefix = [unshare, "--user", "--map-root-user", "--map-auto", "--"]
         first, end = _mapped(prefix, bwrap)
         blocks = list(range(first, end - BLOCK + 1, BLOCK))
         # Where pools cannot see each other's claims they still hardly ever choose alike.

@@ -141,6 +141,7 @@ class BubblewrapLauncher:
         except BaseException as error:
             channel.close()
             if at_end:
+                # What did start ends with its channel, long before it is this user's turn again.
                 at_end()
             if cgroup:
                 await cgroup.remove()
