@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ UID = 60_123
 
 
 @contextmanager
-def without_root(user: int = UID, **config: Any) -> Iterator[LocalProcess]:
-    """A provider in the hands of an ordinary user."""
+def without_root(user: int = UID, *, lent: bool = False, **config: Any) -> Iterator[LocalProcess]:
+    """A provider in the hands of an ordinary user, to whom others are lent if `lent` says so."""
+    if lent:
+        with ordinary_user() as user, without_root(user, **config) as process:
+            yield process
+        return
     with tempfile.TemporaryDirectory(prefix="cofferdam-unprivileged-") as folder:
         uid = None
         if os.geteuid() == 0:
@@ -31,13 +35,11 @@ def without_root(user: int = UID, **config: Any) -> Iterator[LocalProcess]:
             yield process
 
 
-@pytest.fixture(scope="module", params=["alone", "with subordinate users"])
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "lent"])
 def unprivileged(request: pytest.FixtureRequest) -> Iterator[LocalProcess]:
     require("bwrap")
-    with ExitStack() as stack:
-        alone = request.param == "alone"
-        user = UID if alone else stack.enter_context(ordinary_user())
-        yield stack.enter_context(without_root(user, launcher="bubblewrap", pool_size=2))
+    with without_root(lent=request.param, launcher="bubblewrap", pool_size=2) as process:
+        yield process
 
 
 def test_gvisor_needs_no_root_either() -> None:
