@@ -1,8 +1,8 @@
 """A process that owns a local provider, for tests that end it or give it another user.
 
 `python -m tests.local_process CONFIG`: CONFIG is JSON with the provider's configuration, "data_dir"
-and optionally "uid" and "unisolated". Each line on stdin is a run as JSON; each line on stdout is
-what came of it. The first line says that the provider is ready, or why not.
+and optionally "uid", "unisolated" and the "owner" of the runs. Each line on stdin is a run as JSON;
+each line on stdout is what came of it. The first line says that the provider is ready, or why not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main() -> None:
         MINIMUM_ISOLATION="none" if config.get("unisolated") else "namespaces",
         SANDBOX_LOCAL_UNISOLATED=config.pop("unisolated", False),
     )
+    owner = config.pop("owner", "")
     if uid := config.pop("uid", None):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -42,7 +43,7 @@ def main() -> None:
     tell(ready=True)
     for line in sys.stdin:
         job = json.loads(line)
-        instance = provider.create_instance(job["language"])
+        instance = provider.create_instance(job["language"], owner=owner)
         tell(started=True)
         result = provider.execute_code(
             instance.instance_id, job["code"], job["language"], job["timeout"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, _own_groups, memory_keeper
 from tests.conftest import require
+from tests.lent_users import COUNT, ordinary_user
 from tests.sandboxes import LocalProcess, wait_until
-from tests.test_unprivileged_host import UID, without_root
+from tests.test_unprivileged_host import without_root
 
 
 @pytest.fixture
@@ -85,10 +87,14 @@ def test_the_time_of_all_processes_is_the_kernels_figure(tmp_path: Path, version
     assert group.cpu_seconds() == 1.5
 
 
+@pytest.fixture(params=[0, COUNT], ids=["alone", "lent"])
+def user(request: pytest.FixtureRequest) -> Iterator[int]:
+    with ordinary_user(users=request.param, groups=request.param) as uid:
+        yield uid
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may delegate a group here")
-def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(
-    tmp_path: Path,
-) -> None:
+def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(user: int) -> None:
     """On cgroup v1, which this shows for real: a group of the user's own in the hierarchy."""
     require("bwrap")
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
@@ -104,10 +110,10 @@ def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(
     for group in delegated:
         group.mkdir()
         for path in (group, *group.iterdir()):
-            os.chown(path, UID, UID)
+            os.chown(path, user, user)
         (group / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        with without_root(launcher="bubblewrap", pool_size=1) as owner:
+        with without_root(user, launcher="bubblewrap", pool_size=1) as owner:
             result = owner.run("import mmap\nm = mmap.mmap(-1, 1 << 30)\nm.write(bytes(1 << 30))")
             assert result["out_of_memory"] is True
             result = owner.run("print(1)")

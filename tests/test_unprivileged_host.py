@@ -12,28 +12,33 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
+from tests.lent_users import COUNT, ordinary_user
 from tests.sandboxes import LocalProcess
 
 UID = 60_123
 
 
 @contextmanager
-def without_root(**config: Any) -> Iterator[LocalProcess]:
-    """A provider in the hands of an ordinary user."""
+def without_root(user: int = UID, *, lent: bool = False, **config: Any) -> Iterator[LocalProcess]:
+    """A provider in the hands of an ordinary user, to whom others are lent if `lent` says so."""
+    if lent:
+        with ordinary_user() as user, without_root(user, **config) as process:
+            yield process
+        return
     with tempfile.TemporaryDirectory(prefix="cofferdam-unprivileged-") as folder:
         uid = None
         if os.geteuid() == 0:
-            uid = UID
-            os.chown(folder, UID, UID)
+            uid = user
+            os.chown(folder, user, user)
         with LocalProcess(Path(folder), uid=uid, **config) as process:
             assert process.greeting == {"ready": True}
             yield process
 
 
-@pytest.fixture(scope="module")
-def unprivileged() -> Iterator[LocalProcess]:
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "lent"])
+def unprivileged(request: pytest.FixtureRequest) -> Iterator[LocalProcess]:
     require("bwrap")
-    with without_root(launcher="bubblewrap", pool_size=2) as process:
+    with without_root(lent=request.param, launcher="bubblewrap", pool_size=2) as process:
         yield process
 
 
@@ -58,7 +63,10 @@ def test_code_runs_without_privileges_in_namespaces_of_its_own(unprivileged: Loc
         """
     )
     first, *inside = result["stdout"].splitlines()
-    assert (result["runtime"], first) == ("bubblewrap", "1000 0 0 1 2")
+    uid, *others = first.split()
+    assert (result["runtime"], others) == ("bubblewrap", ["0", "0", "1", "2"])
+    lent = result["metadata"]["enforced_by"]["users"] == "uid per sandbox (subordinate)"
+    assert 0 < int(uid) < COUNT if lent else uid == "1000"
     ours = {os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
     shared = {name.partition(":")[0] for name in ours & set(inside)}
     assert shared <= {"time", "time_for_children"}

@@ -36,11 +36,13 @@ class Layout:
 
     def __init__(self, described: "dict[str, object]") -> None:
         """`described` names the folders to be `views`, those `hidden` in them, and two in them:
-        what /etc is made of, and a `file` and a `folder` with `nothing` in them."""
+        what /etc is made of, and a `file` and a `folder` with `nothing` in them. With
+        `own_devices` every sandbox has devices of its own."""
         self.views: "list[str]" = described["views"]  # type: ignore[assignment]
         self.hidden: "list[str]" = described["hidden"]  # type: ignore[assignment]
         self.etc: str = described["etc"]  # type: ignore[assignment]
         self.nothing: str = described["nothing"]  # type: ignore[assignment]
+        self.own_devices = bool(described["own_devices"])
         # The zygote's /etc is a link too, while each sandbox has a folder.
         links = (name for name in os.listdir("/") if name != "etc" and os.path.islink(f"/{name}"))
         self.links = [(name, os.readlink(f"/{name}")) for name in links]
@@ -80,9 +82,9 @@ class Layout:
 def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> None:
     """Make a root, and have it. The old one is gone from this mount namespace.
 
-    As root `uid` is who the programs will be; without root it is None, and they are who we are.
+    `uid` is who the programs will be; where it is None they are who we are.
     """
-    own_devices = uid is not None
+    own_devices = layout.own_devices
     kernel.mount("tmpfs", NEW, "size=1m,nr_inodes=256,mode=755", devices=own_devices)
     for name, target in layout.links:
         os.symlink(target, f"{NEW}/{name}")

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from providers.pool.cgroup import Cgroup, Evidence
@@ -73,12 +73,22 @@ class Launcher(Protocol):
 
 
 class PidfdGuest:
-    """A sandbox whose first process we hold by a pidfd. Its end is the end of all in it."""
+    """A sandbox whose first process we hold by a pidfd. Its end is the end of all in it.
 
-    def __init__(self, channel: socket.socket, pidfd: int, cgroup: Cgroup | None) -> None:
+    `at_end` is called once nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        pidfd: int,
+        cgroup: Cgroup | None,
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
         self._channel = channel
         self._pidfd = pidfd
         self._cgroup = cgroup
+        self._at_end = at_end
         self._gone: asyncio.Future[None] | None = None
         self._ended: asyncio.Event | None = None
 
@@ -111,6 +121,8 @@ class PidfdGuest:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self._wait_for_end()
         os.close(self._pidfd)
+        if self._at_end:
+            self._at_end()
         if self._cgroup:
             await self._cgroup.remove()
 

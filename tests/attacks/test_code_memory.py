@@ -12,11 +12,11 @@ from tests.sandboxes import LocalProcess
 from tests.test_unprivileged_host import without_root
 
 
-@pytest.fixture(scope="module")
-def ordinary() -> Iterator[LocalProcess]:
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "lent"])
+def ordinary(request: pytest.FixtureRequest) -> Iterator[LocalProcess]:
     """Sandboxes in bubblewrap of a user who is not root and has no cgroup."""
     require("bwrap")
-    with without_root(launcher="bubblewrap", pool_size=1) as process:
+    with without_root(lent=request.param, launcher="bubblewrap", pool_size=1) as process:
         yield process
 
 

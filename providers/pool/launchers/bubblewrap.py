@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from providers.errors import CreationFailed, ProviderUnavailable
@@ -30,6 +31,7 @@ from providers.pool.guest_files import (
 )
 from providers.pool.launcher import Guest, PidfdGuest, read_complaint, start_process
 from providers.pool.seccomp import build_filter
+from providers.pool.subordinate_users import SubordinateUsers
 from providers.pool.template import LANGUAGES, WORKSPACE, Template
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
@@ -47,8 +49,9 @@ _INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 class BubblewrapLauncher:
     """Has one bubblewrap with a zygote in it, and has the zygote fork each sandbox.
 
-    As root every sandbox gets a user id of its own. Without root, bubblewrap makes a user
-    namespace and the zygote another one for every sandbox.
+    As root every sandbox gets a user id of its own, and so it does where subordinate users are
+    lent to us. Otherwise bubblewrap makes a user namespace and the zygote another one for every
+    sandbox.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -57,6 +60,7 @@ class BubblewrapLauncher:
         self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._as_root = os.geteuid() == 0
+        self._users: SubordinateUsers | None = None
         self._bwrap = ""
         self._python = ""
         self._guest_dir = Path()
@@ -70,11 +74,14 @@ class BubblewrapLauncher:
         self._python = find_python()
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
+        # Files elsewhere than below /usr may be closed to everybody but us.
+        if not self._as_root and self._python.startswith("/usr/"):
+            self._users = SubordinateUsers.find(self._bwrap)
         self._cgroups = CgroupParent.create()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit per sandbox",
-            "users": "uid per sandbox" if self._as_root else "user namespace per sandbox",
+            "users": self._who_separates_users(),
             "system_calls": "seccomp",
         }
         self._seccomp = os.memfd_create("seccomp", os.MFD_CLOEXEC)
@@ -82,6 +89,11 @@ class BubblewrapLauncher:
         if program is None:
             self.enforced_by["system_calls"] = "nothing"
         os.write(self._seccomp, program or b"")
+
+    def _who_separates_users(self) -> str:
+        if self._users:
+            return "uid per sandbox (subordinate)"
+        return "uid per sandbox" if self._as_root else "user namespace per sandbox"
 
     def languages(self) -> list[str]:
         return [name for name in LANGUAGES if self.interpreter(name)]
@@ -99,11 +111,17 @@ class BubblewrapLauncher:
             self._zygote.end()
         if self._cgroups:
             self._cgroups.remove()
+        if self._users:
+            self._users.close()
         if self._seccomp >= 0:
             os.close(self._seccomp)
 
     async def start(self, template: Template) -> Guest:
         uid = _FIRST_UID + secrets.randbelow(_UIDS) if self._as_root else None
+        at_end = None
+        if self._users:
+            uid = self._users.take()
+            at_end = partial(self._users.give_back, uid)
         argument = template.guest_argument(
             workspace=WORKSPACE, watch_memory=self._cgroups is None, uid=uid
         )
@@ -122,6 +140,9 @@ class BubblewrapLauncher:
             pidfd = await _receive_pidfd(channel)
         except BaseException as error:
             channel.close()
+            if at_end:
+                # What did start ends with its channel, long before it is this user's turn again.
+                at_end()
             if cgroup:
                 await cgroup.remove()
             if isinstance(error, OSError | TimeoutError):
@@ -132,7 +153,7 @@ class BubblewrapLauncher:
             theirs.close()
             for fd in fds[1:]:
                 os.close(fd)
-        return PidfdGuest(channel, pidfd, cgroup)
+        return PidfdGuest(channel, pidfd, cgroup, at_end)
 
     def _living_zygote(self) -> _Zygote:
         if self._zygote and not self._zygote.alive:
@@ -143,14 +164,16 @@ class BubblewrapLauncher:
         return self._zygote
 
     def _command(self) -> list[str]:
-        arguments = [self._bwrap, "--die-with-parent", "--new-session", "--as-pid-1"]
+        arguments = self._users.prefix if self._users else []
+        arguments = [*arguments, self._bwrap, "--die-with-parent", "--new-session", "--as-pid-1"]
         # The zygote's own privileges; what it forks gives them up before user code exists.
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
-        if self._as_root:
+        if self._as_root or self._users:
             arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
             arguments += ["--unshare-cgroup-try", "--cap-add", "CAP_SETUID"]
-            arguments += ["--cap-add", "CAP_SETGID", "--cap-add", "CAP_MKNOD"]
-            arguments += ["--cap-add", "CAP_NET_ADMIN"]
+            arguments += ["--cap-add", "CAP_SETGID", "--cap-add", "CAP_NET_ADMIN"]
+            # In a user namespace nobody can make a device.
+            arguments += ["--cap-add", "CAP_MKNOD"] if self._as_root else []
         else:
             arguments += ["--unshare-all", "--uid", "1000", "--gid", "1000"]
         arguments += ["--hostname", "sandbox", "--clearenv"]
@@ -188,6 +211,7 @@ class BubblewrapLauncher:
             "hidden": [str(path) for path in self._hidden],
             "etc": f"{INSIDE}/etc",
             "nothing": f"{INSIDE}/{NOTHING}",
+            "own_devices": self._as_root,
         }
         program = [*interpreter_options(self._python), boot(INSIDE, "zygote"), json.dumps(layout)]
         return [*arguments, "--chdir", "/", "--", *program]
