@@ -58,7 +58,7 @@ async def served(script: str, **changes: Any) -> ExecutionResult:
             await pool.release(await pool.acquire("python"))
     finally:
         await pool.close()
-        assert not impostors()
+        wait_until(lambda: not impostors(), seconds=2)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -90,7 +90,7 @@ def test_a_guest_that_does_not_get_ready_is_a_failed_creation(script: str) -> No
             await pool.close()
 
     error = run(scenario())
-    assert not impostors()
+    wait_until(lambda: not impostors(), seconds=2)
     assert error.message.startswith("impostor: sandbox did not start: ")
     assert not error.started
     if "no kernel" in script:
@@ -119,7 +119,7 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
         await pool.close()
 
     run(scenario())
-    assert not impostors()
+    wait_until(lambda: not impostors(), seconds=2)
 
 
 ANSWERS = {
@@ -205,7 +205,7 @@ def test_a_guest_that_does_not_wait_for_its_turn_is_never_believed(script: str) 
 
     # It is replaced, but not as fast as the machine can start processes.
     assert 2 <= run(scenario()) < 20
-    assert not impostors()
+    wait_until(lambda: not impostors(), seconds=2)
 
 
 CLAIMS: dict[str, dict[str, Any]] = {
