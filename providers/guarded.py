@@ -198,7 +198,12 @@ def write(guarded: Guarded, pk: str, values: Mapping[str, Any]) -> Model:
     Raises InvalidConfiguration for what does not fit. Call it in a transaction.
     """
     names = {child.accessor for child in guarded.children}
-    row = find(guarded, pk) or guarded.model(pk=pk or None)
+    row = find(guarded, pk)
+    if row is None:
+        row = guarded.model(pk=pk or None)
+        if pk:
+            # It begins anew: what there was before it went is not its own any more.
+            names.add("created_at")
     relations = _fill(row, {k: v for k, v in values.items() if k not in names})
     _save(row)
     for name, related in relations.items():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.client import execute_code
-from executions.models import Execution
+from executions.models import Execution, Tenant
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
 from executions.services.tenants import internal_tenant
@@ -188,6 +188,32 @@ def test_a_replay_keeps_to_what_the_tenant_demands(local_active: None, alice: Ca
     outcome = replay(Execution.objects.get(pk=original.pk))
     assert outcome.error is not None
     assert outcome.error.field == "minimum_isolation"
+
+
+def test_what_a_tenant_that_is_gone_demanded_is_taken_for_the_strictest(
+    local_active: None, alice: Caller
+) -> None:
+    run(alice, "print(1)")
+    original = Execution.objects.get()
+    alice.tenant.delete()
+    original.refresh_from_db()
+    outcome = replay(original)
+    assert outcome.error is not None
+    assert outcome.error.field == "minimum_isolation"
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["removed", "inactive"])
+def test_what_a_tenant_has_queued_ends_with_it(
+    local_active: None, alice: Caller, gone: bool
+) -> None:
+    queued = run(alice, "print(1)", mode="async").json()
+    if gone:
+        alice.tenant.delete()
+    else:
+        Tenant.objects.update(is_active=False)
+    run_queued(queued["id"])
+    execution = Execution.objects.get(pk=queued["id"])
+    assert (execution.status, execution.error_code, execution.runtime) == ("error", "SB009", "")
 
 
 def test_a_replay_keeps_to_the_route_of_the_original(local_active: None, alice: Caller) -> None:

@@ -78,8 +78,8 @@ class Later:
         self._awaited.add_done_callback(lambda _: submit(self._resume))
 
     def _resume(self) -> None:
-        close_old_connections()
         try:
+            close_old_connections()
             awaited = self._context.run(_advance, self._work)
         except StopIteration as end:
             self.answer.set_result(end.value)

@@ -44,6 +44,7 @@ def ask(
     check: Callable[[Any], T],
     seconds: float,
     *,
+    may_refuse: bool = False,
     started: bool = False,
     too_late: Callable[[T], object] | None = None,
 ) -> Waits[T]:
@@ -52,9 +53,10 @@ def ask(
     `begin` asks the provider. Whatever else this, the answer or `check` raises, SystemExit
     included, is logged and told as ProviderUnavailable; so is silence after `seconds`. `started`
     says whether code may be running by then. An answer that comes after that is handed to
-    `too_late` and is otherwise lost.
+    `too_late` and is otherwise lost. With `may_refuse` a provider that lets too many wait is not
+    asked; what has begun is also carried out and ended.
     """
-    if _overdue[provider_id] >= MOST_OVERDUE:
+    if may_refuse and _overdue[provider_id] >= MOST_OVERDUE:
         # Full, and not ill: code that makes its provider hang must not take it from the others.
         raise RateLimited(
             f"{MOST_OVERDUE} calls of the provider {provider_id!r} have not ended in their time.",

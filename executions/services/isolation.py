@@ -7,7 +7,7 @@ from django.conf import settings
 from executions.models import Execution, Tenant
 from executions.services.asking import guarded
 from providers.base import SandboxInstance
-from providers.isolation import NONE, IsolationUnmet, meets, of_instance, strictest
+from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_instance, strictest
 from providers.manager import Lease
 from providers.services.routing import route_minimum
 
@@ -40,7 +40,8 @@ def require_instance(lease: Lease, instance: SandboxInstance, floor: str) -> tup
 
 
 def _demands(tenant: Tenant | None, execution: Execution) -> tuple[str, str]:
-    own = tenant.minimum_isolation if tenant is not None else ""
+    # Nobody knows any more what a tenant demanded that is gone.
+    own = tenant.minimum_isolation if tenant is not None else MICROVM
     return own, route_minimum(execution.tenant_slug, execution.language)
 
 

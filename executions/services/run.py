@@ -173,6 +173,7 @@ class _Attempt:
             lambda: provider.submit_create_instance(self.request.language, owner=owner),
             check_instance,
             CREATE_SECONDS,
+            may_refuse=True,
             too_late=lambda instance: provider.submit_destroy_instance(instance.instance_id),
         )
 

@@ -26,7 +26,7 @@ from executions.services.requests import ExecutionRequest
 from executions.services.routing import Route, steps_for
 from executions.services.run import carry_out
 from executions.services.waiting import wait_for
-from providers.errors import SandboxError
+from providers.errors import ProviderUnavailable, SandboxError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ def run_queued(execution_id: str = "", *, route: Route | None = None) -> Outcome
 def run_claimed(execution: Execution, *, route: Route | None = None) -> Outcome:
     """Run it by the same path as a synchronous one."""
     began = perf_counter()
+    if execution.tenant is None or not execution.tenant.is_active:
+        return close_unrun(
+            execution, ProviderUnavailable("The tenant was removed or made inactive meanwhile.")
+        )
     try:
         request = ExecutionRequest.from_stored(payloads.take(execution))
         steps = steps_for(request.language, execution.tenant_slug, route)

@@ -73,17 +73,20 @@ class GuardedAdmin(_Admin):
             return view()
         # What the view says was done is not true if it is undone.
         said, request._messages = request._messages, default_storage(request)  # type: ignore[attr-defined]
+        session_key = request.session.session_key
         try:
             answer, waiting = carry_out(
                 request.user, view, reason=request.POST.get("_reason", "").replace("\0", "")[:500]
             )
         except NotAllowed as refused:
+            _keep_session(request, session_key)
             request._messages = said  # type: ignore[attr-defined]
             messages.error(request, f"Nothing was done. {refused}")
             log_request(request, self.model, "Refused.", str(refused))
             return self._back()
         if not waiting:
             return answer
+        _keep_session(request, session_key)
         request._messages = said  # type: ignore[attr-defined]
         for change in waiting:
             log_request(request, PendingChange, f"Asked for: {change}.", str(change), change.pk)
@@ -95,6 +98,13 @@ class GuardedAdmin(_Admin):
         return HttpResponseRedirect(
             reverse(f"admin:{options.app_label}_{options.model_name}_changelist")
         )
+
+
+def _keep_session(request: HttpRequest, key: str | None) -> None:
+    """A view that sets a password gives the session another key, which is undone with the rest."""
+    if request.session.session_key != key:
+        request.session._session_key = key
+        request.session.modified = False
 
 
 def log_request(

@@ -233,6 +233,18 @@ def test_a_provider_with_too_many_calls_overdue_is_not_asked_again(
     assert "create_instance" not in liar.calls
 
 
+def test_what_was_begun_is_ended_however_many_calls_are_overdue(
+    liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*args: Any, **options: Any) -> Any:
+        monkeypatch.setitem(asking._overdue, "liar", asking.MOST_OVERDUE)
+        return liar.module.SandboxInstance("one", "liar", "running")
+
+    liar.does("create_instance", create)
+    assert run(alice, "print(1)").json()["status"] == "succeeded"
+    assert "destroy_instance" in liar.calls
+
+
 def test_what_it_does_after_the_code_is_there_opens_no_breaker(
     liar: Liar, alice: Caller, doubted: list[str]
 ) -> None:

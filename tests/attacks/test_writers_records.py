@@ -24,6 +24,7 @@ from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.services.ledger.verification import verify
 from providers.fields import EncryptedTextField
+from providers.guarded import guarded_row, values_of, write
 from providers.models import Route
 from tests.conftest import Caller
 from tests.processes import ROOT
@@ -181,6 +182,20 @@ def test_a_role_that_is_deleted_honestly_leaves_the_ledger_intact(everything: No
     get_user_model().objects.all().delete()
     Route.objects.all().delete()
     Tenant.objects.filter(slug="elsewhere").delete()
+    assert [str(finding) for finding in verify().findings] == []
+
+
+@pytest.mark.django_db
+def test_a_tenant_that_is_removed_and_brought_back_leaves_the_ledger_intact(
+    everything: None,
+) -> None:
+    tenant = Tenant.objects.get(slug="elsewhere")
+    kind, _ = guarded_row(tenant) or (None, None)
+    assert kind is not None
+    pk, values = str(tenant.pk), values_of(kind, tenant)
+    tenant.delete()
+    write(kind, pk, values or {})
+    assert Tenant.objects.get(slug="elsewhere").pk == int(pk)
     assert [str(finding) for finding in verify().findings] == []
 
 
