@@ -38,7 +38,8 @@ from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 from providers.waiting import carried_out
 
-DEFAULT_ENDPOINT = "http://127.0.0.1:9385"
+# Where `manage.py pool` listens unless it is told otherwise.
+DEFAULT_ENDPOINT = f"http://127.0.0.1:{settings.POOL_PORT}"
 LOOK_SECONDS = 0.25
 
 
