@@ -342,8 +342,9 @@ def test_nothing_adds_up_over_many_runs(bubblewrap: Local) -> None:
     for _ in range(200):
         bubblewrap.run("print('x' * 10_000)")
     after = held()
-    assert after[0] <= descriptors
-    assert after[1] <= threads
+    # One for each run would be 200. Other tests of this process have pools that come and go.
+    assert after[0] - descriptors < 20
+    assert after[1] - threads < 20
     assert after[2] - memory < 5_000
 
 
