@@ -62,7 +62,7 @@ def ask(
             f"{MOST_OVERDUE} calls of the provider {provider_id!r} have not ended in their time.",
             retry_after=10,
         )
-    answer = awaited = _guarded(provider_id, begin, started)
+    answer = awaited = guarded(provider_id, begin, started=started)
     if provider_id not in _KEEPS_TIME:
         awaited = within(seconds, answer)
     if not awaited.done():
@@ -78,7 +78,7 @@ def ask(
         raise ProviderUnavailable(
             f"The provider {provider_id!r} was closed meanwhile.", started=started
         )
-    return _guarded(provider_id, lambda: check(awaited.result()), started)
+    return guarded(provider_id, lambda: check(awaited.result()), started=started)
 
 
 def _give_up(
@@ -103,12 +103,8 @@ def _give_up(
     answer.add_done_callback(come_late)
 
 
-def guarded(provider_id: str, call: Callable[[], T]) -> T:
+def guarded(provider_id: str, call: Callable[[], T], *, started: bool = False) -> T:
     """As `ask`, without a deadline: for what a provider says of itself without looking far."""
-    return _guarded(provider_id, call, False)
-
-
-def _guarded(provider_id: str, call: Callable[[], T], started: bool) -> T:
     try:
         return call()
     except SandboxError as error:

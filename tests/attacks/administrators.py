@@ -9,12 +9,10 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.services.roles import ADMINISTRATOR
-from providers.models import (
-    PendingChange,
-    ProviderConfig,
-)
+from providers.models import PendingChange, ProviderConfig
 
 STRONG = "a long and strange phrase"
+GOOD = {"endpoint": "http://a", "token": "tok-0123456789-wxyz"}
 
 
 def signed_in(user: User) -> Client:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,14 @@ from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.verification import verify
 from executions.services.replay import replay
+from executions.services.roles import ensure_roles
+from providers import registry
 from providers.models import AccountHold, PendingChange, ProviderPrice, Route
 from providers.services.approval import reject, request_change
 from providers.services.configuration import activate, save_config
 from sandbox_site.recovery import issue_codes
 from tests.conftest import Caller
+from tests.provider_package import Packages, install_probe
 from tests.running import run
 
 RUN = (
@@ -68,3 +73,12 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     assert run(charlie, "pass").status_code == 200
     assert [str(finding) for finding in verify().findings] == []
     assert verify().unproven == 0
+
+
+@pytest.fixture
+def approvals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The roles, and a provider called probe."""
+    ensure_roles()
+    install_probe(Packages(tmp_path, monkeypatch), f"approval_{tmp_path.name}")
+    yield
+    registry.refresh()

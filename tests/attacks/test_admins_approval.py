@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.models import Budget, LedgerEntry, Tenant
-from executions.services.roles import ADMINISTRATOR, AUDITOR, ensure_roles
-from providers import registry
+from executions.services.roles import ADMINISTRATOR, AUDITOR
 from providers.admin.guarded import GuardedAdmin
 from providers.guarded import all_guarded
 from providers.models import (
@@ -32,6 +29,7 @@ from providers.models import (
 from providers.services import save_config
 from providers.services.approvers import can_approve
 from tests.attacks.administrators import (
+    GOOD,
     STRONG,
     administrator,
     approve,
@@ -41,20 +39,13 @@ from tests.attacks.administrators import (
     superuser,
     user_form,
 )
-from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
 
-GOOD = {"endpoint": "http://a", "token": "tok-0123456789-wxyz"}
-
 
 @pytest.fixture(autouse=True)
-def _rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
+def _rule(approvals: None, settings: Any) -> None:
     settings.TWO_PERSON_RULE = True
-    ensure_roles()
-    install_probe(Packages(tmp_path, monkeypatch), f"approval_{tmp_path.name}")
-    yield
-    registry.refresh()
 
 
 def test_she_renames_herself_and_approves() -> None:

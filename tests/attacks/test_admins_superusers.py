@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.models import Budget
-from executions.services.roles import ADMINISTRATOR, ensure_roles
-from providers import registry
+from executions.services.roles import ADMINISTRATOR
 from providers.models import (
     ConfigVersion,
 )
@@ -26,20 +23,13 @@ from tests.attacks.administrators import (
     superuser,
     user_form,
 )
-from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
 
-GOOD = {"endpoint": "http://a", "token": "tok-0123456789-wxyz"}
-
 
 @pytest.fixture(autouse=True)
-def _no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
+def _no_rule(approvals: None, settings: Any) -> None:
     settings.TWO_PERSON_RULE = False
-    ensure_roles()
-    install_probe(Packages(tmp_path, monkeypatch), f"approval_{tmp_path.name}")
-    yield
-    registry.refresh()
 
 
 def test_she_sets_a_superusers_password() -> None:
