@@ -11,8 +11,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TEST_SETTINGS := DJANGO_SETTINGS_MODULE=tests.settings
 
+# Of tests named in ARGS none may be one of the database: pytest's 5 says so.
+ON_SERVERS = .ci/with-servers $(PY) -m pytest -m database $(ARGS) || [ $$? -eq 5 ]
+# Without ARGS the tests are two courses of about the same length. This one goes behind the servers'.
+SECOND := $(if $(ARGS),,tests/attacks tests/test_[s-z]*.py)
+
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench bench-containers lock clean venv venv-dev bubblewrap
+.PHONY: help run test test-servers lint bench bench-containers chaos soak lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -21,8 +26,18 @@ run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$P
 	@$(PY) manage.py bootstrap
 	@exec $(PY) manage.py up
 
+# Both courses at once: each waits more than it works.
 test: venv-dev bubblewrap lint ## Install what is missing, check and run every test (ARGS: pytest's)
-	@$(PY) -m pytest $(ARGS)
+	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
+	{ { { $(ON_SERVERS); }; servers=$$?; \
+	$(if $(SECOND),env --default-signal=INT $(PY) -m pytest $(SECOND) && )[ $$servers = 0 ]; } \
+	> "$$log" 2>&1 & } && second=$$! && \
+	trap 'kill $$second; rm -f "$$log"; exit 130' INT TERM && \
+	{ $(PY) -m pytest $(ARGS) $(if $(SECOND),--ignore=tests/attacks --ignore-glob='*/test_[s-z]*.py'); first=$$?; wait $$second; second=$$?; \
+	cat "$$log"; [ $$first = 0 ] && [ $$second = 0 ]; }
+
+test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
+	@$(ON_SERVERS)
 
 lint: venv-dev ## Check style, types and migrations
 	@$(PY) -m ruff check .
@@ -36,9 +51,20 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.remote
 	@$(PY) -m benchmarks.bounds
 	@$(PY) -m benchmarks.serving
+	@$(PY) -m benchmarks.sessions
+	@$(PY) -m benchmarks.changes
+	@$(PY) -m benchmarks.storage
+	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.queue
+	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.instances
 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)
+
+chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minutes 20 --seed 1")
+	@$(PY) -m tests.chaos $(ARGS)
+
+soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the matrices, the load
+	@$(PY) -m tests.chaos.soak $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv
@@ -47,6 +73,9 @@ lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
 	done
+
+bundle: venv ## Make one archive in var/ that installs without a network (ARGS: bundle/build.py's)
+	@$(PY) bundle/build.py $(ARGS)
 
 clean: ## Remove the virtual environment and the caches; the data stays
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.processors import busy_ms
-from providers.base import Limits
 from providers.pool.hardening import Hardening
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from providers.pool.launchers.docker_engine import Engine, Recipe
-from providers.pool.requests import Job, make_template, run_request
-from providers.pool.sandbox import RunRequest, Sandbox
+from providers.pool.requests import make_template
+from providers.pool.sandbox import Sandbox
+from providers.values import Job, SandboxLimits
 
 ROUNDS = 6
 
@@ -53,7 +53,7 @@ def engine_alone(
 ) -> Make:
     """Makes and removes bare containers, an interpreter once it has said so. The seconds taken."""
     engine = Engine()
-    host = hardening.host(Limits()) if hardening else {"NetworkMode": "none"}
+    host = hardening.host(SandboxLimits()) if hardening else {"NetworkMode": "none"}
     settings = hardening.container() if hardening else {}
     recipe = Recipe("cofferdam/python", command, settings, {**host, "Runtime": runtime}, {})
     numbers = itertools.count()
@@ -77,10 +77,10 @@ def engine_alone(
 async def measure(runtime: str, count: int, parallel: int) -> None:
     launcher = DockerLauncher(DockerSettings(runtime=runtime, pool_id=f"bench-{os.getpid()}"))
     await launcher.prepare()
-    template = make_template("python", "python", launcher, Limits())
+    template = make_template("python", "python", launcher, SandboxLimits())
     starts: list[float] = []
     turn = asyncio.Semaphore(parallel)
-    job = run_request(Job("print(1)", "python", 10), template)
+    job = Job("print(1)", "python", 10)
 
     async def one() -> None:
         async with turn:
@@ -157,7 +157,7 @@ class _Runs:
         self._inside: list[float] = []
         self._renewal: list[float] = []
 
-    async def time(self, sandbox: Sandbox, job: RunRequest) -> None:
+    async def time(self, sandbox: Sandbox, job: Job) -> None:
         began = time.perf_counter()
         result = await sandbox.run(job)
         ended = time.perf_counter()

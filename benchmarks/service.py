@@ -26,7 +26,13 @@ provider = os.environ["BENCH_PROVIDER"]
 save_config(provider, json.loads(os.environ["BENCH_CONFIG"]))
 activate(provider)
 # What is measured is the service, not what a tenant may have of it.
-Tenant.objects.filter(slug="demo").update(max_running=10_000, max_queued=100_000)
+Tenant.objects.filter(slug="demo").update(
+    max_running=10_000,
+    max_queued=100_000,
+    max_requests_per_minute=10_000_000,
+    max_executions_per_day=1_000_000_000,
+    max_seconds_per_day=1_000_000_000,
+)
 """
 
 

@@ -19,16 +19,29 @@ class ExecutionsConfig(AppConfig):
         )
         from executions.admin.unproven import mark_pages
         from executions.models import Budget, Tenant
+        from executions.services import journal_files, payloads
         from executions.services.actor import current_actor
+        from executions.services.deaths import has_ended
+        from executions.services.holds import HOLDS
+        from executions.services.key_power import KEYS
+        from executions.services.policies.rows import POLICIES
         from executions.services.roles import ensure_roles
         from providers.guarded import Guarded, guard
+        from providers.remote.owner import learn_of_ends
         from providers.services import touched
+        from providers.services.rotation import also_rotate
 
         receivers.connect()
+        learn_of_ends(has_ended)
         mark_pages()
         post_spawn.connect(_worker_started, dispatch_uid="queue")
+        also_rotate(payloads.rotate)
+        also_rotate(journal_files.rotate)
         guard(Guarded(Tenant))
         guard(Guarded(Budget))
+        guard(KEYS)
+        guard(POLICIES)
+        guard(HOLDS)
         # The last of the apps that name what is guarded.
         touched.connect(current_actor)
         # The last of the apps with permissions, so that all of them are there by then.

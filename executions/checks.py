@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 
+from executions.services.journal_files import left_over
 from executions.services.ledger.keyring import LedgerUnavailable, keyring
 
 
@@ -24,3 +26,17 @@ def ledger_can_be_signed(**_: Any) -> list[CheckMessage]:
             )
         ]
     return []
+
+
+@register()
+def journal_can_be_recorded(**_: Any) -> list[CheckMessage]:
+    """Each file of the journal holds a result that somebody may still ask for."""
+    return [
+        checks.Warning(
+            f"{path.name} of the journal holds the result of a run and cannot be recorded.",
+            hint="Put back the key of FERNET_KEYS that it was written with, then run "
+            "`manage.py record_journal --all`. See docs/away.md.",
+            id="executions.W001",
+        )
+        for path in left_over()
+    ]

@@ -7,11 +7,11 @@ from typing import Any
 
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
-from executions.services.routing import Route
+from executions.services.routes import Route
 from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
-from providers.base import ExecutionResult
 from providers.errors import ProviderUnavailable
+from providers.values import ExecutionResult
 
 
 def execute_code(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 
@@ -18,6 +18,11 @@ def uuid7() -> UUID:
     fraction = (nanoseconds << 12) // 1_000_000
     random = int.from_bytes(os.urandom(8), "big") & ((1 << 62) - 1)
     return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random)
+
+
+def time_of(made: UUID) -> datetime:
+    """When such an identifier was made, to the millisecond."""
+    return datetime.fromtimestamp((made.int >> 80) / 1000, UTC)
 
 
 def first_uuid7(at: datetime) -> UUID:

@@ -1,13 +1,18 @@
-"""Middleware: who acts in a request."""
+"""Middleware: who acts in a request, and what a page says while the database is away."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
+from django.views import defaults
 
+from executions.api.errors import render_error
 from executions.services.actor import SYSTEM, acting_as
+from executions.services.away import RETRY_SECONDS, DatabaseAway, problem_of
 
 
 class ActorMiddleware:
@@ -25,3 +30,36 @@ class ActorMiddleware:
 
         with acting_as(user):
             return self.get_response(request)
+
+
+class DatabaseAwayMiddleware:
+    """503 where a view fails because of the database. The API's own views see to it themselves."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        return away_answer(request, error)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Of what fails outside of a view, such as the session."""
+    error = sys.exc_info()[1]
+    answer = away_answer(request, error) if isinstance(error, Exception) else None
+    return answer or defaults.server_error(request)
+
+
+def away_answer(request: HttpRequest, error: Exception) -> HttpResponse | None:
+    """A page that needs no database; None for an error of another kind."""
+    problem = error.message if isinstance(error, DatabaseAway) else problem_of(error)
+    if not problem:
+        return None
+    if not request.path.startswith("/admin"):
+        return render_error(error, {})
+    content = render_to_string("503.html", {"problem": problem})
+    response = HttpResponse(content, status=503)
+    response["Retry-After"] = str(int(RETRY_SECONDS))
+    return response

@@ -10,7 +10,8 @@ from django.contrib.auth import get_user_model
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 
-from executions.models import ApiKey
+from executions.models import ApiKey, LegalHold, Tenant, WebhookSecret
+from executions.services.holds import keep_held_tenant
 from executions.services.ledger import append
 from executions.services.ledger.bindings import BINDINGS, model_of
 from executions.services.ledger.entering import enter_row
@@ -32,6 +33,7 @@ def connect() -> None:
     configuration_changed.connect(_configuration, dispatch_uid="ledger")
     setting_changed.connect(_version, dispatch_uid="ledger")
     configuration_tried.connect(_trial, dispatch_uid="ledger")
+    pre_delete.connect(_tenant_goes, sender=Tenant, dispatch_uid="holds")
     for label, binding in BINDINGS.items():
         model = model_of(label)
         if model is None:
@@ -78,12 +80,16 @@ def _row(sender: Any, instance: Model, **sent: Any) -> None:
     enter_row(instance, _what(sent), _SAID.get(type(instance), lambda row: {})(instance))
 
 
+def _tenant_goes(sender: Any, instance: Tenant, **sent: Any) -> None:
+    keep_held_tenant(instance)
+
+
 def _updated(sender: type[Model], pks: list[Any], **sent: Any) -> None:
     for row in sender._base_manager.filter(pk__in=pks):
         enter_row(row, "changed")
 
 
-def _of_api_key(row: Any) -> dict[str, Any]:
+def _of_tenants_own(row: Any) -> dict[str, Any]:
     return {"tenant": row.tenant.slug}
 
 
@@ -97,8 +103,14 @@ def _of_log_entry(row: Any) -> dict[str, Any]:
     }
 
 
+def _of_legal_hold(row: Any) -> dict[str, Any]:
+    return {"execution": None if row.execution_id is None else str(row.execution_id)}
+
+
 _SAID: Mapping[type[Model], Callable[[Any], dict[str, Any]]] = {
-    ApiKey: _of_api_key,
+    ApiKey: _of_tenants_own,
+    WebhookSecret: _of_tenants_own,
+    LegalHold: _of_legal_hold,
     LogEntry: _of_log_entry,
 }
 

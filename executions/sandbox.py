@@ -12,7 +12,7 @@ from django.conf import settings
 
 from executions.client import run_in_process
 from executions.services.requests import ExecutionRequest
-from executions.services.routing import Route
+from executions.services.routes import Route
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.named import lease_of
@@ -46,7 +46,7 @@ class Sandbox:
     def execute(
         self, code: str, language: str = "python", timeout: float | None = None
     ) -> SandboxResult:
-        """Run code and wait for it, at most `timeout` seconds (`SANDBOX_TIMEOUT_SEC` when None).
+        """Run code and wait for it, at most `timeout` seconds, the provider's own when None.
 
         Code that fails or runs too long is a result. Raises SandboxError when it could not run.
         """
@@ -89,4 +89,4 @@ def get_sandbox() -> Sandbox:
         for name, value in _OVERRIDES.get(sandbox_type, {}).items()
         if name in provider.config_fields
     }
-    return Sandbox(provider_id, lambda: lease_of(provider_id, overrides))
+    return Sandbox(provider_id, lambda *, wait=True: lease_of(provider_id, overrides, wait=wait))

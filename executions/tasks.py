@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from executions.services import code_search, compaction, retention, spending, stale, worker
+from executions.services import (
+    code_search,
+    compaction,
+    kept_events,
+    retention,
+    signals,
+    spending,
+    stale,
+    worker,
+)
+from executions.services.alerts import sending, watching
+from executions.services.audit_export import exporting
+from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
+from executions.services.sessions import tending
+from executions.services.webhooks import outbox
+from executions.services.workspaces import blobs, uploads
 
 
 def run_queued_execution(execution_id: str) -> None:
+    """What earlier versions queued for every execution. Workers look for them by themselves."""
     worker.run_queued(execution_id)
 
 
 def end_stale_executions() -> int:
     return stale.end_stale_executions()
+
+
+def forget_events() -> int:
+    return kept_events.forget_old() + signals.forget_ended()
+
+
+def tend_sessions() -> int:
+    return tending.tend()
+
+
+def collect_blobs() -> int:
+    return blobs.collect()
 
 
 def write_ledger_checkpoint() -> int | None:
@@ -23,12 +51,30 @@ def apply_retention() -> int:
     return sum(erasure.executions for erasure in retention.apply_retention())
 
 
+def discard_unfinished_uploads() -> int:
+    return uploads.discard_unfinished()
+
+
 def index_new_code() -> int:
     return code_search.index_new_code()
 
 
 def watch_spending() -> int:
     return spending.watch_spending()
+
+
+def watch_alerts() -> int:
+    opened = watching.watch()
+    begin_alone("alerts", sending.send_news)
+    return opened
+
+
+def export_ledger() -> None:
+    begin_alone("audit export", exporting.export_for)
+
+
+def tend_webhooks() -> int:
+    return outbox.catch_up() + outbox.forget_old()
 
 
 def give_space_back() -> int:

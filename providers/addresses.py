@@ -31,6 +31,30 @@ _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.(?!-)[a-z0-9_-]{1,63})*\.?", re.I |
 # What resolvers take for a number, as in 127.1 or 0x7f000001.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|\d+)\.?", re.IGNORECASE)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# All that is global IPv6: whatever lies outside is of a site, reserved, or a way to write others.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+# Where clouds answer a machine's questions about itself, credentials included. Some of them count
+# as private anyway, but may be allowed with their network; Azure's and Oracle's look public.
+_METADATA = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "169.254.0.0/16",  # nearly all
+            "fe80::/10",
+            "168.63.129.16/32",  # Azure
+            "192.0.0.192/32",  # Oracle
+            "fd00:c1::/32",
+            "100.100.100.200/32",  # Alibaba
+            "fd00:ec2::/32",  # Amazon
+            "fd20:ce::/32",  # Google
+            "fd00:42::/32",  # Scaleway
+        ),
+    )
+)
+# What the registries of special addresses got, or lost, after the oldest Python that serves here.
+_NEITHER = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"))
+)
 
 
 class AddressRefused(OSError):
@@ -75,18 +99,20 @@ class Rules:
 
     allowed: tuple[Allowed, ...]
     plain_http: tuple[Allowed, ...]
+    # By which `allowed` was said, for the server's log.
+    setting: str = "PROVIDER_ALLOWED_NETWORKS"
 
     def check_url(self, text: str) -> None:
         """Raises ValueError telling what is wrong with an address as it is written."""
         url, host, port = _split(text)
         # Not to be found out by resolving alone: what is refused is best refused in the form.
-        address = _literal("127.0.0.1" if host == "localhost" else host)
+        address = literal("127.0.0.1" if host == "localhost" else host)
         if url.scheme == "http" and not self._may_be_plain(host, address, port):
             raise ValueError(
                 "Must begin with https://. Whoever runs the server may allow plain http to it with "
                 "PROVIDER_PLAIN_HTTP."
             )
-        if address is not None and not self._is_allowed(host, address, port):
+        if address is not None and not self.is_allowed(host, address, port):
             raise ValueError(
                 "Is not a public address. Whoever runs the server may allow it with "
                 "PROVIDER_ALLOWED_NETWORKS."
@@ -100,20 +126,21 @@ class Rules:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         for text in addresses:
-            if not self._is_allowed(host, ipaddress.ip_address(text), port):
+            if not self.is_allowed(host, ipaddress.ip_address(text), port):
                 raise AddressRefused(
                     f"{host} port {port} is {text}, which is not public, and which "
-                    "PROVIDER_ALLOWED_NETWORKS does not allow"
+                    f"{self.setting} does not allow"
                 )
         return addresses
 
-    def _is_allowed(self, name: str, address: Address, port: int) -> bool:
+    def is_allowed(self, name: str, address: Address, port: int) -> bool:
+        """Whether `name`, which resolved to `address`, may be connected to there."""
         return is_public(address) or any(
-            entry.covers(name, _unwrapped(address), port) for entry in self.allowed
+            entry.covers(name, unwrapped(address), port) for entry in self.allowed
         )
 
     def _may_be_plain(self, host: str, address: Address | None, port: int) -> bool:
-        if address is not None and _unwrapped(address).is_loopback:
+        if address is not None and unwrapped(address).is_loopback:
             return True
         return any(entry.covers(host, address, port) for entry in self.plain_http)
 
@@ -139,8 +166,30 @@ def _rules(allowed: tuple[str, ...], plain_http: tuple[str, ...]) -> Rules:
 
 def is_public(address: Address) -> bool:
     """Whether an address belongs to the internet and not to this network, machine or its cloud."""
-    address = _unwrapped(address)
+    address = unwrapped(address)
+    if address.version == 6 and address not in _GLOBAL_UNICAST:
+        return False
+    if is_metadata(address) or any(address in network for network in _NEITHER):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def is_metadata(address: Address) -> bool:
+    """Whether an address is where a cloud tells a machine about itself, or may well be."""
+    address = unwrapped(address)
+    return any(address in network for network in _METADATA)
+
+
+def is_host(text: str) -> bool:
+    """Whether `text`, as an URL's host without brackets, is an address or a name in ASCII.
+
+    Not a number that only some resolvers read, as in 127.1, 0x7f000001 or 017700000001.
+    """
+    if "%" in text:
+        return False
+    if literal(text) is not None:
+        return True
+    return len(text) <= 254 and bool(_NAME.fullmatch(text)) and not _ends_in_number(text)
 
 
 def normalized(text: str) -> str:
@@ -242,7 +291,7 @@ def _split(text: str) -> tuple[SplitResult, str, int]:
         raise ValueError("Must begin with https:// or http://.")
     if "@" in url.netloc or url.query or url.fragment or "\\" in text or port == 0:
         raise ValueError("Must be an address without user, query and fragment.")
-    if _literal(host) is None and (not _NAME.fullmatch(host) or _ends_in_number(host)):
+    if not is_host(host):
         raise ValueError("Must name a host, in ASCII.")
     return url, host, port or _PORTS[url.scheme]
 
@@ -251,14 +300,15 @@ def _ends_in_number(host: str) -> bool:
     return bool(_NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]))
 
 
-def _literal(host: str) -> Address | None:
+def literal(host: str) -> Address | None:
+    """The address that `host` spells, if it does."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
 
 
-def _unwrapped(address: Address) -> Address:
+def unwrapped(address: Address) -> Address:
     """The IPv4 address within an IPv6 one that only carries it."""
     if isinstance(address, ipaddress.IPv4Address):
         return address

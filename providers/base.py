@@ -3,118 +3,66 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from providers import waiting
 from providers.addresses import check_fields
-from providers.errors import InvalidConfiguration, SandboxError
+from providers.errors import (
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+    before_the_code,
+)
+from providers.sandbox import KeptSandbox, Sandbox, tell_afterwards
 from providers.schema import ConfigField, describe, validate
-
-Entrypoint = Literal["auto", "main", "script", "repl"]
-Stream = Literal["stdout", "stderr"]
-OnOutput = Callable[[Stream, str], None]
+from providers.values import (
+    Emit,
+    Entrypoint,
+    ExecutionResult,
+    InputFile,
+    Job,
+    RunLimits,
+    SandboxSpec,
+)
 
 ARGUMENTS = "arguments"
 ARTIFACTS = "artifacts"
 FILES = "files"
-CONTEXTS = "contexts"
 STREAMING = "streaming"
 WORKSPACE = "workspace"
-INTERRUPT = "interrupt"
-
-# The key of a result's metadata under which it says what was seen of a sandbox that ended during
-# the run, where neither time nor memory is known to be the reason.
-SANDBOX_ENDED = "sandbox_ended"
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file put into the workspace before the code runs. `path` is relative and has no `..`."""
-
-    path: str
-    content: bytes
-
-
-@dataclass(frozen=True)
-class ArtifactFile:
-    """A regular file the code left under `artifacts/`. `name` is relative to that folder."""
-
-    name: str
-    mime_type: str
-    content: bytes
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one execution. Sizes are bytes, times seconds.
-
-    A provider may be stricter, never laxer. `output_bytes` holds for stdout and stderr each;
-    what is beyond it is read and dropped, and flagged. `rich_output_bytes` holds for all rich
-    outputs together.
-    """
-
-    memory_bytes: int = 256 * 1024 * 1024
-    output_bytes: int = 200_000
-    result_bytes: int = 1024 * 1024
-    workspace_bytes: int = 100 * 1024 * 1024
-    file_bytes: int = 64 * 1024 * 1024
-    processes: int = 64
-    open_files: int = 256
-    artifact_count: int = 20
-    artifact_bytes: int = 10 * 1024 * 1024
-    artifacts_total_bytes: int = 20 * 1024 * 1024
-    rich_output_count: int = 20
-    rich_output_bytes: int = 8 * 1024 * 1024
+KEPT = "kept sandboxes"
+PROCESSES = "processes"
+# Some of them: those that are waited for, without an input and a terminal.
+COMMANDS = "commands"
+# Of a kept sandbox: variables for all that runs in it, a cell that any holder of it interrupts and
+# whose state stays, files with modes and no way outside, what changes told to whoever listens, and
+# the memory that it uses.
+ENVIRONMENT = "environment"
+INTERRUPTS = "interrupts"
+GUARDED = "guarded files"
+WATCHING = "watching files"
+MEMORY = "memory in use"
+# What our own guest has, wherever it runs.
+OF_OUR_GUEST = frozenset(
+    {ARGUMENTS, ARTIFACTS, ENVIRONMENT, FILES, GUARDED, INTERRUPTS, KEPT, MEMORY}
+    | {COMMANDS, PROCESSES, WATCHING, WORKSPACE}
+)
 
 
 @dataclass
 class SandboxInstance:
-    """One sandbox that can run code. `status` is running, stopped or error.
+    """What `create_instance` says of a sandbox. `status` is running, stopped or error.
 
-    `metadata` may hold `runtime` (the tool that isolates), `isolation` and `sharing` (see
-    `providers.isolation`).
+    `metadata` is as in `Sandbox`.
     """
 
     instance_id: str
     provider: str
     status: str
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class ExecutionResult:
-    """What came of running code, whether it succeeded or not.
-
-    `execution_time` is seconds. `exit_code` is 128 + n for a signal n and None when the code was
-    ended by us. `timed_out` and `out_of_memory` rest on what the supervisor or the kernel saw,
-    never on what the code printed or returned. `result` is the JSON value `main()` returned and
-    counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
-    (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
-    `cpu_seconds`, `image_digest`.
-    `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
-    base64 (all other types). They come from the program: whoever renders one must not trust it.
-    """
-
-    stdout: str
-    stderr: str
-    exit_code: int | None
-    execution_time: float
-    metadata: dict[str, Any] = field(default_factory=dict)
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
-    timed_out: bool = False
-    out_of_memory: bool = False
-    has_result: bool = False
-    result: Any = None
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-    artifacts: list[ArtifactFile] = field(default_factory=list)
-
-    @property
-    def truncated(self) -> bool:
-        return self.stdout_truncated or self.stderr_truncated
 
 
 @dataclass
@@ -134,12 +82,12 @@ class Health:
 
 
 class SandboxProvider(ABC):
-    """One way of running code. Instances are used from many threads at once.
+    """One way of running code. Providers are used from many threads at once.
 
-    The manager calls `initialize` once with a validated configuration, then any number of
-    create, execute, destroy; `close` when the configuration was replaced and nothing runs in
-    it any more. Every method raises `SandboxError` (see `providers.errors`) and no other
-    exception for what can go wrong outside our own code.
+    The manager calls `initialize` once with a validated configuration, then `open` any number of
+    times; `close` when the configuration was replaced and nothing runs in it any more. Every method
+    raises `SandboxError` (see `providers.errors`) and no other exception for what can go wrong
+    outside our own code.
     """
 
     id: ClassVar[str]
@@ -148,6 +96,11 @@ class SandboxProvider(ABC):
     icon: ClassVar[str] = "terminal"
     tags: ClassVar[tuple[str, ...]] = ()
     capabilities: ClassVar[frozenset[str]] = frozenset()
+
+    # Whether `get_supported_languages` and `is_full` answer from memory. What others said is kept,
+    # and asked for anew in the background: `providers.looks`.
+    knows_at_once: ClassVar[bool] = False
+
     config_fields: ClassVar[Mapping[str, ConfigField]] = {}
 
     @abstractmethod
@@ -161,14 +114,46 @@ class SandboxProvider(ABC):
         """
         return self.initialize(config)
 
-    @abstractmethod
-    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
-        """A sandbox ready to run `template` (a language or a named template).
+    def initialize_to_attach(self, config: Mapping[str, Any]) -> bool:
+        """As `initialize`, with a configuration that is no longer in force, for `attach` alone.
 
-        `owner` is an opaque name of whoever it is for; no instance ever serves two of them.
+        Nothing is kept warm for it, and nothing that others use may change by it.
         """
+        return self.initialize(config)
 
-    @abstractmethod
+    def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
+        """A sandbox ready to run code.
+
+        `owner` is an opaque name of whoever it is for; no sandbox ever serves two of them. Raises
+        InvalidConfiguration naming what of `spec` cannot be had. Nothing has run when this raises.
+        """
+        if type(self).create_instance is SandboxProvider.create_instance:
+            raise NotImplementedError(f"{type(self).__name__} has no open().")
+        return _ByName(self, spec, owner)
+
+    def submit_open(self, spec: SandboxSpec, owner: str) -> Future[Sandbox]:
+        """`open`, begun. Raises RateLimited when too much is waited for already.
+
+        What is awaited may go on in any thread, and must not use the database. A provider that can
+        wait without a thread overrides this; for the others threads wait.
+        """
+        return waiting.submit(lambda: self.open(spec, owner), may_refuse=True)
+
+    def attach(self, ref: str) -> KeptSandbox:
+        """The kept sandbox of this `ref`, whichever process has opened it. Needs KEPT.
+
+        Raises ProviderUnavailable when it is no longer there.
+        """
+        raise self.lacks(KEPT)
+
+    # Sandboxes by name, for callers who cannot hold on to an object.
+
+    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
+        """`open`, for one run under the returned name."""
+        sandbox = self.open(SandboxSpec(template), owner)
+        self._by_name[sandbox.ref] = sandbox
+        return SandboxInstance(sandbox.ref, self.id, "running", sandbox.metadata)
+
     def execute_code(
         self,
         instance_id: str,
@@ -179,53 +164,25 @@ class SandboxProvider(ABC):
         *,
         entrypoint: Entrypoint = "auto",
         files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
     ) -> ExecutionResult:
-        """Run code and wait for its end, at most `timeout` seconds and one more."""
+        """`Sandbox.run` in the sandbox of this name."""
+        with before_the_code():
+            sandbox = self._by_name.get(instance_id)
+            if sandbox is None:
+                raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
+            job = Job(code, language, timeout, arguments, entrypoint, files, limits or RunLimits())
+        return sandbox.run(job)
 
-    @abstractmethod
     def destroy_instance(self, instance_id: str) -> bool:
-        """End a sandbox and all in it. False when it was not there, which is no error."""
+        """`Sandbox.close` of the sandbox of this name. False when it was not there."""
+        sandbox = self._by_name.pop(instance_id, None)
+        return sandbox is not None and sandbox.close()
 
-    # The same three for callers who have something else to do meanwhile. What is awaited may go on
-    # in any thread, and must not use the database. A provider that can wait without a thread
-    # overrides them; for the others threads wait.
-
-    def submit_create_instance(
-        self, template: str = "python", *, owner: str = ""
-    ) -> Future[SandboxInstance]:
-        """`create_instance`, begun. Raises RateLimited when too much is waited for already."""
-        return waiting.submit(lambda: self.create_instance(template, owner=owner), may_refuse=True)
-
-    def submit_execute_code(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float = 10,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        entrypoint: Entrypoint = "auto",
-        files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
-    ) -> Future[ExecutionResult]:
-        """`execute_code`, begun."""
-        return waiting.submit(
-            lambda: self.execute_code(
-                instance_id,
-                code,
-                language,
-                timeout,
-                arguments,
-                entrypoint=entrypoint,
-                files=files,
-                limits=limits,
-            )
-        )
-
-    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
-        """`destroy_instance`, begun."""
-        return waiting.submit(lambda: self.destroy_instance(instance_id))
+    @property
+    def _by_name(self) -> dict[str, Sandbox]:
+        known: dict[str, Sandbox] = self.__dict__.setdefault("_sandboxes_by_name", {})
+        return known
 
     @abstractmethod
     def health_check(self) -> Health:
@@ -250,64 +207,43 @@ class SandboxProvider(ABC):
         return "execution"
 
     @property
+    def network(self) -> str:
+        """`none` where no isolated sandbox of this provider reaches any network.
+
+        Empty: nothing is promised, and a policy that allows no network allows no run here.
+        """
+        return ""
+
+    @property
     def max_timeout(self) -> float | None:
-        """The longest run this provider carries out, in seconds. None: as long as is asked for."""
+        """The longest run this provider carries out, in seconds, which one that names no time has.
+
+        None: as long as is asked for.
+        """
         return None
+
+    def check_timeout(self, job: Job) -> None:
+        """Raise InvalidConfiguration for a job that may take longer than `max_timeout`."""
+        if self.max_timeout is not None and job.timeout > self.max_timeout:
+            raise InvalidConfiguration(
+                f"timeout: {self.name} runs code for {self.max_timeout:g} s at most. Ask for less, "
+                "or raise the timeout of its configuration.",
+                field="timeout",
+            )
+
+    def pool_figures(self) -> Mapping[str, Any]:
+        """What its pool in this process has now, where it has one here: from memory, at once.
+
+        As `health_check` has it in its details; empty where the pool, if any, is a service's.
+        """
+        return {}
 
     def is_full(self) -> bool:
         """Whether a caller would have to wait for a sandbox now.
 
-        Asked before every run that could go to another provider instead, so it costs no more
-        than a look at this process or next door.
+        Known before every run that could go to another provider instead.
         """
         return False
-
-    def stream_code(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float = 10,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        on_output: OnOutput,
-        entrypoint: Entrypoint = "auto",
-        files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
-    ) -> ExecutionResult:
-        """`execute_code`, with the output handed over as it comes. Needs STREAMING."""
-        raise self.lacks(STREAMING)
-
-    def create_context(self, instance_id: str, language: str = "python") -> str:
-        """The id of a new interpreter that keeps its state between runs. Needs CONTEXTS."""
-        raise self.lacks(CONTEXTS)
-
-    def execute_in_context(
-        self,
-        instance_id: str,
-        context_id: str,
-        code: str,
-        timeout: float = 10,
-        *,
-        limits: Limits | None = None,
-    ) -> ExecutionResult:
-        """Run code where earlier code of the context has left its state. Needs CONTEXTS."""
-        raise self.lacks(CONTEXTS)
-
-    def destroy_context(self, instance_id: str, context_id: str) -> bool:
-        """End an interpreter. False when it was not there. Needs CONTEXTS."""
-        raise self.lacks(CONTEXTS)
-
-    def write_file(self, instance_id: str, file: InputFile) -> None:
-        """Put a file into the workspace of a running instance. Needs WORKSPACE."""
-        raise self.lacks(WORKSPACE)
-
-    def read_file(self, instance_id: str, path: str, limit: int) -> bytes | None:
-        """A file of the workspace, None where there is none. Needs WORKSPACE.
-
-        Raises InvalidConfiguration for one of more than `limit` bytes.
-        """
-        raise self.lacks(WORKSPACE)
 
     def sweep(self) -> int:
         """Destroy instances that a process of ours has left behind by ending. How many."""
@@ -339,3 +275,35 @@ class SandboxProvider(ABC):
             raise InvalidConfiguration(message or "The configuration is refused.")
         check_fields(cls.config_fields, cleaned)
         return cleaned
+
+
+class _ByName(Sandbox):
+    """A sandbox of a provider that has the three methods by name of its own, and no `open`."""
+
+    def __init__(self, provider: SandboxProvider, spec: SandboxSpec, owner: str) -> None:
+        for name, value in (
+            ("kept", spec.kept),
+            ("limits", spec.limits),
+            ("environment", spec.environment),
+        ):
+            if value:
+                raise InvalidConfiguration(f"{name}: {provider.id!r} cannot do this.", field=name)
+        instance = provider.create_instance(spec.template, owner=owner)
+        self.ref, self.metadata = instance.instance_id, instance.metadata
+        self._provider = provider
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        result = self._provider.execute_code(
+            self.ref,
+            job.code,
+            job.language,
+            job.timeout,
+            job.arguments,
+            entrypoint=job.entrypoint,
+            files=job.files,
+            limits=job.limits,
+        )
+        return tell_afterwards(result, emit)
+
+    def close(self) -> bool:
+        return self._provider.destroy_instance(self.ref)

@@ -5,6 +5,8 @@ Code that runs and fails is a result, never one of these errors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,12 +74,15 @@ class SandboxError(Exception):
 
     `message` is shown to the caller: it names the field or component and the remedy, and never
     holds a credential. `started` is True when user code may already have run, so that nothing
-    may be tried again elsewhere. `answered` says that somebody was there: "proof", when the answer
-    was one of the provider's own service, "status" when anybody may have sent such a status.
+    may be tried again elsewhere. `nothing_ran` is the proof of the contrary: without it, whatever
+    is raised while code is handed over, runs or has run counts as `started` (`before_the_code`).
+    `answered` says that somebody was there: "proof", when the answer was one of the provider's own
+    service, "status" when anybody may have sent such a status.
     """
 
     entry: ErrorCode = UNAVAILABLE
     answered: Literal["", "status", "proof"] = ""
+    nothing_ran: bool = False
 
     def __init__(
         self,
@@ -146,5 +151,37 @@ class RateLimited(SandboxError):
     entry = RATE_LIMITED
 
 
+class KeptFull(RateLimited):
+    """As many sandboxes are kept as may be: another one has to go first."""
+
+
 class ProviderUnavailable(SandboxError):
     entry = UNAVAILABLE
+
+
+class KeptSandboxLost(ProviderUnavailable):
+    """A kept sandbox is gone, and all that it held. No other takes its place by itself.
+
+    Says nothing against its provider: what ran in the sandbox may have ended it.
+    """
+
+    @property
+    def may_retry(self) -> bool:
+        return False
+
+    @property
+    def may_fall_back(self) -> bool:
+        return False
+
+
+@contextmanager
+def before_the_code() -> Iterator[None]:
+    """What a provider does for a run before anybody has the code: its errors prove that none ran.
+
+    Not for what a service answers to the code itself: in a sandbox the code may be who answers.
+    """
+    try:
+        yield
+    except SandboxError as error:
+        error.nothing_ran = not error.started
+        raise

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import fernet_fields
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from fernet_fields.hkdf import derive_fernet_key
 
-from providers import aes_gcm
+from providers import aes_gcm, key_ring
 
 if TYPE_CHECKING:
     _EncryptedTextField = models.Field[Any, Any]
@@ -25,6 +24,11 @@ else:
 _DUMPED = "aes256gcm:"
 _DUMPED_BEFORE = "fernet:"
 
+_RESTART = (
+    "This process has them from its environment, as they were when it was started: if one was "
+    "added since, restart it. "
+)
+
 
 class DecryptionError(Exception):
     """A stored value was encrypted with a key that is no longer in FERNET_KEYS."""
@@ -33,6 +37,14 @@ class DecryptionError(Exception):
 @lru_cache(maxsize=8)
 def _derived(keys: tuple[str | bytes, ...]) -> tuple[bytes, ...]:
     return tuple(derive_fernet_key(key) for key in keys)
+
+
+def _for_fernet(keys: tuple[str | bytes, ...]) -> tuple[str | bytes, ...]:
+    return _derived(keys) if getattr(settings, "FERNET_USE_HKDF", True) else keys
+
+
+def _fernet(keys: tuple[str | bytes, ...]) -> MultiFernet:
+    return MultiFernet([Fernet(key) for key in _for_fernet(keys)])
 
 
 class EncryptedTextField(_EncryptedTextField):
@@ -51,20 +63,18 @@ class EncryptedTextField(_EncryptedTextField):
         """The value that `encode` was given."""
         return text
 
-    # Plain properties where the parent caches: a changed setting takes effect at once.
+    # Plain properties where the parent caches: a changed key takes effect at once.
     @property
     def keys(self) -> tuple[str | bytes, ...]:
-        if not (keys := getattr(settings, "FERNET_KEYS", None)):
-            raise ImproperlyConfigured("FERNET_KEYS is not set; nothing falls back to SECRET_KEY.")
-        return tuple(keys)
+        return key_ring.fernet_keys()
 
     @property
     def fernet_keys(self) -> tuple[str | bytes, ...]:
-        return _derived(self.keys) if getattr(settings, "FERNET_USE_HKDF", True) else self.keys
+        return _for_fernet(self.keys)
 
     @property
     def fernet(self) -> MultiFernet:
-        return MultiFernet([Fernet(key) for key in self.fernet_keys])
+        return _fernet(self.keys)
 
     def get_prep_value(self, value: Any) -> Any:
         if value is None or hasattr(value, "as_sql"):
@@ -99,15 +109,18 @@ class EncryptedTextField(_EncryptedTextField):
         return aes_gcm.seal(self.keys, self._context, text.encode())
 
     def _decrypt(self, token: bytes) -> Any:
-        try:
+        def open_with(keys: tuple[str | bytes, ...]) -> bytes:
             if aes_gcm.is_token(token):
-                plain = aes_gcm.unseal(self.keys, self._context, token)
-            else:
-                plain = self.fernet.decrypt(token)
+                return aes_gcm.unseal(keys, self._context, token)
+            return _fernet(keys).decrypt(token)
+
+        try:
+            plain = key_ring.opened(open_with)
         except (aes_gcm.NotOpened, InvalidToken):
+            restart = "" if key_ring.are_reread() else _RESTART
             raise DecryptionError(
                 f"{self} cannot be decrypted: none of FERNET_KEYS is the key it was written with. "
-                "Put the old key back into FERNET_KEYS, after the new one, or enter the value anew."
+                f"{restart}Put that key back into FERNET_KEYS, behind the first one."
             ) from None
         return self.decode(plain.decode())
 
@@ -122,11 +135,21 @@ class EncryptedTextField(_EncryptedTextField):
         if isinstance(value, str) and value.startswith(_DUMPED_BEFORE):
             return self._decrypt(value.removeprefix(_DUMPED_BEFORE).encode())
         if isinstance(value, str) and value.startswith(_DUMPED):
-            try:
-                return self._decrypt(base64.b64decode(value.removeprefix(_DUMPED), validate=True))
-            except binascii.Error as error:
-                raise DecryptionError(f"{self}: the dumped value is no base64.") from error
+            return self._decrypt(self._token(value))
         return value
+
+    def dumped_anew(self, dumped: str) -> str:
+        """A dumped value under the first key: the same where it is so. Raises DecryptionError."""
+        if dumped.startswith(_DUMPED) and self.is_current(self._token(dumped)):
+            return dumped
+        plain = self.encode(self.to_python(dumped))
+        return _DUMPED + base64.b64encode(self._encrypt(plain)).decode()
+
+    def _token(self, dumped: str) -> bytes:
+        try:
+            return base64.b64decode(dumped.removeprefix(_DUMPED), validate=True)
+        except binascii.Error as error:
+            raise DecryptionError(f"{self}: the dumped value is no base64.") from error
 
     def clean(self, value: Any, model_instance: models.Model | None) -> Any:
         # Not through to_python: whoever can set a value could have a dumped one decrypted.

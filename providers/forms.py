@@ -17,6 +17,7 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
+from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.models import ProviderConfig
@@ -40,6 +41,7 @@ class ProviderConfigForm(_ModelForm):
     """
 
     provider: type[SandboxProvider]
+    provider_id: str
 
     _version = forms.IntegerField(widget=forms.HiddenInput)
     _reason = forms.CharField(
@@ -56,7 +58,7 @@ class ProviderConfigForm(_ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.instance.provider_id = self.provider.id
+        self.instance.provider_id = self.provider_id
         # A row that is still to be made has version 1 by default; none stored yet is version 0.
         self.initial[VERSION] = 0 if self.instance._state.adding else self.instance.version
 
@@ -100,13 +102,12 @@ class ProviderConfigForm(_ModelForm):
             self.add_error(None, error.message)
 
 
-def build_form(
-    provider: type[SandboxProvider], stored: Mapping[str, Any] | None
-) -> type[ProviderConfigForm]:
-    """A form class for `provider`, showing `stored`, or its defaults when nothing is stored.
+def build_form(provider_id: str, stored: Mapping[str, Any] | None) -> type[ProviderConfigForm]:
+    """A form class for a configuration, showing `stored`, or defaults when nothing is stored.
 
     Secrets never reach the page: only their mask does.
     """
+    provider = registry.get(provider_id)
     attributes: dict[str, Any] = {"__module__": __name__}
     for key, declared in provider.config_fields.items():
         value = (stored or {}).get(key)
@@ -118,7 +119,7 @@ def build_form(
     form = cast(
         "type[ProviderConfigForm]", type("ProviderConfigForm", (ProviderConfigForm,), attributes)
     )
-    form.provider = provider
+    form.provider, form.provider_id = provider, provider_id
     # What is asked of every provider comes last.
     form.base_fields[REASON] = form.base_fields.pop(REASON)
     return form

@@ -47,6 +47,9 @@ class Guarded:
     change. `called` and `shown` put a row into words. `refuse` says why somebody may not make a
     change, "" when she may. `puts_in_hand` names the accounts (user ids) that a change gives into
     the hands of whoever makes it; its second argument says whether a second person approved it.
+    `begin` fills what no version keeps into a row that is made anew. `takes_two` says which changes
+    wait for a second person; without it, all of them do. With `two_always` they wait also where
+    the two-person rule is off.
     """
 
     model: type[Model]
@@ -59,6 +62,9 @@ class Guarded:
     shown: Callable[[Any], str] = str
     refuse: Callable[[Any, Change], str] | None = None
     puts_in_hand: Callable[[Change, bool], Iterable[int]] | None = None
+    begin: Callable[[Any], None] | None = None
+    takes_two: Callable[[Change], bool] | None = None
+    two_always: bool = False
 
     @property
     def label(self) -> str:
@@ -82,6 +88,12 @@ class Change:
     @property
     def subject(self) -> str:
         return f"{self.guarded.label}:{self.pk}"
+
+    @property
+    def takes_two(self) -> bool:
+        """Whether it waits for a second person, where the two-person rule holds for its row."""
+        asks = self.guarded.takes_two
+        return asks is None or asks(self)
 
     @property
     def words(self) -> str:
@@ -204,6 +216,8 @@ def write(guarded: Guarded, pk: str, values: Mapping[str, Any]) -> Model:
         if pk:
             # It begins anew: what there was before it went is not its own any more.
             names.add("created_at")
+        if guarded.begin is not None:
+            guarded.begin(row)
     relations = _fill(row, {k: v for k, v in values.items() if k not in names})
     _save(row)
     for name, related in relations.items():

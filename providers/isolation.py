@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from providers.base import SandboxInstance, SandboxProvider
+from providers.base import SandboxProvider
 from providers.errors import ProviderUnavailable
+from providers.sandbox import Sandbox
 
 NONE, NAMESPACES, GVISOR, MICROVM = "none", "namespaces", "gvisor", "microvm"
 
@@ -57,12 +58,12 @@ def meets(offered: str, demanded: str) -> bool:
     return _rank(offered) >= _rank(strictest(demanded))
 
 
-def of_instance(provider: SandboxProvider, instance: SandboxInstance) -> tuple[str, str]:
+def of_sandbox(provider: SandboxProvider, sandbox: Sandbox) -> tuple[str, str]:
     """Isolation and sharing of one sandbox, as it says, or else as its provider does.
 
     What nobody declares is `none`. Sharing that is not known is empty.
     """
-    told: Mapping[str, Any] = instance.metadata
+    told: Mapping[str, Any] = sandbox.metadata
     isolation = told.get("isolation", provider.isolation)
     sharing = told.get("sharing", provider.sharing)
     return (

@@ -7,35 +7,40 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from django.db import Error as DatabaseFailure
-from django.views.decorators.debug import sensitive_variables
+from django.db import connections
+from django.db.models import QuerySet
 
-from providers import registry
-from providers.addresses import AddressRefused, check_resolved
+from providers import looks
 from providers.base import SandboxProvider
-from providers.errors import (
-    InvalidConfiguration,
-    NotInitialized,
-    ProviderUnavailable,
-    SandboxError,
-)
+from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
 from providers.fields import DecryptionError
 from providers.models import ProviderConfig
+from providers.starting import start_provider
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
 RETRY_SECONDS = 5.0
 LOAD_SECONDS = 30.0
+WARM_SECONDS = 20.0
 CLOSE_SECONDS = 3.0
 
 _Key = tuple[int, int]
+
+
+class StillStarting(ProviderUnavailable):
+    """The provider is being started. `ready` is done when that has come to an end, whichever."""
+
+    def __init__(self, ready: Future[None]) -> None:
+        super().__init__("The provider is still starting. Try again later.")
+        self.ready = ready
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class Slot:
     """One loading of one configuration: being loaded until `ready`, then a lease or an error."""
 
     key: _Key | None
-    ready: threading.Event = field(default_factory=threading.Event)
+    provider_id: str = ""
+    ready: Future[None] = field(default_factory=Future)
     lease: Lease | None = None
     error: SandboxError | None = None
     failed_at: float = 0.0
@@ -63,7 +69,12 @@ class Slot:
     def fail(self, error: SandboxError) -> None:
         self.error = error
         self.failed_at = time.monotonic()
-        self.ready.set()
+        self.settle()
+
+    def settle(self) -> None:
+        """Let go on whoever waits: for this one, or because another one is in its place."""
+        with suppress(InvalidStateError):
+            self.ready.set_result(None)
 
 
 class ProviderManager:
@@ -73,7 +84,8 @@ class ProviderManager:
     under the old one, not even while the new one starts or when it fails to: an admin who
     switches the isolation must not see code run under the former. What already runs finishes,
     and then the old provider is closed in the background. One that failed to start is tried
-    again after `retry_seconds`; a caller waits at most `load_seconds` for one that is starting.
+    again after `retry_seconds`; a caller waits at most `load_seconds` for one that is starting,
+    or is told at once that it is, and then a thread of its own starts it.
     """
 
     def __init__(
@@ -90,47 +102,83 @@ class ProviderManager:
         _managers.add(self)
 
     def _start_afresh(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a lease of a stream that nobody reads on is given back by whoever's thread
+        # collects the garbage, and that may hold it already.
+        self._lock = threading.RLock()
         self._checking = threading.Lock()
         self._slot: Slot | None = None
         self._slots: set[Slot] = set()
         self._closers: set[threading.Thread] = set()
         self._next_check = 0.0
+        self._known = (0.0, "")
         self._database_failed = False
 
     @contextmanager
-    def lease(self) -> Iterator[Lease]:
+    def lease(self, *, wait: bool = True) -> Iterator[Lease]:
         """The active provider, kept open until the block ends.
 
         Raises NotInitialized when none is active or its configuration cannot be used, and
-        whatever SandboxError the provider raised when it failed to start.
+        whatever SandboxError the provider raised when it failed to start. Without `wait` it raises
+        StillStarting for one that is not there yet.
         """
-        slot, lease = self._take()
+        slot, lease = self._take(wait)
         try:
             yield lease
         finally:
             self._give_back(slot)
 
     def warm(self) -> bool:
-        """Load the active provider now, so that the first request need not. False if it failed."""
+        """Load the active provider now, so that the first request need not.
+
+        False if it failed, or takes longer than WARM_SECONDS: a process must get to serve, whatever
+        one backend does.
+        """
         try:
-            with self.lease():
+            try:
+                with self.lease(wait=False):
+                    return True
+            except StillStarting as starting:
+                with suppress(TimeoutError):
+                    starting.ready.exception(WARM_SECONDS)
+            with self.lease(wait=False):
                 return True
         except SandboxError as error:
             logger.warning("No provider is ready. %s: %s", error.code, error.message)
             return False
 
+    def in_force(self) -> str:
+        """The id of the provider that serves or would, as of `check_seconds` ago at most.
+
+        Starts none. Raises ProviderUnavailable while the database has never been reached.
+        """
+        until, known = self._known
+        if time.monotonic() < until:
+            return known
+        try:
+            known = self._rows().order_by().values_list("provider_id", flat=True).first() or ""
+        except DatabaseFailure as error:
+            self._report_database(error)
+            return self._slot.provider_id if self._slot is not None else known
+        self._known = (time.monotonic() + self._check_seconds, known)
+        return known
+
     def close(self) -> None:
         """End every provider, leased or not, and wait for it. A later lease loads anew."""
         with self._lock:
             slots, self._slots, self._slot = self._slots, set(), None
+            self._known = (0.0, "")
             closers = list(self._closers)
         for slot in slots:
-            slot.ready.set()
+            slot.settle()
             self._close(slot)
         deadline = time.monotonic() + CLOSE_SECONDS
         for closer in closers:
             closer.join(max(0.0, deadline - time.monotonic()))
+
+    def slots(self) -> list[Slot]:
+        """What is loaded or being loaded now."""
+        with self._lock:
+            return list(self._slots)
 
     def forget(self) -> None:
         """Let go, in a forked child, of what belongs to the parent: unclosed, and kept alive.
@@ -140,10 +188,10 @@ class ProviderManager:
         _inherited.append(self._slots)
         self._start_afresh()
 
-    def _take(self) -> tuple[Slot, Lease]:
+    def _take(self, wait: bool) -> tuple[Slot, Lease]:
         deadline = time.monotonic() + self._load_seconds
         while True:
-            self._check()
+            self._check(wait)
             with self._lock:
                 slot = self._slot
                 if slot is not None and slot.lease is not None:
@@ -152,9 +200,13 @@ class ProviderManager:
             if slot is not None:
                 if slot.error is not None:
                     raise _copy(slot.error)
-                slot.ready.wait(max(0.0, deadline - time.monotonic()))
+                if wait:
+                    with suppress(TimeoutError):
+                        slot.ready.exception(max(0.0, deadline - time.monotonic()))
+                elif not slot.ready.done():
+                    raise StillStarting(slot.ready)
             if time.monotonic() > deadline:
-                raise ProviderUnavailable("The provider is still starting. Try again later.")
+                raise StillStarting(slot.ready if slot is not None else Future())
 
     def _give_back(self, slot: Slot) -> None:
         with self._lock:
@@ -167,7 +219,7 @@ class ProviderManager:
         with self._lock:
             return self._slot is None or time.monotonic() >= self._next_check
 
-    def _check(self) -> None:
+    def _check(self, wait: bool) -> None:
         """Look at the database if it is time to, and load what is new there."""
         if not self._is_due():
             return
@@ -181,31 +233,50 @@ class ProviderManager:
             found = self._look()
         finally:
             self._checking.release()
-        if found is not None:
+        if found is None:
+            return
+        if wait:
             self._load(*found)
+        else:
+            thread = threading.Thread(target=self._load_apart, args=found, name="provider-load")
+            thread.daemon = True
+            thread.start()
+
+    def _rows(self) -> QuerySet[ProviderConfig]:
+        """The row in force, if there is one."""
+        return ProviderConfig.objects.filter(is_active=True)
+
+    def _without_row(self) -> tuple[Slot, ProviderConfig] | None:
+        """What has to be loaded where there is no row."""
+        if self._is_news(None):
+            self._put_in_force(Slot(None)).fail(
+                NotInitialized("No provider is active. Configure and activate one in the admin.")
+            )
+        return None
 
     def _look(self) -> tuple[Slot, ProviderConfig] | None:
         """What has to be loaded now: its slot, already in force, and its row."""
-        active = ProviderConfig.objects.filter(is_active=True).order_by()
+        rows = self._rows().order_by()
         try:
-            key = next(iter(active.values_list("pk", "version")), None)
+            found = next(iter(rows.values_list("pk", "version", "provider_id")), None)
+            self._database_failed = False
+            if found is None:
+                return self._without_row()
+            *numbers, provider_id = found
+            key = numbers[0], numbers[1]
             if not self._is_news(key):
-                self._database_failed = False
                 return None
-            row = active.first()
+            row = rows.first()
         except DatabaseFailure as error:
             self._report_database(error)
             return None
         except DecryptionError as error:
-            self._put_in_force(Slot(key)).fail(NotInitialized(str(error)))
+            # One that cannot be read is that provider's failure: others may serve.
+            self._put_in_force(Slot(key, provider_id)).fail(NotInitialized(str(error)))
             return None
-        self._database_failed = False
         if row is None:
-            self._put_in_force(Slot(None)).fail(
-                NotInitialized("No provider is active. Configure and activate one in the admin.")
-            )
-            return None
-        return self._put_in_force(Slot((row.pk, row.version))), row
+            return self._without_row()
+        return self._put_in_force(Slot((row.pk, row.version), row.provider_id)), row
 
     def _is_news(self, key: _Key | None) -> bool:
         slot = self._slot
@@ -227,16 +298,29 @@ class ProviderManager:
             self._slots.add(slot)
             if former is not None:
                 former.retired = True
-                former.ready.set()
+                former.settle()
             if former is not None and former.lease is None:
                 self._slots.discard(former)
         if former is not None and former.lease is not None and former.users == 0:
             self._close_in_background(former)
         return slot
 
+    def _load_apart(self, slot: Slot, row: ProviderConfig) -> None:
+        """In a thread of its own, which nobody waits for."""
+        try:
+            self._load(slot, row)
+        except BaseException:
+            logger.exception("The start of provider %r was broken off.", row.provider_id)
+        finally:
+            connections.close_all()
+
+    def _start(self, row: ProviderConfig) -> SandboxProvider:
+        return start_provider(row)
+
     def _load(self, slot: Slot, row: ProviderConfig) -> None:
         try:
-            provider = start_provider(row)
+            provider = self._start(row)
+            looks.take(provider)
         except SandboxError as error:
             logger.error("Provider %r did not start. %s: %s", row.provider_id, error.code, error)
             slot.fail(error)
@@ -247,7 +331,7 @@ class ProviderManager:
         with self._lock:
             slot.lease = Lease(provider, row.provider_id, row.version)
             replaced = slot.retired or slot not in self._slots
-        slot.ready.set()
+        slot.settle()
         if replaced:
             self._close_in_background(slot)
 
@@ -271,50 +355,14 @@ class ProviderManager:
             logger.exception("Provider %r did not close properly.", lease.provider_id)
 
 
-@sensitive_variables()
-def start_provider(row: ProviderConfig) -> SandboxProvider:
-    """The provider, initialized. Raises SandboxError, whatever went wrong."""
-    secrets: list[str] = []
-    try:
-        provider_class = registry.get(row.provider_id)
-        secrets = [
-            str(row.config[key])
-            for key, declared in provider_class.config_fields.items()
-            if declared.secret and row.config.get(key)
-        ]
-        config = provider_class.check_config(row.config)
-        check_resolved(provider_class.config_fields, config)
-        provider = provider_class()
-        if not provider.initialize(config):
-            raise NotInitialized(f"Provider {row.provider_id!r} did not start.")
-    except InvalidConfiguration as error:
-        # Not the caller's mistake: SB002 would tell him with a 400 that it was.
-        raise NotInitialized(
-            f"The configuration of provider {row.provider_id!r} cannot be used. {error.message}"
-        ) from None
-    except AddressRefused:
-        raise NotInitialized(
-            f"The configuration of provider {row.provider_id!r} names an address that is not "
-            "allowed. The server's log has the details."
-        ) from None
-    except SandboxError:
-        raise
-    except BaseException as error:  # a provider of another package may raise SystemExit
-        if isinstance(error, KeyboardInterrupt) and _is_main_thread():
-            raise
-        report = traceback.format_exc()
-        for secret in secrets:
-            report = report.replace(secret, "••••")
-        logger.error("Provider %r failed to start.\n%s", row.provider_id, report)
-        raise NotInitialized(
-            f"Provider {row.provider_id!r} failed to start ({type(error).__name__}). "
-            "The server's log has the details."
-        ) from None
-    return provider
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+def loaded() -> list[Lease]:
+    """What this process has loaded now, to be looked at. Starts nothing, and keeps nothing open."""
+    return [
+        slot.lease
+        for one in list(_managers)
+        for slot in one.slots()
+        if slot.lease is not None and not slot.closed
+    ]
 
 
 def _copy(error: SandboxError) -> SandboxError:

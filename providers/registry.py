@@ -2,6 +2,9 @@
 
 Another package adds a provider with an entry point in the group `cofferdam.providers`, whose name
 is the provider's id and whose value is its class. Nothing is imported until it is asked for.
+
+A class may be configured several times. The first configuration has the class's id, every other one
+a name behind it: `e2b`, `e2b@eu`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ BUILT_IN = {
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_CONFIGURED = re.compile(r"[a-z][a-z0-9_]*(@[a-z0-9][a-z0-9-]*)?")
+_MOST_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class _Registry:
             # A package that calls sys.exit() while it is imported must not end the server.
             except (Exception, SystemExit) as error:
                 if self.declared.pop(provider_id, None):
-                    self._report(provider_id, declared.source, f"{type(error).__name__}: {error}")
+                    reason = f"{type(error).__name__}: {error}"
+                    self._report(provider_id, declared.source, reason, error)
                 return None
         return self._classes[provider_id]
 
@@ -89,8 +95,11 @@ class _Registry:
                 found[provider_id] = claims[0]
         return found
 
-    def _report(self, provider_id: str, source: str, reason: str) -> None:
-        logger.error("Provider %r of %s cannot be used. %s", provider_id, source, reason)
+    def _report(
+        self, provider_id: str, source: str, reason: str, error: BaseException | None = None
+    ) -> None:
+        text = "Provider %r of %s cannot be used. %s"
+        logger.error(text, provider_id, source, reason, exc_info=error)
         self.broken.append(Broken(provider_id, source, reason))
 
 
@@ -125,13 +134,32 @@ def _registry() -> _Registry:
     return _Registry()
 
 
+def class_id(provider_id: str) -> str:
+    """The id of the class that a configuration is of."""
+    return provider_id.partition("@")[0]
+
+
+def named(class_id: str, name: str) -> str:
+    """The id of another configuration of a class. Raises InvalidConfiguration."""
+    provider_id = f"{class_id}@{name}"
+    if not _CONFIGURED.fullmatch(provider_id) or len(provider_id) > _MOST_CHARACTERS:
+        raise InvalidConfiguration(
+            "A name is lower case letters, digits and dashes, and begins with no dash; with "
+            f"the provider's id it has at most {_MOST_CHARACTERS - 1} characters.",
+            field="name",
+        )
+    return provider_id
+
+
 def get(provider_id: str) -> type[SandboxProvider]:
-    """The provider's class. Raises InvalidConfiguration when there is none that can be used."""
+    """The class of a configuration. Raises InvalidConfiguration where none can be used."""
     known = _registry()
-    if loaded := known.load(provider_id):
+    found = class_id(provider_id)
+    is_id = _CONFIGURED.fullmatch(provider_id) and len(provider_id) <= _MOST_CHARACTERS
+    if is_id and (loaded := known.load(found)):
         return loaded
     for entry in known.broken:
-        if entry.provider_id == provider_id:
+        if entry.provider_id == found:
             raise InvalidConfiguration(
                 f"Provider {provider_id!r} of {entry.source} cannot be used. {entry.reason}",
                 field="provider",

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -65,10 +66,13 @@ class WaitingThreads:
             result = call()
         except BaseException as error:
             self._close_one()
-            future.set_exception(error)
+            # Whoever waited may have cancelled it meanwhile.
+            with suppress(InvalidStateError):
+                future.set_exception(error)
         else:
             self._close_one()
-            future.set_result(result)
+            with suppress(InvalidStateError):
+                future.set_result(result)
 
     def _close_one(self) -> None:
         """Before the caller hears of it, so that his next call finds this thread idle."""
@@ -160,7 +164,8 @@ class _Awaited:
     def _take(self) -> Future[Any] | None:
         with self._lock:
             future, self._future = self._future, None
-            return future
+        # Whoever waited may have given up by himself.
+        return future if future and future.set_running_or_notify_cancel() else None
 
 
 def within(seconds: float, source: Future[T]) -> Future[T]:

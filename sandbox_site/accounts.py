@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
@@ -41,7 +42,19 @@ def why_not_unlock(person: Any, name: str) -> str:
     return why_not_manage(person, account) if account else ""
 
 
+def why_not_remove(account_id: Any) -> str:
+    """Why nobody may remove that account, "" when somebody may: its entries would go with it."""
+    if not LogEntry.objects.filter(user_id=account_id).exists():
+        return ""
+    return (
+        "Who uses it has acted in the admin, and the admin's log is kept. Deactivate the account "
+        "instead: nobody signs in with it then, and what it did stays its own."
+    )
+
+
 def _account(person: Any, change: Change) -> str:
+    if change.after is None and (why := why_not_remove(change.pk)):
+        return why
     return _refuse_account(person, change.before, change.after)
 
 
@@ -137,6 +150,8 @@ ACCOUNTS = Guarded(
     left_out=frozenset(("last_login", "date_joined")),
     refuse=_account,
     puts_in_hand=_account_in_hand,
+    # No version keeps a password: somebody has to set one before it lets anybody in.
+    begin=User.set_unusable_password,
 )
 ROLES = Guarded(
     Group,

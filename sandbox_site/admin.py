@@ -15,6 +15,7 @@ from django.contrib.auth.models import Group, User
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from django_q.models import Failure, OrmQ, Schedule, Success
@@ -23,7 +24,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from providers.admin.guarded import GuardedAdmin
 from providers.services.approvers import persons_behind
-from sandbox_site.accounts import authenticator_of, why_not_unlock
+from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.
@@ -101,6 +102,43 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_delete_permission(request, obj) and _may_manage(request, obj)
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        user = self.get_object(request, object_id)
+        if user is None or not (why := why_not_remove(user.pk)):
+            return super().delete_view(request, object_id, extra_context)
+        if not self.has_delete_permission(request, user):
+            raise PermissionDenied
+        answer: HttpResponse = self.guarded_view(request, lambda: self._keep(request, user, why))
+        return answer
+
+    def _keep(self, request: HttpRequest, user: User, why: str) -> HttpResponse:
+        """In the place of the deletion: what can be done instead, and that."""
+        may_deactivate = user.is_active and self.has_change_permission(request, user)
+        if may_deactivate and "_deactivate" in request.POST:
+            user.is_active = False
+            user.save(update_fields=["is_active"])
+            self.log_change(request, user, "Deactivated.")
+            self.message_user(request, f"{user} was deactivated.", messages.SUCCESS)
+            return HttpResponseRedirect(reverse("admin:auth_user_changelist"))
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.model._meta,
+            "title": f"Delete {user}?",
+            "account": user,
+            "why": why,
+            "may_deactivate": may_deactivate,
+        }
+        return TemplateResponse(request, "admin/auth/user/kept.html", context)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        shown, counts, lacking, protected = super().get_deleted_objects(objs, request)
+        kept = [str(user) for user in objs if why_not_remove(user.pk)]
+        if kept:
+            lacking = {f"log entries of {', '.join(kept)}, which are kept: deactivate the account"}
+        return shown, counts, lacking, protected
 
     def user_change_password(
         self,

@@ -73,7 +73,10 @@ UNFOLD: dict[str, Any] = {
                         "link": reverse_lazy("admin:index"),
                     },
                     _item("Executions", "terminal", "execution", "executions"),
+                    _item("Sessions", "forum", "session", "executions"),
+                    _item("Snapshots", "photo_library", "snapshot", "executions"),
                     _item("Ledger", "link", "ledgerentry", "executions"),
+                    _item("Processes", "memory", "process", "executions"),
                 ],
             },
             {
@@ -85,6 +88,8 @@ UNFOLD: dict[str, Any] = {
                     _item("Pending changes", "how_to_reg", "pendingchange", "providers"),
                     _item("Routes", "alt_route", "route", "providers"),
                     _item("Circuit breakers", "electrical_services", "circuitbreaker", "providers"),
+                    _item("Alerts", "notifications", "alert", "executions"),
+                    _item("Audit export", "upload", "auditexport", "executions"),
                 ],
             },
             {
@@ -93,7 +98,7 @@ UNFOLD: dict[str, Any] = {
                 "items": [
                     _item("Spending", "payments", "spending", "executions"),
                     _item("Budgets", "savings", "budget", "executions"),
-                    _item("Alerts", "notifications", "spendingalert", "executions"),
+                    _item("Spending alerts", "savings", "spendingalert", "executions"),
                     _item("Prices", "sell", "providerprice", "providers"),
                     {
                         "title": "Compare providers",
@@ -108,7 +113,10 @@ UNFOLD: dict[str, Any] = {
                 "separator": True,
                 "items": [
                     _item("Tenants", "domain", "tenant", "executions"),
+                    _item("Policies", "policy", "policy", "executions"),
+                    _item("Approvals", "approval", "approval", "executions"),
                     _item("API keys", "key", "apikey", "executions"),
+                    _item("Legal holds", "gavel", "legalhold", "executions"),
                     _item("Users", "person", "user", "auth"),
                     _item("Roles", "group", "group", "auth"),
                     _item("Admin actions", "fact_check", "logentry", "admin"),

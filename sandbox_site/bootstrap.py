@@ -11,15 +11,20 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from executions.models import Tenant
-from executions.services.keys import create_api_key
+from executions.services.keys import create_api_key, keep_given_key
 from executions.services.tenants import INTERNAL, create_tenant
 from providers.models import ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker
+from providers.pool.service.serve import is_loopback
 from providers.services.configuration import activate, save_config
 from sandbox_site import keys
 from sandbox_site.checks import secret_key
 
 CREDENTIALS = "credentials.txt"
+# Whose the key of SANDBOX_API_KEY is.
+AGENT_SANDBOX = "agent-sandbox"
+# Where a service listens, which is not where it is reached.
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
 def ensure_keys(data_dir: Path) -> None:
@@ -38,6 +43,11 @@ def ensure_keys(data_dir: Path) -> None:
         settings.LEDGER_KEYS = keys.split(generated["LEDGER_KEYS"])
 
 
+def has_accounts() -> bool:
+    """Whether anybody has one: what is in a database without any, `migrate` has put there."""
+    return get_user_model().objects.exists() or Tenant.objects.exclude(slug=INTERNAL).exists()
+
+
 def ensure_accounts(data_dir: Path) -> dict[str, str]:
     """An administrator and a tenant with an API key, where there are none.
 
@@ -51,6 +61,20 @@ def ensure_accounts(data_dir: Path) -> dict[str, str]:
     return created
 
 
+def ensure_given_key() -> bool:
+    """Have SANDBOX_API_KEY open the door to one tenant, and no former value of it.
+
+    Whether anything changed. Raises InvalidConfiguration for a value that is a key already.
+    """
+    key_text = settings.AGENT_SANDBOX.api_key
+    if not key_text:
+        return False
+    tenant = Tenant.objects.filter(slug=AGENT_SANDBOX).first()
+    return keep_given_key(
+        tenant or create_tenant(AGENT_SANDBOX, "Agent Sandbox"), "SANDBOX_API_KEY", key_text
+    )
+
+
 def ensure_provider() -> str:
     """Choose what runs the code, until somebody else has chosen: containers, else `local`.
 
@@ -60,7 +84,8 @@ def ensure_provider() -> str:
     if active is not None and not _was_chosen_here(active):
         return ""
     docker = find_docker()
-    wanted = "self_managed" if docker is Docker.READY else "local"
+    has_pool = docker is Docker.READY or _pool_is_elsewhere()
+    wanted = "self_managed" if has_pool else "local"
     if active is None or active.provider_id != wanted:
         if not ProviderConfig.objects.filter(provider_id=wanted).exists():
             save_config(wanted, _pool_config() if wanted == "self_managed" else {})
@@ -68,10 +93,16 @@ def ensure_provider() -> str:
     return docker.value if docker is Docker.WITHOUT_IMAGES else ""
 
 
+def _pool_is_elsewhere() -> bool:
+    """Whether POOL_HOST names another machine's service, as it does between containers."""
+    host = settings.POOL_HOST
+    return host not in _EVERYWHERE and not is_loopback(host)
+
+
 def _pool_config() -> dict[str, Any]:
     """For the service that `manage.py up` starts."""
     host = settings.POOL_HOST
-    if host in ("0.0.0.0", "::"):  # noqa: S104  where it listens is not where it is reached
+    if host in _EVERYWHERE:
         host = "127.0.0.1"
     shown = f"[{host}]" if ":" in host else host
     return {

@@ -11,6 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from sandbox_site.private_files import is_open_to_others
 
+# Asks the database. Commands that mend what it finds leave it out.
+INSTALLATION = "installation"
+
 
 def secret_key() -> str:
     """SECRET_KEY, or "" where it is not set and Django would raise."""
@@ -55,6 +58,16 @@ def secret_key_is_its_own(**_: Any) -> list[CheckMessage]:
                 id="sandbox_site.E002",
             )
         ]
+    return []
+
+
+@register(INSTALLATION)
+def instance_fits_the_database(**_: Any) -> list[CheckMessage]:
+    """Keys and files are those of the installation whose database it is, where there is one."""
+    from sandbox_site import installation
+
+    if problem := installation.problems():
+        return [Error(problem, id="sandbox_site.E004")]
     return []
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
+
+# Of a path that is not absolute: each process may stand somewhere else.
+PROJECT = Path(__file__).resolve().parent.parent
+
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 _BOOLEANS = {
     "true": True, "yes": True, "on": True, "1": True,
@@ -77,6 +83,13 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
                 raise ImproperlyConfigured(f"{var}: {error}") from None
         return entries
 
+    def host(self, var: str) -> str:
+        """A host, with a port if another than the usual one is meant, or ""."""
+        value: str = self.str(var, default="")
+        if value and not _HOST.fullmatch(value):
+            raise ImproperlyConfigured(f"{var}: {value!r} is no host or host:port")
+        return value
+
     def secret(self, var: str) -> str:
         """The value of `var`, or the content of the file that `{var}_FILE` names, or "".
 
@@ -90,7 +103,7 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
         if not path:
             return value
         try:
-            value = Path(path).read_text(encoding="utf-8").strip()
+            value = (PROJECT / path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise ImproperlyConfigured(f"{var}_FILE: cannot read {path}: {reason}") from None

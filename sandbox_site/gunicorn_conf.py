@@ -12,18 +12,29 @@ from __future__ import annotations
 import gc
 import logging
 import logging.config
+import math
 import os
+import signal
+import sys
+from contextlib import suppress
 from typing import Any
 
 from gunicorn import glogging
+from gunicorn.arbiter import Arbiter
 
-from sandbox_site import settings
+from sandbox_site import draining, settings
+from sandbox_site.postgresql import expect_answers_within
 from sandbox_site.processes import die_with_parent
+
+# The worker's class reads settings before the application is loaded.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
 
 logger = logging.getLogger("sandbox_site.web")
 
-# After the sandboxes have ended, for the records of what ran in them.
+# For the answers of a worker that ends by itself.
 DRAIN_SECONDS = 0.5
+# For a worker's end after its last answer: then the master kills it.
+EXIT_SECONDS = 5
 
 worker_class = "sandbox_site.web.connections.Worker"
 asgi_loop = "asyncio"
@@ -31,8 +42,13 @@ asgi_lifespan = "off"
 workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
 keepalive = 65
 timeout = 60
-# Less than `up` grants before it kills.
-graceful_timeout = 3
+# Until the master kills. A worker keeps its own time and needs less.
+graceful_timeout = math.ceil(
+    settings.SHUTDOWN_DELAY_SECONDS
+    + settings.SHUTDOWN_GRACE_SECONDS
+    + draining.ENDING_SECONDS
+    + EXIT_SECONDS
+)
 preload_app = False
 control_socket_disable = True
 # For the scheme alone, and of the same proxies: sandbox_site.client_address reads the rest.
@@ -52,6 +68,24 @@ class Logger(glogging.Logger):  # type: ignore[misc]
 logger_class = Logger
 
 
+def when_ready(server: Any) -> None:
+    """SIGTERM and SIGINT stop in order; again, or SIGQUIT, means now. gunicorn alone would not
+    hear a second SIGTERM, and has other times for the rest."""
+
+    def told(number: int, frame: Any) -> None:
+        is_now = draining.is_draining() or number == signal.SIGQUIT
+        if not draining.is_draining():
+            server.signal(signal.SIGTERM, frame)
+        draining.begin(for_all=True)
+        # Not only when the master comes to it: while it reloads, it waits for former workers.
+        for pid in list(server.WORKERS):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGQUIT if is_now else signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, told)
+
+
 def post_fork(server: Any, worker: Any) -> None:
     die_with_parent(server.pid)
 
@@ -60,9 +94,14 @@ def post_worker_init(worker: Any) -> None:
     """Have warm sandboxes before the first request; without them it is slower, not wrong."""
     from django.urls import get_resolver
 
+    from executions.models import Process
+    from executions.services import journal, leases
     from providers.manager import manager
+    from providers.services.ahead import start_ahead
     from providers.services.kept import renew_in_background
 
+    expect_answers_within(settings.DATABASE_WAIT_SECONDS)
+    _refuse_foreign_instance()
     get_resolver().url_patterns  # noqa: B018  loads every view
     try:
         manager.warm()
@@ -72,12 +111,26 @@ def post_worker_init(worker: Any) -> None:
     gc.collect()
     gc.freeze()
     renew_in_background()
+    start_ahead()
+    leases.begin(Process.Kind.WEB)
+    journal.start()
+
+
+def _refuse_foreign_instance() -> None:
+    from sandbox_site import installation
+
+    try:
+        installation.join()
+    except installation.DoesNotFit as error:
+        logger.critical("this instance does not start: %s", error)
+        sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """End the sandboxes, however the worker ends, and let the records of what ran be closed."""
-    from sandbox_site.web.connections import end_sandboxes
+    """Whatever ends the worker, runs are ended and recorded first."""
+    from executions.services import ongoing
 
-    end_sandboxes()
+    ongoing.end_all(DRAIN_SECONDS)
     if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
         logger.warning("%d requests were cut off", bridge.open)
+    ongoing.finish()

@@ -20,7 +20,11 @@ from sandbox_site import recovery
 
 # Where somebody's session can end between her opening a page and pressing its button. The others
 # of the kind answer by going to the page they belong to.
-_ONLY_POSTED = ("executions_save_filter", "executions_remove_filter", "providers_test")
+_ONLY_POSTED = (
+    *("executions_save_filter", "executions_remove_filter", "executions_cancel"),
+    *("executions_session_close", "executions_session_reset", "executions_session_extend"),
+    "providers_test",
+)
 
 
 class LoginForm(AuthenticationForm):  # type: ignore[misc]

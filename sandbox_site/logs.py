@@ -48,6 +48,8 @@ def configuration(level: str) -> dict[str, Any]:
             "django-q": {"level": "WARNING"},
             # A line for every request that a provider makes.
             "httpx": {"level": "WARNING"},
+            # At DEBUG it tells whole URLs and headers, with what is secret in them.
+            "httpcore": {"level": "INFO"},
             "gunicorn.error": {"handlers": [], "level": "WARNING", "propagate": True},
             "gunicorn.access": {"handlers": [], "level": "INFO", "propagate": True},
         },

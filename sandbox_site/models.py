@@ -4,6 +4,7 @@ from django.db import models
 from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from providers.fields import EncryptedTextField
 from providers.models.announced import AnnouncedQuerySet
 
 
@@ -22,3 +23,18 @@ class RecoveryCode(models.Model):
 
     def __str__(self) -> str:
         return "used" if self.used_at else "unused"
+
+
+class InstallationMark(models.Model):
+    """What every instance of an installation must have in common, by the name of its setting.
+
+    Made by the first instance and compared by each that starts: `sandbox_site.installation`. It is
+    encrypted, so that whoever reads the database cannot try keys against it.
+    """
+
+    name = models.CharField(max_length=32, unique=True)
+    mark = EncryptedTextField()
+    made_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return self.name

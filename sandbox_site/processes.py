@@ -11,11 +11,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+# What a process may take that was told to end now.
 GRACE_SECONDS = 4.0
+TELL_SECONDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,8 +50,8 @@ def descendants_die_with_parents() -> None:
 class ProcessGroup:
     """Named child processes. Leaving the context ends them, with all that they have started.
 
-    They get GRACE_SECONDS to end by themselves. SIGINT and SIGTERM are held back inside the
-    context, so that a second one cannot interrupt the cleaning up after the first.
+    SIGINT and SIGTERM are held back inside the context: the first ends `wait`, the second makes
+    `stop` hurry, and none interrupts the cleaning up.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class ProcessGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_gently()
+        self.stop([list(self._children)], seconds=0, ending_seconds=GRACE_SECONDS)
         _kill_children()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -91,19 +92,64 @@ class ProcessGroup:
             self._reap_adopted()
         return None
 
+    def stop(
+        self,
+        stages: Sequence[Sequence[str]],
+        *,
+        seconds: float,
+        ending_seconds: float,
+        tell: Callable[[list[str], float], None] = lambda names, left: None,
+    ) -> None:
+        """Tell the named processes to end, one stage after the other, and wait for each.
+
+        They have `seconds` each stage. After that, and at once when we are signalled, they are
+        told to end now, for which they have `ending_seconds`. `tell` hears whom is waited for,
+        and how long at most.
+        """
+        is_hurried = seconds <= 0
+        for names in stages:
+            for child in self._alive(names).values():
+                child.terminate()
+            if not is_hurried:
+                is_hurried = not self._wait_for(names, seconds, tell)
+            if is_hurried:
+                for child in self._alive(names).values():
+                    child.send_signal(signal.SIGQUIT)
+                self._wait_for(names, ending_seconds, tell, is_told=True)
+
+    def _wait_for(
+        self,
+        names: Sequence[str],
+        seconds: float,
+        tell: Callable[[list[str], float], None],
+        *,
+        is_told: bool = False,
+    ) -> bool:
+        """Whether they have ended: in time, and before a signal that asks for it unless told."""
+        end = time.monotonic() + seconds
+        next_line = time.monotonic() + (TELL_SECONDS if is_told else 0.5)
+        while alive := self._alive(names):
+            now = time.monotonic()
+            if now >= end:
+                return False
+            if now >= next_line:
+                next_line = now + TELL_SECONDS
+                tell(sorted(alive), end - now)
+            came = signal.sigtimedwait(_WATCHED_SIGNALS, min(end, next_line) - now)
+            if came is not None and came.si_signo in _STOP_SIGNALS and not is_told:
+                return False
+            self._reap_adopted()
+        return True
+
+    def _alive(self, names: Sequence[str]) -> dict[str, subprocess.Popen[bytes]]:
+        found = {name: self._children[name] for name in names if name in self._children}
+        return {name: child for name, child in found.items() if child.poll() is None}
+
     def _reap_adopted(self) -> None:
         ours = {child.pid for child in self._children.values()}
         for pid in _children():
             if pid not in ours:
                 os.waitpid(pid, os.WNOHANG)
-
-    def _end_gently(self) -> None:
-        deadline = time.monotonic() + GRACE_SECONDS
-        for child in self._children.values():
-            child.terminate()
-        for child in self._children.values():
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _children() -> list[int]:

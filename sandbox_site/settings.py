@@ -9,27 +9,41 @@ Three ways to run, told apart by DEBUG:
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from sandbox_site import admin_pages, client_address, keys, logs
+from executions.storage import MOST_LINK_SECONDS
+from providers.key_file import KeyFile
+from sandbox_site import (
+    admin_pages,
+    agent_sandbox,
+    client_address,
+    keys,
+    logs,
+    observability,
+    storage_settings,
+    task_queue,
+)
 from sandbox_site.database import databases, files_of
-from sandbox_site.environment import StrictEnv
+from sandbox_site.env_file import read_env_file
+from sandbox_site.environment import PROJECT, StrictEnv
 from sandbox_site.private_files import write_privately
 
 # Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them.
 django_stubs_ext.monkeypatch()
 
+BASE_DIR: Path = PROJECT
 env = StrictEnv()
-
-BASE_DIR = Path(__file__).resolve().parent.parent
+read_env_file(BASE_DIR / env.str("ENV_FILE", default=".env"))
 DATA_DIR = (BASE_DIR / env.str("DATA_DIR", default="var")).resolve()
 HOST = env.str("HOST", default="127.0.0.1")
 PORT = env.bounded("PORT", default=8000, low=1, high=65535)
+# How this host or container is called in records and on pages.
+INSTANCE = env.str("INSTANCE", default=socket.gethostname())[:100]
 
 _debug = env.tristate("DEBUG")
 DEBUG = _debug is True
@@ -46,7 +60,14 @@ if PRODUCTION and not all(_keys.values()):
 if not PRODUCTION:
     _keys = keys.read(DATA_DIR) | {name: key for name, key in _keys.items() if key}
 SECRET_KEY = _keys.get("SECRET_KEY", "")
+# Former ones: what they signed is still accepted.
+SECRET_KEY_FALLBACKS = keys.split(env.secret("SECRET_KEY_FALLBACKS"))
 FERNET_KEYS = keys.split(_keys.get("FERNET_KEYS", ""))
+FERNET_KEYS_FILE: KeyFile | None = None
+if _file := env.str("FERNET_KEYS_FILE", default=""):
+    FERNET_KEYS_FILE = KeyFile(BASE_DIR / _file)
+elif not env.secret("FERNET_KEYS") and not PRODUCTION:
+    FERNET_KEYS_FILE = KeyFile(DATA_DIR / keys.FILE_NAME, "FERNET_KEYS")
 LEDGER_KEYS = keys.split(_keys.get("LEDGER_KEYS", ""))
 
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[::1]", HOST])
@@ -63,8 +84,10 @@ SECURE_PROXY_SSL_HEADER = (client_address.FORWARDED_PROTO, "https")
 # Set where HTTPS ends at this service or at a proxy in front of it.
 HTTPS_ONLY = env.bool("HTTPS_ONLY", default=False)
 SECURE_SSL_REDIRECT = HTTPS_ONLY
-SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS_ONLY else 0
+# Whether every other name below this one is served over HTTPS is not known here.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 SESSION_COOKIE_SECURE = HTTPS_ONLY
 CSRF_COOKIE_SECURE = HTTPS_ONLY
 SESSION_COOKIE_HTTPONLY = True
@@ -105,6 +128,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django_otp.middleware.OTPMiddleware",
     "executions.middleware.ActorMiddleware",
+    "executions.middleware.DatabaseAwayMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -129,9 +153,17 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = databases(env, DATA_DIR)
+DATABASE_WAIT_SECONDS = env.bounded("DATABASE_WAIT_SECONDS", default=10, low=1, high=60)
+DATABASES = databases(env, DATA_DIR, DATABASE_WAIT_SECONDS)
 # Every process reads this before it writes anything.
 write_privately(DATA_DIR, *files_of(DATABASES))
+# Artifacts, large queued requests and the ledger's checkpoints: what every host needs.
+STORAGES = storage_settings.storages(env)
+STORAGE_FOLDER = storage_settings.shared_folder(env.str("STORAGE_URL", default=""))
+if STORAGE_FOLDER:
+    write_privately(STORAGE_FOLDER)
+# Of a link to a file, where its caller says no time.
+PRESIGN_EXPIRES_SECONDS = env.bounded("PRESIGN_EXPIRES_SECONDS", 300, 1, MOST_LINK_SECONDS)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [
@@ -198,24 +230,36 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Cofferdam",
     "DESCRIPTION": "Runs code in isolation and keeps the record.",
     "VERSION": "1",
+    # What a declaration says of itself is JSON Schema as 3.1 has it.
+    "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "SERVE_AUTHENTICATION": [],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "executions.api.rate_headers.describe",
+    ],
 }
 
 SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
 # Public keys that signed the ledger once and are vouched for by nothing in it.
 LEDGER_TRUSTED_KEYS = env.list("LEDGER_TRUSTED_KEYS", default=[])
-LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default=str(DATA_DIR / "ledger"))
-if LEDGER_CHECKPOINTS:
+# A folder of their own for the checkpoints; "storage" is where the artifacts are as well.
+LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default="storage")
+if LEDGER_CHECKPOINTS not in ("", "storage"):
+    LEDGER_CHECKPOINTS = str(BASE_DIR / LEDGER_CHECKPOINTS)
     write_privately(Path(LEDGER_CHECKPOINTS))
 # Days; 0 keeps for ever. A tenant may have its own.
 SANDBOX_KEEP_DAYS = {
     data: env.bounded(f"SANDBOX_KEEP_{data.upper()}_DAYS", default=0, low=0, high=32_767)
-    for data in ("code", "output", "artifacts")
+    for data in ("code", "output", "artifacts", "records")
 }
+# Records stay at least so long, whatever else is said: six months, as auditors ask.
+SANDBOX_RECORDS_FLOOR_DAYS = env.bounded(
+    "SANDBOX_RECORDS_FLOOR_DAYS", default=183, low=1, high=32_767
+)
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",
@@ -223,6 +267,16 @@ SANDBOX_TIMEOUT_SEC = env.bounded(
     low=1,
     high=SANDBOX_MAX_TIMEOUT_SEC,
 )
+# The bridge, `manage.py code_exec`: RAGFlow's name and number for a run's time. Whoever has set the
+# most for everybody has not meant less than this.
+_most = SANDBOX_MAX_TIMEOUT_SEC if env.str("SANDBOX_MAX_TIMEOUT_SEC", default="") else 600
+COMPONENT_EXEC_TIMEOUT = env.bounded(
+    "COMPONENT_EXEC_TIMEOUT", default=min(600, _most), low=1, high=86_400
+)
+CODE_EXEC_API_KEY = env.secret("CODE_EXEC_API_KEY")
+CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE", default="")
+# RAGFlow's executor, where no provider is configured.
+SANDBOX_HOST = env.host("SANDBOX_HOST")
 SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=200, low=1, high=65_536)
 SANDBOX_MAX_CODE_BYTES = env.bounded(
     "SANDBOX_MAX_CODE_BYTES", default=1024 * 1024, low=1, high=64 * 1024 * 1024
@@ -236,6 +290,39 @@ SANDBOX_MAX_QUEUED = env.bounded("SANDBOX_MAX_QUEUED", default=100, low=0, high=
 SANDBOX_MAX_STORED_MIB = env.bounded(
     "SANDBOX_MAX_STORED_MIB", default=5 * 1024, low=0, high=100 * 1024 * 1024
 )
+SANDBOX_MAX_REQUESTS_PER_MINUTE = env.bounded(
+    "SANDBOX_MAX_REQUESTS_PER_MINUTE", default=6000, low=0, high=10_000_000
+)
+SANDBOX_MAX_EXECUTIONS_PER_DAY = env.bounded(
+    "SANDBOX_MAX_EXECUTIONS_PER_DAY", default=1_000_000, low=0, high=1_000_000_000
+)
+# A hundred runs around the clock.
+SANDBOX_MAX_SECONDS_PER_DAY = env.bounded(
+    "SANDBOX_MAX_SECONDS_PER_DAY", default=8_640_000, low=0, high=1_000_000_000
+)
+# Sessions: how many a tenant may have open, and all together; how long one may be asked to stay;
+# and how long an execution waits for those before it in its session.
+SESSIONS_PER_TENANT = env.bounded("SESSIONS_PER_TENANT", default=20, low=0, high=10_000)
+SESSIONS_MAX_TOTAL = env.bounded(
+    "SESSIONS_MAX_TOTAL",
+    # Agent Sandbox's name for it.
+    default=env.bounded("SANDBOX_MAX_TOTAL", default=200, low=0, high=100_000),
+    low=0,
+    high=100_000,
+)
+SESSION_MAX_SECONDS = env.bounded("SESSION_MAX_SECONDS", default=86_400, low=1, high=31_536_000)
+# How often they are tended: closed, put to sleep and renewed as their times say.
+SANDBOX_REAPER_INTERVAL = env.bounded("SANDBOX_REAPER_INTERVAL", default=15, low=1, high=60)
+SESSION_QUEUE_TIMEOUT = env.bounded("SESSION_QUEUE_TIMEOUT", default=30, low=1, high=3600)
+# What may be in storage of a session and of a tenant: bytes, and files with folders; whether it
+# goes with the session; whether a removed file's bytes go at once, whoever has a link to them.
+_EIB = 2**60
+SESSION_STORAGE_BYTES = env.bounded("SESSION_STORAGE_BYTES", default=2 * 2**30, low=0, high=_EIB)
+SESSION_STORAGE_FILES = env.bounded("SESSION_STORAGE_FILES", default=20_000, low=0, high=60_000)
+TENANT_STORAGE_BYTES = env.bounded("TENANT_STORAGE_BYTES", default=20 * 2**30, low=0, high=_EIB)
+TENANT_STORAGE_FILES = env.bounded("TENANT_STORAGE_FILES", default=1_000_000, low=0, high=2**40)
+DELETE_S3_ON_CLEANUP = env.bool("DELETE_S3_ON_CLEANUP", default=True)
+DELETE_S3_ON_DELETE = env.bool("DELETE_S3_ON_DELETE", default=False)
 # What is left free of the disk for what runs already.
 DISK_RESERVE_MIB = env.bounded("DISK_RESERVE_MIB", default=512, low=0, high=100 * 1024 * 1024)
 SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
@@ -243,8 +330,12 @@ TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 MINIMUM_ISOLATION = env.choice(
     "MINIMUM_ISOLATION", "namespaces", ("microvm", "gvisor", "namespaces", "none")
 )
+SANDBOX_LOCAL_PYTHON = env.str("SANDBOX_LOCAL_PYTHON", default="")
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
+
+# Of callers of Agent Sandbox's API, below /v1.
+AGENT_SANDBOX = agent_sandbox.read(env)
 
 # The web server, `sandbox_site.web`.
 WEB_THREADS = env.bounded("WEB_THREADS", default=16, low=4, high=256)
@@ -260,11 +351,33 @@ WEB_SPOOL_MB = env.bounded(
     low=max(32, 2 * _largest_mb),
     high=max(65_536, 4 * _largest_mb),
 )
+# After SIGTERM: how long /readyz says so before the listener closes, then how long what runs may go
+# on: the longest allowed run, and what starting, ending and recording it takes.
+SHUTDOWN_DELAY_SECONDS = env.bounded("SHUTDOWN_DELAY_SECONDS", default=0, low=0, high=600)
+SHUTDOWN_GRACE_SECONDS = env.bounded(
+    "SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30, low=0, high=90_000
+)
 # Calls of providers that are clients of a service, waited for at once in a web process.
 PROVIDER_WAITS = env.bounded("PROVIDER_WAITS", default=256, low=1, high=4096)
 # Beside public addresses over https, which every provider may have; see providers/addresses.py.
 PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
 PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")
+# Where tenants' files may be fetched from by URL, beside the internet.
+ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS", default=False)
+URL_ALLOWED_NETWORKS = env.networks("URL_ALLOWED_NETWORKS")
+# Where tenants' webhooks may be sent to, beside the internet over https.
+WEBHOOK_ALLOWED_NETWORKS = env.networks("WEBHOOK_ALLOWED_NETWORKS")
+WEBHOOK_PLAIN_HTTP = env.bool("WEBHOOK_PLAIN_HTTP", default=False)
+
+# Metrics, alerts and the export of the ledger; see docs/observability.md.
+METRICS_TOKEN = observability.metrics_token(env)
+METRICS_ALLOWED_ADDRESSES = env.networks("METRICS_ALLOWED_ADDRESSES", names=False)
+ALERTING = observability.alerting(env)
+ALERT_THRESHOLDS = observability.thresholds(env)
+ALERT_ALLOWED_NETWORKS = env.networks("ALERT_ALLOWED_NETWORKS")
+# Django's own names, from EMAIL_BACKEND to EMAIL_TIMEOUT.
+globals().update(observability.mail(env))
+AUDIT_EXPORT = observability.audit_destination(env)
 
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
 POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
@@ -282,31 +395,6 @@ POOL_IMAGES = {
     "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE", default=""),
 }
 
-Q_BROKER = env.choice("Q_BROKER", "orm", ("orm", "redis"))
-Q_WORKERS = env.bounded("Q_WORKERS", default=2, low=1, high=64)
-# Queued executions that each of the workers runs at once.
+# Queued executions that each of the Q_WORKERS runs at once.
 Q_THREADS = env.bounded("Q_THREADS", default=4, low=1, high=64)
-_task_seconds = SANDBOX_MAX_TIMEOUT_SEC + 60
-
-Q_CLUSTER: dict[str, Any] = {
-    "name": "cofferdam",
-    "workers": Q_WORKERS,
-    # A task is taken from the broker only when a worker is about to be free for it.
-    "queue_limit": Q_WORKERS,
-    "bulk": 1,
-    "timeout": _task_seconds,
-    # A task that was delivered waits behind at most two others; only after that is it lost.
-    "retry": 3 * _task_seconds + 60,
-    # A task is tried once. Whether an execution may run again is no decision of the queue.
-    "ack_failures": True,
-    "max_attempts": 1,
-    "catch_up": False,
-    "save_limit": 250,
-}
-if Q_BROKER == "redis":
-    if not (redis_url := env.secret("REDIS_URL")):
-        raise ImproperlyConfigured("Q_BROKER=redis needs REDIS_URL or REDIS_URL_FILE")
-    Q_CLUSTER["redis"] = redis_url
-else:
-    # Seconds between looks into the table; an idle worker's load is these looks.
-    Q_CLUSTER |= {"orm": "default", "poll": 0.05}
+Q_CLUSTER = task_queue.cluster(env, SECRET_KEY, SANDBOX_MAX_TIMEOUT_SEC + 60)

@@ -6,17 +6,22 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 
 from executions.admin.dashboard import pool_view
 from sandbox_site.authenticator import authenticator
-from sandbox_site.health import healthz
+from sandbox_site.health import healthz, readyz
 from sandbox_site.login import login, logout, own_password
+from sandbox_site.metrics import metrics
 
 # Swagger UI writes styles into its page; its script is served from a file of its own.
 docs = csp_update({"style-src": ["'unsafe-inline'"]})(
     SpectacularSwaggerSplitView.as_view(url_name="schema")
 )
 
+handler500 = "executions.middleware.server_error"
+
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
+    path("metrics", metrics, name="metrics"),
     path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
     path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
     path("admin/login/", login, name="login"),

@@ -18,11 +18,11 @@ import django_q.monitor
 from django.db.models.signals import post_save
 from django.utils import timezone
 from django_q.models import Task
-from django_q.signals import call_hook
+from django_q.signals import call_hook, post_execute
 from django_q.worker import worker as run_worker
 
 from executions import tasks as of_executions
-from executions.services.schedules import enqueue_due
+from executions.services.schedules import enqueue_due, note_done
 from providers import tasks as of_providers
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ def restrict() -> None:
     django_q.monitor.save_task = _keep_nothing
     django_q.monitor.save_cached = _keep_nothing
     post_save.disconnect(call_hook, sender=Task)
+    post_execute.connect(_note_done, dispatch_uid="schedules")
 
 
 def work(task_queue: Any, result_queue: Any, timer: Any, timeout: int | None = None) -> None:
@@ -110,3 +111,14 @@ def _facts(task: dict[str, Any]) -> dict[str, Any]:
 
 def _keep_nothing(task: Any, broker: Any) -> None:
     """Of what a task returned, the log says all that is needed."""
+
+
+def _note_done(task: dict[str, Any], **signal: Any) -> None:
+    """In the cluster's monitor, which is to go on monitoring."""
+    name = next((name for name, function in TASKS.items() if function is task.get("func")), "")
+    if not (name and task.get("success")):
+        return
+    try:
+        note_done(name, task["started"])
+    except Exception:
+        logger.exception("%s is done, which could not be noted; it is done once more", name)

@@ -1,28 +1,26 @@
 """Aliyun's Code Interpreter protocol on loopback, for the unmodified SDK; it verifies signatures.
 
-Code runs for real in local sandboxes. The control plane (templates and lists of sandboxes) is
+Code runs for real, as tests/notebook.py tells. The control plane (templates and lists of sandboxes) is
 spoken over HTTPS alone, so a test that needs it gives a certificate.
 """
 
 from __future__ import annotations
 
-import email
 import hashlib
 import hmac
-import json
 import re
 import ssl
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from email import policy
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tests.agentrun_files import OPERATIONS
 from tests.notebook import Cell, Context, Notebook
-from tests.wire_server import Answer, Request, WireServer, send_json
+from tests.wire_server import Answer, Request, Sent, WireServer, send_json
 
-HOME = "/home/user/"
 VERSION = "/2025-09-10/"
 _ACS3 = re.compile(
     r"ACS3-HMAC-SHA256 Credential=(?P<key>[^,]+),SignedHeaders=(?P<headers>[^,]+),"
@@ -37,14 +35,12 @@ class AgentRunServer(WireServer):
 
     def __init__(
         self,
-        provider: Any,
         *,
         access_key_id: str = "LTAI5t-key-id",
         access_key_secret: str = "the-access-key-secret",
         region: str = "cn-hangzhou",
         certificate: Path | None = None,
     ) -> None:
-        self.provider = provider
         self.access_key_id = access_key_id
         self.access_key_secret = access_key_secret
         self.region = region
@@ -52,11 +48,20 @@ class AgentRunServer(WireServer):
         self.idle_seconds: list[int] = []
         self.templates = {"code"}
         self.unsigned = 0
+        # Whether a file that is moved replaces another, which the service does not say of itself.
+        self.replaces = True
+        # What is answered in place of the truth, where there is something.
+        self.lies: Callable[[str], Any] = lambda operation: None
         super().__init__()
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
             self.serve_tls(context)
+
+    def close(self) -> None:
+        super().close()
+        for notebook in list(self.sandboxes.values()):
+            notebook.kill()
 
     def error_body(self, status: int) -> Any:
         return {
@@ -77,7 +82,7 @@ class AgentRunServer(WireServer):
             return "delete" if method == "DELETE" else "get"
         if parts[2:] == ["contexts", "execute"]:
             return "execute"
-        return parts[3] if parts[2] == "filesystem" and len(parts) > 3 else parts[2]
+        return parts[3] if parts[2] in ("filesystem", "processes") and len(parts) > 3 else parts[2]
 
     def answer(self, operation: str, request: Request, fault: str | None) -> None:
         if request.path.startswith(VERSION):
@@ -102,14 +107,16 @@ class AgentRunServer(WireServer):
             del self.sandboxes[sandbox_id]
             notebook.kill()
             raise Answer(200, _success({"sandboxId": sandbox_id, "status": "TERMINATED"}))
+        if operation == "get":
+            raise Answer(200, _success({"sandboxId": sandbox_id, "status": "READY"}))
         if operation == "execute":
             self._execute(notebook, request, fault)
         if operation == "contexts":
             _contexts(notebook, request)
-        if operation == "upload":
-            _upload(notebook, request)
-        if operation == "download":
-            _download(notebook, request)
+        if (lie := self.lies(operation)) is not None:
+            raise Answer(200, lie)
+        if operation in OPERATIONS:
+            OPERATIONS[operation](notebook, request, self)
         raise Answer(404, {"code": "NoRoute", "message": operation})
 
     def _verify(self, request: Request) -> None:
@@ -178,14 +185,14 @@ class AgentRunServer(WireServer):
             raise Answer(404, {"code": "TemplateNotFound", "message": "template does not exist"})
         sandbox_id = asked.get("sandboxId") or str(uuid.uuid4())
         self.idle_seconds.append(asked["sandboxIdleTimeoutSeconds"])
-        self.sandboxes[sandbox_id] = Notebook(self.provider)
+        self.sandboxes[sandbox_id] = Notebook()
         data = {
             "sandboxId": sandbox_id,
             "templateName": asked["templateName"],
             "status": "READY",
         }
         send_json(request, 200, _success(data), truncated=fault == "truncated")
-        raise _Sent
+        raise Sent
 
     def _execute(self, notebook: Notebook, request: Request, fault: str | None) -> None:
         asked = request.json
@@ -197,18 +204,19 @@ class AgentRunServer(WireServer):
         language = context.language if context else asked.get("language", "python")
         self.count(asked["code"])
         try:
-            cell = notebook.run(asked["code"], language, asked["timeout"] + 60, context)
-        except Exception:
+            cell = notebook.run(asked["code"], language, context)
+        except (OSError, RuntimeError):
             request.cut()
-            raise _Sent from None
-        if fault == "lost":
+            raise Sent from None
+        if notebook.dead or fault == "lost":
             request.cut()
-            raise _Sent
+            raise Sent
+        self.refuse_what_ran(fault)
         if fault == "slow":
             self.pause(5)
         body = {"contextId": asked.get("contextId"), "results": _results(cell)}
         send_json(request, 200, body, truncated=fault == "truncated")
-        raise _Sent
+        raise Sent
 
     def _control(self, operation: str, request: Request) -> None:
         self._verify_control(request)
@@ -227,13 +235,6 @@ class AgentRunServer(WireServer):
                 raise Answer(404, {"code": "TemplateNotFound", "message": message})
             raise Answer(200, _success({"templateName": name, "status": "READY"}))
         raise Answer(404, {"code": "NoRoute", "message": operation})
-
-
-class _Sent(Answer):
-    """The answer is already on its way."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 def _success(data: Any) -> dict[str, Any]:
@@ -260,29 +261,18 @@ def _contexts(notebook: Notebook, request: Request) -> None:
     if request.method == "POST":
         name = uuid.uuid4().hex
         asked = request.json
-        notebook.contexts[name] = Context(asked["language"])
+        notebook.contexts[name] = Context(notebook, asked["language"], asked["cwd"])
         raise Answer(200, {"id": name, "language": asked["language"], "cwd": asked["cwd"]})
     if request.method == "DELETE":
-        if notebook.contexts.pop(parts[3], None) is None:
+        context = notebook.contexts.pop(parts[3], None)
+        if context is None:
             raise Answer(404, {"code": "ContextNotFound", "message": "context not found"})
-        raise Answer(200, {"id": parts[3]})
-    raise Answer(200, [{"id": name} for name in notebook.contexts])
-
-
-def _upload(notebook: Notebook, request: Request) -> None:
-    header = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
-    message = email.message_from_bytes(header + request.body, policy=policy.HTTP)
-    parts = {
-        part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
-        for part in message.iter_parts()
-    }
-    path = parts["path"].decode().removeprefix(HOME)
-    notebook.files[path] = parts["file"]
-    raise Answer(200, {"path": HOME + path, "size": len(parts["file"])})
-
-
-def _download(notebook: Notebook, request: Request) -> None:
-    content = notebook.files.get(request.query["path"].removeprefix(HOME))
-    if content is None:
-        raise Answer(404, json.dumps({"code": "FileNotFound"}).encode())
-    raise Answer(200, content, Content_Type="application/octet-stream")
+        context.restart()
+        raise Answer(204)
+    raise Answer(
+        200,
+        [
+            {"id": name, "language": context.language, "cwd": context.cwd}
+            for name, context in notebook.contexts.items()
+        ],
+    )

@@ -32,14 +32,17 @@ class Authority:
         )
         self.pem = own.sign(self._key, SHA256()).public_bytes(Encoding.PEM).decode()
 
-    def issue(self, folder: Path) -> Issued:
-        """A new key with its certificate, written below `folder`."""
+    def issue(self, folder: Path, *names: str) -> Issued:
+        """A new key with its certificate, for `names` too, written below `folder`."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        alternatives = x509.SubjectAlternativeName(
+            [
+                *map(x509.DNSName, ("localhost", *names)),
+                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            ]
         )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        certificate = _builder(subject, self._name, key).add_extension(names, critical=False)
+        certificate = _builder(subject, self._name, key).add_extension(alternatives, critical=False)
         signed = certificate.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         path = folder / f"{id(key)}.pem"

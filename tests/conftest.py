@@ -2,45 +2,91 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pytest
+from django.db import connection
 from rest_framework.test import APIClient
 
 from executions.models import ApiKey, Tenant
+from executions.services import leases
 from executions.services.keys import create_api_key
+from executions.services.workspaces import threads
 from providers.services import probing, trial
+from tests.required import require as require
 
 pytest_plugins = [
     "tests.provider_fixtures",
     "tests.sandboxes",
+    "tests.kept_guest",
     "tests.docker_engine",
     "tests.remote_providers",
     "tests.routing",
+    "tests.sessions",
     "tests.lying_provider",
+    "tests.servers",
+    "tests.policies",
+    "tests.postgres_server",
+    "tests.bucket",
+    "tests.streaming",
 ]
 
+# What makes a test one of the database, and what it then waits for instead: a browser, an engine.
+DATABASE_FIXTURES = frozenset({"db", "transactional_db"})
+SLOW_FIXTURES = frozenset({"page", "engine", "private_engine", "gvisor", "own", "own_servers"})
 
-def require(component: str) -> str:
-    """The path of a program the test needs, such as "bwrap" or "chromium".
 
-    A missing one skips the test on a developer's machine and fails it under REQUIRE=all.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark `database`: what runs on PostgreSQL and Redis too (see `make test-servers`). Leave out
+    what is about the other database.
     """
-    if path := shutil.which(component):
-        return path
-    reason = f"{component} is not installed"
-    if os.environ.get("REQUIRE") == "all":
-        pytest.fail(f"{reason}, and REQUIRE=all", pytrace=False)
-    pytest.skip(reason)
+    left_out = [item for item in items if _is_of_another_database(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("django_db"):
+            used.add("db")
+        if used & DATABASE_FIXTURES and not used & SLOW_FIXTURES:
+            item.add_marker("database")
+
+
+def _is_of_another_database(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("only_on")
+    return mark is not None and connection.vendor not in mark.args
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """What is saved behind an answer is saved before the test's rows go."""
+    assert threads.wait_until_idle(60)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """Tests give a configuration the id 1, of which PostgreSQL's own count is not to know."""
+    with django_db_blocker.unblock():
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("ALTER SEQUENCE providers_providerconfig_id_seq RESTART 1000")
 
 
 @pytest.fixture(autouse=True)
 def _no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed try is told at once; that it is not otherwise has a test of its own."""
     monkeypatch.setattr(trial, "STEP_SECONDS", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def lease(monkeypatch: pytest.MonkeyPatch) -> leases.Keeper:
+    """Each test is a process of its own. Its rows go with the test, so nobody keeps its lease."""
+    keeper = leases.Keeper()
+    monkeypatch.setattr(keeper, "_start_thread", lambda: None)
+    monkeypatch.setattr(leases, "_keeper", keeper)
+    return keeper
 
 
 @dataclass

@@ -24,24 +24,17 @@ import docker
 import pytest
 import requests
 
-from providers.base import ExecutionResult, Limits
 from providers.pool.background import BackgroundLoop
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from providers.pool.launchers.docker_owner import POOL_LABEL
-from providers.pool.requests import Job, make_template, run_request
+from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
-from tests.conftest import require
+from providers.values import ExecutionResult, Job, SandboxLimits
+from tests.required import missing, require
 
 SMALL_IMAGE = "cofferdam-tests/small"
 
 _pools = itertools.count()
-
-
-def missing(reason: str) -> None:
-    """Skip, or fail where everything must be there."""
-    if os.environ.get("REQUIRE") == "all":
-        pytest.fail(f"{reason}, and REQUIRE=all", pytrace=False)
-    pytest.skip(reason)
 
 
 def new_pool_id() -> str:
@@ -66,7 +59,7 @@ class Containers:
 
     def start(self, language: str = "python", **limits: int) -> Sandbox:
         """A warm sandbox in a container of its own."""
-        bounds = replace(Limits(), **limits)
+        bounds = replace(SandboxLimits(), **limits)
         template = make_template(language, language, self.launcher, bounds)
         return self.loop.call(Sandbox.start(self.launcher, template))
 
@@ -74,11 +67,11 @@ class Containers:
         self, sandbox: Sandbox, code: str, *, timeout: float = 20, **job: Any
     ) -> ExecutionResult:
         wanted = Job(textwrap.dedent(code), sandbox.template.language, timeout, **job)
-        return self.loop.call(sandbox.run(run_request(wanted, sandbox.template)))
+        return self.loop.call(sandbox.run(wanted))
 
     def run(self, code: str, language: str = "python", **options: Any) -> ExecutionResult:
         """Run dedented code in a fresh container, and destroy that."""
-        limits = {name: options.pop(name) for name in list(options) if hasattr(Limits, name)}
+        limits = {name: options.pop(name) for name in list(options) if hasattr(SandboxLimits, name)}
         sandbox = self.start(language, **limits)
         try:
             return self.run_in(sandbox, code, **options)

@@ -6,23 +6,20 @@ E2B_SANDBOX_URL both are http://127.0.0.1:PORT.
 
 from __future__ import annotations
 
-import base64
-import email
 import json
 import sys
 import threading
 import time
 import uuid
 from dataclasses import dataclass
-from email import policy
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from tests.notebook import Cell, Context, Notebook
-from tests.wire_server import Answer, Request, WireServer, send_json
+from tests.envd import Commands, Files
+from tests.notebook import HOME, Cell, Context, Notebook
+from tests.wire_server import Answer, Request, Sent, WireServer, send_json
 
-HOME = "/home/user/"
-STREAM_END = 2
+KERNELS = ("python", "javascript", "typescript")
 
 
 @dataclass
@@ -34,19 +31,27 @@ class Sandbox:
     lifetime: float
     started: float
 
+    def __post_init__(self) -> None:
+        self.files = Files(self.notebook)
+        self.commands = Commands(self.notebook)
+
 
 class E2BServer(WireServer):
     """Faults beyond the common ones: `truncated`, `slow` (a stream that dribbles), `dead` (the
     sandbox is found to be gone), `lost` (the code runs, and then the connection is cut).
     """
 
-    def __init__(self, provider: Any, *, api_key: str = "e2b_secret_key", port: int = 0) -> None:
-        self.provider = provider
+    def __init__(self, *, api_key: str = "e2b_secret_key", port: int = 0) -> None:
         self.api_key = api_key
         self.sandboxes: dict[str, Sandbox] = {}
         self.created = 0
         self.internet: list[bool | None] = []
         super().__init__(port)
+
+    def close(self) -> None:
+        super().close()
+        for sandbox in list(self.sandboxes.values()):
+            sandbox.notebook.kill()
 
     def operation(self, request: Request) -> str:
         method, path = request.method, request.path
@@ -92,6 +97,9 @@ class E2BServer(WireServer):
             del self.sandboxes[sandbox_id]
             sandbox.notebook.kill()
             raise Answer(204)
+        if operation == "timeout":
+            sandbox.lifetime = time.time() - sandbox.started + request.json["timeout"]
+            raise Answer(204)
         if operation == "connect":
             raise Answer(200, self._described(sandbox_id, sandbox))
         raise Answer(404, {"code": 404, "message": f"{operation} is not served here"})
@@ -101,7 +109,7 @@ class E2BServer(WireServer):
         if asked["templateID"].startswith("missing"):
             raise Answer(404, {"code": 404, "message": "template not found"})
         sandbox = Sandbox(
-            Notebook(self.provider),
+            Notebook(asked.get("envVars")),
             uuid.uuid4().hex,
             asked["templateID"],
             asked.get("metadata", {}),
@@ -115,7 +123,7 @@ class E2BServer(WireServer):
         send_json(
             request, 201, self._described(sandbox_id, sandbox), truncated=fault == "truncated"
         )
-        raise _Sent
+        raise Sent
 
     def _list(self, request: Request) -> None:
         wanted = dict(parse_qsl(unquote(request.query.get("metadata", ""))))
@@ -169,17 +177,10 @@ class E2BServer(WireServer):
             _contexts(notebook, request)
         elif operation == "health":
             raise Answer(204)
-        elif operation == "write":
-            _write(notebook, request)
-        elif operation == "read":
-            _read(notebook, request)
-        elif operation == "Start":
-            self._start(notebook, request, fault)
-        elif operation == "MakeDir":
-            path = _workspace(request.json["path"])
-            raise Answer(200, {"entry": _entry(path, b"") | {"type": "FILE_TYPE_DIRECTORY"}})
-        elif operation in ("ListDir", "Stat"):
-            _look(notebook, operation, request)
+        elif request.path.startswith("/process."):
+            sandbox.commands.answer(operation, request, fault, self)
+        else:
+            sandbox.files.answer(operation, request)
         raise Answer(501, {"code": "unimplemented", "message": operation})
 
     def _execute(self, notebook: Notebook, request: Request, fault: str | None) -> None:
@@ -190,69 +191,56 @@ class E2BServer(WireServer):
             if context is None:
                 raise Answer(404, f"Context {asked['context_id']} not found".encode())
         language = context.language if context else asked["language"] or "python"
+        if language not in KERNELS:
+            raise Answer(500, f"no kernel for {language}".encode())
         self.count(asked["code"])
+        live = fault is None
+        now = time.time_ns()
+
+        def send(kind: str, text: str) -> None:
+            for start in range(0, len(text), 8000) if live else ():
+                piece = text[start : start + 8000]
+                event = {"type": kind, "text": piece, "timestamp": now}
+                request.send_chunk(json.dumps(event).encode() + b"\n")
+
+        if live:
+            request.start_stream("application/x-ndjson")
         try:
-            cell = notebook.run(asked["code"], language, 300, context)
-        except KeyError:
-            raise Answer(500, f"no kernel for {language}".encode()) from None
-        except Exception:
+            cell = notebook.run(
+                asked["code"],
+                language,
+                context,
+                emit=send,
+                environment=asked.get("env_vars"),
+                is_gone=request.is_gone,
+            )
+        except (OSError, RuntimeError):
             request.cut()
-            raise _Sent from None
-        if fault == "lost":
+            raise Sent from None
+        if notebook.dead or fault == "lost":
             request.cut()
-            raise _Sent
-        request.start_stream("application/x-ndjson")
-        lines = [json.dumps(event).encode() + b"\n" for event in _events(cell)]
+            raise Sent
+        self.refuse_what_ran(fault)
+        if not live:
+            request.start_stream("application/x-ndjson")
+        lines = [json.dumps(event).encode() + b"\n" for event in _events(cell, live)]
         for line in lines:
             if fault == "truncated" and line is lines[-2]:
                 request.send_chunk(line[: len(line) // 2])
                 request.cut()
-                raise _Sent
+                raise Sent
             if fault == "slow":
                 self.pause(0.5)
             request.send_chunk(line)
         request.end_stream()
-        raise _Sent
-
-    def _start(self, notebook: Notebook, request: Request, fault: str | None) -> None:
-        process = json.loads(request.body[5:])["process"]
-        command = process["args"][-1]
-        self.count(notebook.files.get("main.sh", command.encode()).decode())
-        request.start_stream("application/connect+json")
-
-        def send(message: dict[str, Any], flags: int = 0) -> None:
-            body = json.dumps(message).encode()
-            request.send_chunk(bytes([flags]) + len(body).to_bytes(4, "big") + body)
-
-        send({"event": {"start": {"pid": 42}}})
-        try:
-            result = notebook.run_shell(command, 300)
-        except Exception:
-            request.cut()
-            raise _Sent from None
-        for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
-            for start in range(0, len(text), 60_000):
-                piece = base64.b64encode(text[start : start + 60_000].encode()).decode()
-                send({"event": {"data": {stream: piece}}})
-        code = result.exit_code if result.exit_code is not None else -1
-        end = {"exitCode": code, "exited": True, "status": f"exit status {code}"}
-        send({"event": {"end": end | ({"error": end["status"]} if code else {})}})
-        send({}, STREAM_END)
-        request.end_stream()
-        raise _Sent
+        raise Sent
 
 
-class _Sent(Answer):
-    """The answer is already on its way."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
-def _events(cell: Cell) -> list[dict[str, Any]]:
+def _events(cell: Cell, live: bool) -> list[dict[str, Any]]:
+    """What a cell tells; `live` when its output has been told as it came."""
     now = time.time_ns()
     events: list[dict[str, Any]] = [{"type": "number_of_executions", "execution_count": 1}]
-    for kind, text in (("stdout", cell.stdout), ("stderr", cell.stderr)):
+    for kind, text in () if live else (("stdout", cell.stdout), ("stderr", cell.stderr)):
         for start in range(0, len(text), 8000):
             piece = text[start : start + 8000]
             events.append({"type": kind, "text": piece, "timestamp": now})
@@ -266,68 +254,24 @@ def _events(cell: Cell) -> list[dict[str, Any]]:
 def _contexts(notebook: Notebook, request: Request) -> None:
     parts = request.path.strip("/").split("/")
     if request.method == "GET":
-        raise Answer(
-            200,
-            [
-                {"id": name, "language": context.language, "cwd": HOME}
-                for name, context in notebook.contexts.items()
-            ],
-        )
+        raise Answer(200, [_told(name, one) for name, one in notebook.contexts.items()])
     if request.method == "POST" and len(parts) == 1:
+        asked = request.json
         name = uuid.uuid4().hex
-        notebook.contexts[name] = context = Context(request.json.get("language") or "python")
-        raise Answer(200, {"id": name, "language": context.language, "cwd": HOME})
-    if notebook.contexts.pop(parts[1], None) is None:
+        context = Context(notebook, asked.get("language") or "python", asked.get("cwd") or HOME)
+        notebook.contexts[name] = context
+        raise Answer(200, _told(name, context))
+    known = notebook.contexts.get(parts[1])
+    if known is None:
         raise Answer(404, f"Context {parts[1]} not found".encode())
+    known.restart()
+    if request.method == "DELETE":
+        del notebook.contexts[parts[1]]
     raise Answer(204)
 
 
-def _write(notebook: Notebook, request: Request) -> None:
-    header = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
-    message = email.message_from_bytes(header + request.body, policy=policy.HTTP)
-    written = []
-    for part in message.iter_parts():
-        path = _workspace(request.query.get("path") or part.get_filename() or "")
-        notebook.files[path] = part.get_payload(decode=True) or b""
-        written.append({"path": HOME + path, "name": path.split("/")[-1], "type": "file"})
-    raise Answer(200, written)
-
-
-def _read(notebook: Notebook, request: Request) -> None:
-    path = _workspace(request.query["path"])
-    if path not in notebook.files:
-        raise Answer(404, {"code": 404, "message": f"file {path} not found"})
-    raise Answer(200, notebook.files[path], Content_Type="application/octet-stream")
-
-
-def _look(notebook: Notebook, operation: str, request: Request) -> None:
-    path = _workspace(request.json["path"])
-    if operation == "Stat":
-        if path not in notebook.files:
-            raise Answer(404, {"code": "not_found", "message": path})
-        raise Answer(200, {"entry": _entry(path, notebook.files[path])})
-    below = {name: data for name, data in notebook.files.items() if name.startswith(f"{path}/")}
-    if not below:
-        raise Answer(404, {"code": "not_found", "message": path})
-    raise Answer(200, {"entries": [_entry(name, data) for name, data in below.items()]})
-
-
-def _entry(path: str, content: bytes) -> dict[str, Any]:
-    return {
-        "name": path.split("/")[-1],
-        "type": "FILE_TYPE_FILE",
-        "path": HOME + path,
-        "size": str(len(content)),
-        "mode": 420,
-        "permissions": "-rw-r--r--",
-        "owner": "user",
-        "group": "user",
-        "modifiedTime": _time(time.time()),
-    }
-
-
-def _workspace(path: str) -> str:
-    return path.removeprefix(HOME)
+def _told(name: str, context: Context) -> dict[str, str]:
+    return {"id": name, "language": context.language, "cwd": context.cwd}
 
 
 def _time(seconds: float) -> str:
@@ -336,9 +280,7 @@ def _time(seconds: float) -> str:
 
 def main() -> None:
     """Serve until interrupted."""
-    from tests.notebook import standalone_provider
-
-    server = E2BServer(standalone_provider(), api_key="e2b_try", port=int(sys.argv[1]))
+    server = E2BServer(api_key="e2b_try", port=int(sys.argv[1]))
     print(f"E2B_API_URL={server.url} E2B_SANDBOX_URL={server.url}", flush=True)
     threading.Event().wait()
 

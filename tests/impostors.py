@@ -74,8 +74,8 @@ class Impostor:
     def interpreter(self, language: str) -> str | None:
         return sys.executable
 
-    def guest_path(self) -> str:
-        return ""
+    def node_runner(self) -> list[str]:
+        return [""]
 
     def close(self) -> None:
         """Nothing is held."""

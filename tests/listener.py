@@ -12,14 +12,19 @@ class Listener:
     """Takes connections on loopback until left; over TLS with `tls`, whose handshakes it counts.
 
     `received` is all that anybody has sent, decrypted. It answers with `answer`, once something
-    came, and closes.
+    came, and closes. What it counts is complete once `settle` has returned.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None, answer: bytes = b"") -> None:
         self.received = b""
         self.connections = 0
         self.handshakes = 0
+        self._ended = 0
+        self._changed = threading.Condition()
         self._tls = tls
+        if tls is not None:
+            # A caller who leaves right after the handshake would break it while tickets are sent.
+            tls.num_tickets = 0
         self._answer = answer
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -37,6 +42,11 @@ class Listener:
     ) -> None:
         self._socket.close()
 
+    def settle(self) -> None:
+        """Wait until a caller has come, and every one who came has been listened to."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: 0 < self.connections == self._ended, timeout=30)
+
     def _serve(self) -> None:
         while True:
             try:
@@ -48,6 +58,10 @@ class Listener:
                 self._take(connection)
             except OSError:
                 continue
+            finally:
+                with self._changed:
+                    self._ended += 1
+                    self._changed.notify_all()
 
     def _take(self, connection: socket.socket) -> None:
         with connection:

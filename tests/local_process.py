@@ -24,16 +24,19 @@ def main() -> None:
     settings.configure(
         DATA_DIR=Path(config.pop("data_dir")),
         MINIMUM_ISOLATION="none" if config.get("unisolated") else "namespaces",
+        SANDBOX_LOCAL_PYTHON="",
         SANDBOX_LOCAL_UNISOLATED=config.pop("unisolated", False),
     )
-    owner = config.pop("owner", "")
-    if uid := config.pop("uid", None):
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+    # Before the user changes: the project may lie where only the first one can read.
     from providers.errors import SandboxError
     from providers.local.provider import LocalProvider
 
+    owner = config.pop("owner", "")
+    if uid := config.pop("uid", None):
+        os.chdir("/")
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     provider = LocalProvider()
     try:
         provider.initialize(LocalProvider.check_config(config))

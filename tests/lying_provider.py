@@ -19,15 +19,32 @@ MODULE = "lying_provider_package"
 SOURCE = '''
 """`behaviour` has one function for each method; what is not there is done honestly."""
 
-from providers.base import ExecutionResult, Health, SandboxInstance, SandboxProvider
+from providers.base import Health, SandboxProvider
+from providers.sandbox import Sandbox
+from providers.values import ExecutionResult
 
 behaviour = {}
 calls = []
+jobs = []
 
 
 def _do(name, honest):
     calls.append(name)
     return behaviour[name]() if name in behaviour else honest
+
+
+class LiarsSandbox(Sandbox):
+    ref = "1"
+
+    def __init__(self, metadata=None):
+        self.metadata = {"runtime": "lies"} if metadata is None else metadata
+
+    def run(self, job, emit=None):
+        jobs.append(job)
+        return _do("run", ExecutionResult("42\\n", "", 0, 0.1))
+
+    def close(self):
+        return _do("close", True)
 
 
 class Liar(SandboxProvider):
@@ -41,21 +58,21 @@ class Liar(SandboxProvider):
     def initialize(self, config):
         return _do("initialize", True)
 
-    def create_instance(self, template="python", *, owner=""):
-        instance = SandboxInstance("1", self.id, "running", {"runtime": "lies"})
-        return _do("create_instance", instance)
-
-    def execute_code(self, instance_id, code, language, timeout=10, arguments=None, **options):
-        return _do("execute_code", ExecutionResult("42\\n", "", 0, 0.1))
-
-    def destroy_instance(self, instance_id):
-        return _do("destroy_instance", True)
+    def open(self, spec, owner):
+        return _do("open", LiarsSandbox())
 
     def health_check(self):
         return _do("health_check", Health(True))
 
     def get_supported_languages(self):
         return _do("get_supported_languages", ["python"])
+
+    @property
+    def max_timeout(self):
+        return behaviour["max_timeout"]() if "max_timeout" in behaviour else None
+
+    def is_full(self):
+        return _do("is_full", False)
 '''
 
 
@@ -66,6 +83,7 @@ class Liar:
         self.module = import_module(MODULE)
         self.module.behaviour.clear()
         self.module.calls.clear()
+        self.module.jobs.clear()
 
     @property
     def calls(self) -> list[str]:
@@ -76,10 +94,10 @@ class Liar:
 
     def answers(self, **fields: Any) -> None:
         """Have every run answered with an ExecutionResult of these fields, whatever they are."""
-        from providers.base import ExecutionResult
+        from providers.values import ExecutionResult
 
         given = {"stdout": "", "stderr": "", "exit_code": 0, "execution_time": 0.1, **fields}
-        self.does("execute_code", lambda: ExecutionResult(**given))
+        self.does("run", lambda: ExecutionResult(**given))
 
 
 @pytest.fixture

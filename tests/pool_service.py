@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import urllib.error
@@ -21,6 +22,7 @@ from tests.conftest import require
 from tests.processes import ROOT, Service, clean_environment, free_port, started
 
 CODE = "print('ran')"
+SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,16 @@ def provider_of(endpoint: str, **config: Any) -> Iterator[SelfManagedProvider]:
         yield provider
     finally:
         provider.close()
+
+
+def disconnected_run(pool: PoolService, instance_id: str, code: str) -> socket.socket:
+    """A connection that has sent a run and does not read the answer."""
+    body = json.dumps({"code": code, "language": "python", "timeout": 60}).encode()
+    host, port = pool.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(
+        f"POST /v1/instances/{instance_id}/run HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return connection

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STOP_SECONDS = 5.0
+STOP_SECONDS = 20.0
 NO_DOCKER = "unix:///nowhere/docker.sock"
 
 
@@ -31,7 +31,7 @@ def clean_environment(data_dir: Path, **extra: str) -> dict[str, str]:
     """
     inherited = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in inherited if name in os.environ}
-    environment["DOCKER_HOST"] = NO_DOCKER
+    environment |= {"DOCKER_HOST": NO_DOCKER, "ENV_FILE": os.devnull}
     return environment | {"DATA_DIR": str(data_dir)} | extra
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from executions.services import ongoing
 from providers import registry
 from providers.manager import manager
 from tests.conftest import require
@@ -43,7 +44,12 @@ def scripted(
     activate("scripted", {})
     module = import_module(MODULE)
     module.events.clear()
-    yield lambda: list(module.events)
+
+    def asked() -> list[str]:
+        assert ongoing.wait_for_ends(20)
+        return list(module.events)
+
+    yield asked
     manager.close()
     monkeypatch.undo()
     registry.refresh()
@@ -52,10 +58,41 @@ def scripted(
 MODULE = "scripted_provider"
 SCRIPTED = """
 from providers import errors
-from providers.base import ArtifactFile, ExecutionResult, Health, SandboxInstance, SandboxProvider
+from providers.base import Health, SandboxProvider
+from providers.sandbox import Sandbox
+from providers.values import ArtifactFile, ExecutionResult
 from providers.waiting import carried_out
 
 events = []
+
+
+class ScriptedSandbox(Sandbox):
+    metadata = {"runtime": "none"}
+
+    def __init__(self, ref):
+        self.ref = ref
+
+    def run(self, job, emit=None):
+        events.append(f"execute in {self.ref}")
+        names = {
+            "ArtifactFile": ArtifactFile,
+            "ExecutionResult": ExecutionResult,
+            "errors": errors,
+            "events": events,
+            "limits": job.limits,
+        }
+        exec(job.code, names)
+        return names.get("answer", ExecutionResult("", "", 0, 0.0))
+
+    def submit_run(self, job, emit=None):
+        # The code looks at the rows of the test, which are seen in its own thread alone.
+        return carried_out(lambda: self.run(job, emit))
+
+    def close(self):
+        events.append(f"destroy {self.ref}")
+        if "indestructible" in events:
+            raise errors.ConnectionFailed("The sandbox does not answer.")
+        return True
 
 
 class Scripted(SandboxProvider):
@@ -66,33 +103,11 @@ class Scripted(SandboxProvider):
     def initialize(self, config):
         return True
 
-    def create_instance(self, template="python", *, owner=""):
-        events.append(f"create {template} for {owner}")
-        if template == "unlucky":
+    def open(self, spec, owner):
+        events.append(f"create {spec.template} for {owner}")
+        if spec.template == "unlucky":
             raise errors.CreationFailed("There is no room for another sandbox.")
-        return SandboxInstance(f"{owner}-1", self.id, "running", {"runtime": "none"})
-
-    def execute_code(self, instance_id, code, language, timeout=10, arguments=None, **options):
-        events.append(f"execute in {instance_id}")
-        names = {
-            "ArtifactFile": ArtifactFile,
-            "ExecutionResult": ExecutionResult,
-            "errors": errors,
-            "events": events,
-            "limits": options["limits"],
-        }
-        exec(code, names)
-        return names.get("answer", ExecutionResult("", "", 0, 0.0))
-
-    def submit_execute_code(self, *args, **options):
-        # The code looks at the rows of the test, which are seen in its own thread alone.
-        return carried_out(lambda: self.execute_code(*args, **options))
-
-    def destroy_instance(self, instance_id):
-        events.append(f"destroy {instance_id}")
-        if "indestructible" in events:
-            raise errors.ConnectionFailed("The sandbox does not answer.")
-        return True
+        return ScriptedSandbox(f"{owner}-1")
 
     def health_check(self):
         return Health(True)

@@ -41,7 +41,8 @@ import os
 import threading
 import time
 
-from providers.base import ExecutionResult, Health, SandboxInstance, SandboxProvider
+from providers.base import Health, SandboxInstance, SandboxProvider
+from providers.values import ExecutionResult
 from providers.errors import ConnectionFailed, InvalidConfiguration
 from providers.schema import ConfigField
 

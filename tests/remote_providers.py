@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
-from providers.base import ExecutionResult, SandboxProvider
+from providers.base import SandboxProvider
 from providers.e2b.provider import E2BProvider
+from providers.sandbox import KeptSandbox
 from providers.services import breaker
 from providers.services.kept import forget_all
+from providers.values import Event, ExecutionResult
 from tests.agentrun_server import AgentRunServer
 from tests.e2b_server import E2BServer
-from tests.sandboxes import Local
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +52,8 @@ def e2b_config(server: E2BServer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def e2b_server(bubblewrap: Local) -> Iterator[E2BServer]:
-    server = E2BServer(bubblewrap.provider)
+def e2b_server() -> Iterator[E2BServer]:
+    server = E2BServer()
     yield server
     server.close()
 
@@ -85,8 +86,8 @@ def aliyun_config(server: AgentRunServer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def aliyun_server(bubblewrap: Local) -> Iterator[AgentRunServer]:
-    server = AgentRunServer(bubblewrap.provider)
+def aliyun_server() -> Iterator[AgentRunServer]:
+    server = AgentRunServer()
     yield server
     server.close()
 
@@ -96,3 +97,9 @@ def aliyun(aliyun_server: AgentRunServer) -> Iterator[AliyunCodeInterpreterProvi
     provider = open_aliyun(aliyun_server)
     yield provider
     provider.close()
+
+
+def followed(sandbox: KeptSandbox, pid: int, after: int = 0) -> bytes:
+    events: list[Event] = []
+    sandbox.processes.follow(pid, events.append, after)
+    return b"".join(event.data for event in events)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import base64
-import os
 import struct
 import subprocess
 from functools import cache
 
-import pytest
-
 from providers.pool.guest_files import find_python
+from tests.required import missing
 
 
 def require_module(name: str) -> None:
     """Skip the test, or fail it under REQUIRE=all, where sandboxes cannot import this module."""
     if _is_importable(name):
         return
-    reason = f"python3 of the sandboxes has no {name} (apt-get install python3-{name})"
-    if os.environ.get("REQUIRE") == "all":
-        pytest.fail(f"{reason}, and REQUIRE=all", pytrace=False)
-    pytest.skip(reason)
+    missing(f"python3 of the sandboxes has no {name} (apt-get install python3-{name})")
 
 
 @cache

@@ -46,6 +46,9 @@ def services(
     db: None, e2b_server: E2BServer, aliyun_server: AgentRunServer
 ) -> Iterator[tuple[E2BServer, AgentRunServer]]:
     """Both remote services, configured; nothing is active and there is no route yet."""
+    # What another test had active may be known for a moment longer.
+    close_all()
+    manager.close()
     save_config("e2b", e2b_config(e2b_server))
     save_config("aliyun_codeinterpreter", aliyun_config(aliyun_server))
     yield e2b_server, aliyun_server

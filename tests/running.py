@@ -6,6 +6,7 @@ import json
 import zlib
 from typing import Any
 
+from executions.services import ongoing
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig
@@ -16,7 +17,10 @@ LOCAL = {"launcher": "bubblewrap", "pool_size": 2}
 
 def run(caller: Caller, code: str, **body: Any) -> Any:
     """The answer to POST /api/v1/executions."""
-    return caller.client.post("/api/v1/executions", {"code": code, **body})
+    response = caller.client.post("/api/v1/executions", {"code": code, **body})
+    # Nobody waits for the end of a sandbox, but whoever counts them then.
+    assert ongoing.wait_for_ends(20)
+    return response
 
 
 def activate(provider_id: str, config: dict[str, Any]) -> None:

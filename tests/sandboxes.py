@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from providers.base import ExecutionResult
 from providers.local.provider import LocalProvider
 from providers.manager import manager
+from providers.values import ExecutionResult
 from tests.conftest import require
 
 # How much later than its deadline a run may end.
@@ -70,7 +70,7 @@ class Local:
             unused = stats["idle"] + stats["kept"]
             return self._processes() == unused * self._processes_per_sandbox
 
-        wait_until(only_warm, seconds=10)
+        wait_until(only_warm, seconds=60)
 
     @property
     def _processes_per_sandbox(self) -> int:
@@ -94,17 +94,24 @@ class Local:
         return {pid for pid in found if os.path.basename(command(pid)[0]) == name}
 
     def close(self) -> None:
-        """Close the provider; nothing of it may run a second later."""
+        """Close the provider; nothing of it may go on running."""
         tools = self.tools()
         running = tools.union(*map(family, tools))
         self.provider.close()
-        wait_until(lambda: gone(running), seconds=1)
+        wait_until(lambda: gone(running), seconds=30)
 
 
 class LocalProcess:
     """A process of its own with a local provider in it; see tests/local_process.py."""
 
-    def __init__(self, data_dir: Path, env: dict[str, str] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        env: dict[str, str] | None = None,
+        *,
+        project: Path | None = None,
+        **config: Any,
+    ) -> None:
         argument = json.dumps({"data_dir": str(data_dir), **config})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.local_process", argument],
@@ -113,6 +120,7 @@ class LocalProcess:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | (env or {}),
+            cwd=project,
         )
         self.greeting = self.read()
 

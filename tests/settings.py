@@ -8,6 +8,7 @@ import tempfile
 _data_dir = tempfile.mkdtemp(prefix="cofferdam-tests-")
 atexit.register(shutil.rmtree, _data_dir, ignore_errors=True)
 
+os.environ["ENV_FILE"] = os.devnull
 os.environ["DATA_DIR"] = _data_dir
 os.environ["SECRET_KEY"] = "a key for tests that is as long as Django wants its keys to be"
 os.environ["FERNET_KEYS"] = "another key for tests that is as long as a key should be"

@@ -17,13 +17,15 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import Execution, Tenant
+from executions.models import Execution, Session, Tenant, WebhookDelivery, WebhookSecret
 from providers import aes_gcm
-from providers.fields import DecryptionError
+from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import encrypted_fields
+from sandbox_site.models import InstallationMark
 
 SECRET = {"token": "tok-0123456789-wxyz"}
+SECRET_TEXT = "0123456789-wxyz"
 
 
 def column_of(model: Any, column: str) -> bytes:
@@ -61,6 +63,37 @@ def _execution() -> Any:
     )
 
 
+def _mark() -> Any:
+    # Every start of an instance leaves marks; this one is alone.
+    InstallationMark.objects.all().delete()
+    return InstallationMark.objects.create(name="STORAGE_URL", mark=SECRET_TEXT)
+
+
+def _session() -> Any:
+    return Session.objects.create(language="python", env=SECRET, ref=SECRET_TEXT)
+
+
+def _webhook_secret() -> Any:
+    tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
+    return WebhookSecret.objects.create(tenant=tenant, secret=SECRET_TEXT)
+
+
+def _delivery() -> Any:
+    execution = _execution()
+    return WebhookDelivery.objects.create(
+        tenant=execution.tenant, tenant_slug="wonderland", execution=execution, url=SECRET_TEXT
+    )
+
+
+def secret_of(row: Any, column: str) -> Any:
+    return SECRET if isinstance(row._meta.get_field(column), EncryptedJSONField) else SECRET_TEXT
+
+
+def written(secret: Any) -> bytes:
+    """As a column holds it before it is encrypted."""
+    return (secret if isinstance(secret, str) else json.dumps(secret)).encode()
+
+
 ROWS: dict[str, Callable[[], Any]] = {
     "providers.ProviderConfig.config": lambda: ProviderConfig.objects.create(
         provider_id="e2b", config=SECRET
@@ -68,6 +101,11 @@ ROWS: dict[str, Callable[[], Any]] = {
     "providers.ConfigVersion.content": _version,
     "providers.PendingChange.config": _pending,
     "executions.Execution.pending": _execution,
+    "executions.Session.env": _session,
+    "executions.Session.ref": _session,
+    "executions.WebhookSecret.secret": _webhook_secret,
+    "executions.WebhookDelivery.url": _delivery,
+    "sandbox_site.InstallationMark.mark": _mark,
 }
 
 
@@ -90,7 +128,9 @@ def test_a_value_opens_with_plain_aes_256_gcm_and_the_documented_key(
     key = derived.derive(settings.FERNET_KEYS[0].encode())
     assert len(key) * 8 == 256
     plain = AESGCM(key).decrypt(token[8:20], token[20:], b"A256GCM1" + context)
-    assert (token[:8], json.loads(plain)) == (b"A256GCM1", SECRET)
+    assert token[:8] == b"A256GCM1"
+    secret = secret_of(row, column)
+    assert (plain.decode() if isinstance(secret, str) else json.loads(plain)) == secret
 
 
 @pytest.mark.django_db
@@ -99,17 +139,17 @@ def test_what_fernet_wrote_is_read_and_rotated_to_aes(name: str, settings: Any) 
     row = ROWS[name]()
     column = name.rpartition(".")[2]
     field = row._meta.get_field(column)
-    put(row, column, field.fernet.encrypt(json.dumps(SECRET).encode()))
+    put(row, column, field.fernet.encrypt(written(secret_of(row, column))))
     assert column_of(row, column).startswith(b"gAAAA")
-    assert getattr(type(row).objects.get(), column) == SECRET
+    assert getattr(type(row).objects.get(), column) == secret_of(row, column)
 
     call_command("rotate_keys", stdout=StringIO(), stderr=StringIO())
     assert column_of(row, column).startswith(b"A256GCM1")
-    assert getattr(type(row).objects.get(), column) == SECRET
+    assert getattr(type(row).objects.get(), column) == secret_of(row, column)
     settings.FERNET_KEYS = ["a new key for tests, as long as keys are", *settings.FERNET_KEYS]
     call_command("rotate_keys", stdout=StringIO(), stderr=StringIO())
     settings.FERNET_KEYS = settings.FERNET_KEYS[:1]
-    assert getattr(type(row).objects.get(), column) == SECRET
+    assert getattr(type(row).objects.get(), column) == secret_of(row, column)
 
 
 @pytest.mark.django_db

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
-from providers.base import InputFile
 from providers.errors import InvalidConfiguration, NotInitialized, SandboxError
+from providers.values import InputFile
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import require
 from tests.remote_providers import aliyun_config, open_aliyun, run
-from tests.sandboxes import Local
 from tests.wire_server import eventually, refusing
 
 Aliyun = AliyunCodeInterpreterProvider
@@ -37,23 +36,23 @@ CREATING = [
     ("bad_json", "SB003"),
 ]
 RUNNING = [
-    ("cut", "SB003", True),
-    ("401", "SB003", False),
-    ("403", "SB003", False),
-    ("404", "SB009", False),
-    ("429", "SB008", False),
-    ("500", "SB009", True),
-    ("503", "SB009", True),
-    ("truncated", "SB003", True),
-    ("bad_json", "SB003", True),
-    ("lost", "SB003", True),
-    ("dead", "SB009", False),
+    ("cut", "SB003"),
+    ("401", "SB003"),
+    ("403", "SB003"),
+    ("404", "SB009"),
+    ("429", "SB008"),
+    ("500", "SB009"),
+    ("503", "SB009"),
+    ("truncated", "SB003"),
+    ("bad_json", "SB003"),
+    ("lost", "SB003"),
+    ("dead", "SB009"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.aliyun_codeinterpreter.client.REQUEST_SECONDS", 3)
+    monkeypatch.setattr("providers.remote.service.REQUEST_SECONDS", 3)
     monkeypatch.setattr("providers.remote.reclaim.RECLAIM_SECONDS", (0.1, 0.5))
 
 
@@ -70,16 +69,15 @@ def test_a_sandbox_that_cannot_be_created(
     assert run(aliyun, "print('again')").stdout == "again\n"
 
 
-@pytest.mark.parametrize(("fault", "code", "started"), RUNNING)
+@pytest.mark.parametrize(("fault", "code"), RUNNING)
 def test_a_run_that_fails(
-    aliyun: Aliyun, aliyun_server: AgentRunServer, fault: str, code: str, started: bool
+    aliyun: Aliyun, aliyun_server: AgentRunServer, fault: str, code: str
 ) -> None:
     aliyun_server.fail("execute", fault)
     with pytest.raises(SandboxError) as caught:
         run(aliyun, "print(1)")
-    assert (caught.value.code, caught.value.started) == (code, started)
+    assert (caught.value.code, caught.value.started) == (code, True)
     assert sum(aliyun_server.executed.values()) <= 1
-    assert started or not aliyun_server.executed
     assert eventually(lambda: aliyun_server.sandboxes == {})
 
 
@@ -100,7 +98,7 @@ def test_files_that_cannot_be_written_mean_that_nothing_ran(
     aliyun_server.fail("upload", fault)
     with pytest.raises(SandboxError) as caught:
         run(aliyun, "print(1)", files=[InputFile("a", b"a")])
-    assert not caught.value.started
+    assert (caught.value.started, caught.value.nothing_ran) == (False, True)
     assert not aliyun_server.executed
 
 
@@ -162,7 +160,7 @@ def test_a_closed_provider_leaves_nothing(aliyun_server: AgentRunServer) -> None
 @pytest.mark.parametrize(
     ("operation", "fault"),
     [("create", fault) for fault, _ in CREATING if fault != "hang"]
-    + [("execute", fault) for fault, *_ in RUNNING]
+    + [("execute", fault) for fault, _ in RUNNING]
     + [("delete", "500")],
 )
 def test_no_failure_shows_the_secret(
@@ -253,9 +251,7 @@ print(provider.sweep())
 """
 
 
-def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(
-    bubblewrap: Local, tmp_path: Path
-) -> None:
+def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(tmp_path: Path) -> None:
     require("openssl")
     certificate = tmp_path / "server.pem"
     subprocess.run(
@@ -268,7 +264,7 @@ def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(
         capture_output=True,
     )
     certificate.write_text(certificate.read_text() + (tmp_path / "ca.pem").read_text())
-    server = AgentRunServer(bubblewrap.provider, certificate=certificate)
+    server = AgentRunServer(certificate=certificate)
     right = {**aliyun_config(server), "template_name": ""}
 
     def in_a_process(what: str, **config: str) -> str:

@@ -13,11 +13,11 @@ from executions.models import Execution
 from executions.services.requests import (
     MAX_FILE_BYTES,
     MAX_FILES_BYTES,
+    RUN,
     ExecutionRequest,
-    request_from_json,
 )
-from providers.base import InputFile
 from providers.errors import InvalidConfiguration
+from providers.values import InputFile
 from tests.conftest import Caller
 from tests.running import run
 
@@ -242,11 +242,11 @@ def test_a_hostile_field_name_is_shown_harmlessly(alice: Caller) -> None:
 def test_null_stands_for_a_field_left_out() -> None:
     names = ("language", "arguments", "entrypoint", "timeout", "files", "session", "mode")
 
-    assert request_from_json({"code": "x"} | dict.fromkeys(names)) == ExecutionRequest("x")
+    assert RUN.read({"code": "x"} | dict.fromkeys(names)) == ExecutionRequest("x")
 
 
 def test_what_is_allowed_to_the_edge_is_allowed(settings: Any) -> None:
-    request = request_from_json(
+    request = RUN.read(
         {
             "code": "#" * 1024 * 1024,
             "arguments": {"NUL \0 and \u2028": [1e308, 2**100]},
@@ -256,5 +256,5 @@ def test_what_is_allowed_to_the_edge_is_allowed(settings: Any) -> None:
         }
     )
 
-    assert request.seconds == 300.0
+    assert request.timeout == 300.0
     assert request.files == (InputFile("a/b/c/d/e/f/g/h/i/j", b"x"),)

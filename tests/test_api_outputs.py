@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from executions.models import Execution
-from providers.base import ExecutionResult
 from providers.errors import InvalidConfiguration
 from providers.local.provider import LocalProvider
+from providers.values import ExecutionResult
 from tests.conftest import Caller
 from tests.running import run
 from tests.sandboxes import Local

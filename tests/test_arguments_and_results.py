@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from providers.base import InputFile, Limits
 from providers.errors import InvalidConfiguration
+from providers.values import InputFile, RunLimits
 from tests.conftest import require
 from tests.sandboxes import Local
 
@@ -166,7 +166,7 @@ def test_a_result_just_within_the_bound_arrives(bubblewrap: Local) -> None:
 
 
 def test_the_bound_of_the_request_holds(local: Local) -> None:
-    limits = replace(Limits(), result_bytes=10, output_bytes=100)
+    limits = replace(RunLimits(), result_bytes=10, output_bytes=100)
     result = local.run("def main(): print('x' * 120); return '12345678'", limits=limits)
     assert (result.result, len(result.stdout), result.stdout_truncated) == ("12345678", 100, True)
     result = local.run("def main(): return '123456789'", limits=limits)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from providers.base import ExecutionResult, Limits
+from providers.values import ExecutionResult, RunLimits
 from tests.conftest import require
 from tests.sandboxes import Local
 
@@ -195,7 +195,7 @@ def test_a_sparse_file_is_as_large_as_it_says(bubblewrap: Local) -> None:
 
 
 def test_the_bounds_of_the_request_hold(bubblewrap: Local) -> None:
-    limits = replace(Limits(), artifact_count=1, artifact_bytes=3)
+    limits = replace(RunLimits(), artifact_count=1, artifact_bytes=3)
     code = "for name, text in (('a', '1234'), ('b', '123'), ('c', '1')): open(f'artifacts/{name}', 'w').write(text)"  # fmt: skip
     result = bubblewrap.run(code, limits=limits)
     assert contents(result) == {"b": b"123"}

@@ -13,7 +13,7 @@ import pytest
 from executions.ids import uuid7
 from executions.models import Artifact, Execution
 from executions.services.artifacts import remove_files, store_files
-from providers.base import ArtifactFile
+from providers.values import ArtifactFile
 from tests.conftest import Caller
 from tests.running import run
 

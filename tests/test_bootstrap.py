@@ -7,6 +7,7 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
@@ -87,10 +88,28 @@ def test_local_runs_the_code_until_another_provider_is_chosen(
     assert ProviderConfig.objects.get(is_active=True).provider_id == "other"
 
 
+@pytest.mark.django_db
+def test_a_pool_service_on_another_machine_runs_the_code(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+    settings.POOL_HOST, settings.POOL_TOKEN = "pool", "a token"
+    settings.PROVIDER_ALLOWED_NETWORKS = settings.PROVIDER_PLAIN_HTTP = ["pool:9385"]
+    ensure_provider()
+    row = ProviderConfig.objects.get(is_active=True)
+    assert row.provider_id == "self_managed"
+    assert row.config["endpoint"] == "http://pool:9385"
+    assert row.config["token"] == "a token"
+    settings.POOL_HOST = "127.0.0.1"
+    ensure_provider()
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
+
+
 def test_the_command_shows_the_credentials_once_and_keeps_the_keys(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     first = bootstrap(data_dir)
     assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("Created, and shown only this once:")  # nothing is from before
     generated = (data_dir / keys.FILE_NAME).read_text()
     for line in (data_dir / CREDENTIALS).read_text().splitlines():
         assert line in first.stdout
@@ -125,9 +144,16 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
     assert sorted(task.func for task in Schedule.objects.all()) == [
         "executions.tasks.apply_retention",
+        "executions.tasks.collect_blobs",
+        "executions.tasks.discard_unfinished_uploads",
         "executions.tasks.end_stale_executions",
+        "executions.tasks.export_ledger",
+        "executions.tasks.forget_events",
         "executions.tasks.give_space_back",
         "executions.tasks.index_new_code",
+        "executions.tasks.tend_sessions",
+        "executions.tasks.tend_webhooks",
+        "executions.tasks.watch_alerts",
         "executions.tasks.watch_spending",
         "executions.tasks.write_ledger_checkpoint",
         "providers.tasks.check_health",

@@ -91,7 +91,8 @@ def test_the_front_page_draws_what_happened(page: Page, caller: Caller) -> None:
 def test_the_pool_renews_itself_without_a_reload(page: Page, caller: Caller) -> None:
     activate("local", LOCAL)
     page.goto("/admin/")
-    expect(page.locator("progress")).to_be_visible()
+    # A provider that is still starting is shown as that first.
+    expect(page.locator("progress")).to_be_visible(timeout=30_000)
     page.evaluate("document.querySelector('progress').id = 'old'")
     expect(page.locator("#old")).to_have_count(0, timeout=10_000)
     expect(page.locator("progress")).to_be_visible()

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.db.models.functions import Now
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Browser, Page, expect
 
-from executions.models import ApiKey, Tenant
+from executions.models import ApiKey, Process, Tenant
 from executions.services.keys import authenticate, create_api_key
 from executions.services.roles import AUDITOR, ensure_roles
 from providers.services import save_config
@@ -36,7 +37,7 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     keep_picture(page, "tenants")
 
     page.get_by_role("link", name="acme", exact=True).last.click()
-    expect(page.get_by_text("0 running and 0 queued now, 0.0 MiB stored today.")).to_be_visible()
+    expect(page.locator("#content")).to_contain_text("Running: 0 of 10")
     expect(page.get_by_label("Most running")).to_have_attribute("placeholder", "10")
     page.get_by_label("Most running").fill("3")
     keep_picture(page, "tenant", whole=True)
@@ -49,7 +50,7 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     page.locator("#id_tenant").locator("xpath=following-sibling::span").click()
     page.get_by_role("option", name="acme").click()
     page.get_by_label("Name").fill("ci")
-    page.get_by_label("Scope").select_option("admin")
+    page.get_by_label("Configure providers").check()
     keep_picture(page, "api-key-add")
     page.get_by_role("button", name="Save", exact=True).click()
     shown = page.locator("#new-key")
@@ -153,3 +154,16 @@ def test_the_keyboard_reaches_the_menu_and_the_form(page: Page) -> None:
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.innerText"))
     assert {"id_launcher", "id_pool_size", "test-connection"} <= reached
     assert any("Dashboard" in text for text in reached)
+
+
+def test_the_processes_are_listed_and_open_nothing(page: Page) -> None:
+    Process.objects.create(instance="web-2", kind="web", pid=4711, beat=3)
+    Process.objects.create(instance="web-1", kind="worker", pid=12, ended_at=Now())
+    page.goto("/admin/")
+
+    page.get_by_role("link", name="Processes").first.click()
+
+    expect(page.get_by_role("row").filter(has_text="web-2")).to_contain_text("serving")
+    expect(page.get_by_role("row").filter(has_text="web-1")).to_contain_text("ended")
+    expect(page.get_by_role("row").get_by_role("link", name="web-2")).to_have_count(0)
+    keep_picture(page, "processes")

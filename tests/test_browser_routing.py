@@ -110,5 +110,5 @@ def test_a_budget_is_set_and_alerts_are_listed(page: Page) -> None:
     save(page)
     assert Budget.objects.get().limit == 25
     SpendingAlert.objects.create(kind="spike", day="2026-01-01", message="Twice the average.")
-    page.get_by_role("link", name="Alerts").click()
+    page.get_by_role("link", name="Spending alerts").click()
     expect(page.get_by_role("row").filter(has_text="Twice the average.")).to_be_visible()

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
-from providers.base import InputFile, SandboxProvider
+from providers.base import SandboxProvider
 from providers.e2b.provider import E2BProvider
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.self_managed.provider import SelfManagedProvider
+from providers.values import InputFile
 from tests.agentrun_server import AgentRunServer
 from tests.certificates import Authority
 from tests.e2b_server import E2BServer
 from tests.listener import Listener
 from tests.remote_providers import aliyun_config, e2b_config, open_aliyun, open_e2b, run
-from tests.sandboxes import Local
 
 SECRET = "the-secret-0123456789"
 OTHER = "sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
@@ -88,6 +88,7 @@ def test_the_right_authority_and_key_get_the_secret(
     with Listener(issued.server_context()) as server:
         with pytest.raises(SandboxError):
             CLIENTS[client](server.url, trust)
+        server.settle()
         assert server.handshakes
         assert SECRET.encode() in server.received
 
@@ -101,6 +102,7 @@ def test_another_key_gets_no_byte_after_the_handshake(
     with Listener(issued.server_context()) as server:
         with pytest.raises(SandboxError) as raised:
             CLIENTS[client](server.url, trust)
+        server.settle()
         assert (server.handshakes > 0, server.received) == (True, b"")
     assert not raised.value.started
     assert SECRET not in raised.value.message
@@ -117,7 +119,7 @@ def test_an_unknown_authority_gets_nothing(
     with Listener(issued.server_context()) as server:
         with pytest.raises(SandboxError):
             CLIENTS[client](server.url, trust)
-        assert server.connections
+        server.settle()
         assert server.received == b""
 
 
@@ -132,14 +134,15 @@ def test_a_named_authority_takes_the_place_of_the_systems(
             with Listener(systems.issue(tmp_path).server_context()) as server:
                 with pytest.raises(SandboxError):
                     call(server.url, trust)
+                server.settle()
                 assert (SECRET.encode() in server.received) is reached, (client, trust)
 
 
 def test_everything_e2b_does_works_with_an_authority_and_a_pin(
-    bubblewrap: Local, authority: Authority, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
     issued = authority.issue(tmp_path)
-    server = E2BServer(bubblewrap.provider)
+    server = E2BServer()
     server.serve_tls(issued.server_context())
     trust = {"ca_certificates": authority.pem, "public_key_pins": issued.pin}
     provider = open_e2b(server, **trust)
@@ -156,10 +159,10 @@ def test_everything_e2b_does_works_with_an_authority_and_a_pin(
 
 
 def test_everything_aliyun_does_works_with_an_authority_and_a_pin(
-    bubblewrap: Local, authority: Authority, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
     issued = authority.issue(tmp_path)
-    server = AgentRunServer(bubblewrap.provider, certificate=issued.path)
+    server = AgentRunServer(certificate=issued.path)
     trust = {"ca_certificates": authority.pem, "public_key_pins": issued.pin}
     provider = open_aliyun(server, **trust)
     try:
@@ -186,6 +189,7 @@ def test_no_redirect_is_followed_and_no_proxy_of_the_environment_is_used(
         with Listener(issued.server_context(), answer) as service:
             with pytest.raises(SandboxError):
                 CLIENTS[client](service.url, {"ca_certificates": authority.pem})
+            service.settle()
             assert SECRET.encode() in service.received
         assert (elsewhere.connections, proxy.connections) == (0, 0)
 
@@ -223,4 +227,5 @@ def test_old_protocol_versions_are_not_spoken(authority: Authority, tmp_path: Pa
         for call in CLIENTS.values():
             with pytest.raises(SandboxError):
                 call(server.url, {"ca_certificates": authority.pem})
+        server.settle()
         assert server.received == b""

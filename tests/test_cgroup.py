@@ -161,7 +161,7 @@ def test_the_kernels_counters_are_the_evidence(
     (tmp_path / peak).write_text("4096\n")
     assert group.evidence() == Evidence(False, 4096)
     (tmp_path / events).write_text("under_oom 0\noom_kill 2\n")
-    assert group.evidence() == Evidence(True, 4096)
+    assert group.evidence() == Evidence(True, 4096, oom_kills=2)
 
 
 def test_groups_of_dead_processes_are_removed_and_those_of_living_ones_stay(

@@ -9,13 +9,13 @@ import pytest
 
 from executions.client import execute_code
 from executions.models import Execution, Tenant
-from providers.base import ExecutionResult
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,
     NotInitialized,
     ProviderUnavailable,
 )
+from providers.values import ExecutionResult
 
 
 def test_its_signature_is_the_published_one() -> None:

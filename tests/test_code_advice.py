@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from providers.base import ExecutionResult, Limits
 from providers.errors import InvalidConfiguration
 from providers.guest import advice
 from providers.pool import claims
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.requests import Job, make_template, run_request
+from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
 from providers.self_managed.provider import SelfManagedProvider
+from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.conftest import require
 
 CODE = """import subprocess
@@ -41,10 +41,10 @@ def run_advised(code: str, data_dir: Any, *, advise: bool = True) -> ExecutionRe
         launcher = BubblewrapLauncher(data_dir)
         await launcher.prepare()
         try:
-            template = make_template("python", "python", launcher, Limits(), advise=advise)
+            template = make_template("python", "python", launcher, SandboxLimits(), advise=advise)
             sandbox = await Sandbox.start(launcher, template)
             try:
-                return await sandbox.run(run_request(Job(code, "python", 10), template))
+                return await sandbox.run(Job(code, "python", 10))
             finally:
                 await sandbox.destroy()
         finally:

@@ -7,16 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import CodeText, Execution
+from executions.ids import first_uuid7
+from executions.models import CodeSearchProgress, CodeText, Execution
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
 from executions.tasks import index_new_code
 from tests.conftest import Caller
 from tests.running import run
 from tests.test_execution_admin import auditor, shown
+from tests.write_transactions import write_transactions
 
 __all__ = ["auditor"]
 
@@ -111,6 +114,59 @@ def test_erased_code_is_not_found_and_gone_from_the_index(
     assert CodeText.objects.get().code_hash == kept.code_hash
     forget_code([kept.code_hash])
     assert CodeText.objects.count() == 1
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.django_db(transaction=True)
+def test_others_can_write_after_every_few_programs(
+    scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {record(alice, f"program {number} {'x' * 3000}").pk for number in range(20)}
+    whole = record(alice, f"program of its own {'y' * 50_000}").pk
+
+    with write_transactions() as transactions:
+        assert index_new_code() == 21
+
+    written = [
+        [len(params) // 2 for sql, params in each if '"executions_codetext"' in sql]
+        for each in transactions
+    ]
+    assert [sum(rows) for rows in written if rows] == [6, 6, 6, 2, 1]
+    assert found("program") == wanted | {whole}
+    assert index_new_code() == 0
+
+
+def test_code_that_is_erased_while_it_is_taken_in_is_not_found(
+    scripted: object, alice: Caller
+) -> None:
+    erased = record(alice, CODE)
+    kept = record(alice, "system")
+    step = code_search._next_step(code_search._NIL, first_uuid7(timezone.now()))
+    assert step is not None
+    assert len(step.programs) == 2
+    CodeSearchProgress.objects.create(pk=1, before=step.after)
+    forget_code([erased.code_hash], but_of=[erased.pk])
+    Execution.objects.filter(pk=erased.pk).update(code="")
+
+    assert code_search._take(step) == 1
+    assert found("system") == {kept.pk}
+    assert code_search._take(step) == 0  # somebody else was faster
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_index_stays_in_order_as_it_grows(scripted: object, alice: Caller) -> None:
+    for number in range(12):
+        record(alice, f"program {number} {'z' * 25_000}")
+    assert index_new_code() == 12  # in as many transactions
+
+    assert len(found("program")) == 12
+    if connection.vendor == "sqlite":
+        table = "executions_codetext_fts"
+        with connection.cursor() as cursor:
+            # Raises where the index is not what the table says.
+            cursor.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")
+            cursor.execute(f"SELECT COUNT(DISTINCT segid) FROM {table}_idx")
+            assert cursor.fetchone()[0] < 5
 
 
 def test_the_admin_searches_code(scripted: object, alice: Caller, auditor: Client) -> None:

@@ -17,10 +17,18 @@ from executions.services.keys import authenticate
 from tests.conftest import Caller
 
 TESTED = {
-    *("create_tenant", "create_api_key", "execute", "end_stale_executions"),
-    *("recount_executions", "compact_database"),
+    *(
+        "create_tenant",
+        "create_api_key",
+        "rotate_api_key",
+        "execute",
+        "end_stale_executions",
+        "record_journal",
+    ),
+    *("recount_executions", "compact_database", "check_storage"),
     *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key"),
-    *("apply_retention", "export_executions"),
+    *("apply_retention", "export_executions", "dry_run_policy"),
+    "code_exec",
 }
 
 

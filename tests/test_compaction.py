@@ -21,13 +21,7 @@ from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
 from tests.processes import ROOT, clean_environment
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def sqlite() -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("SQLite's files")
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("sqlite")]
 
 
 def fill_and_empty(mebibytes: int) -> None:

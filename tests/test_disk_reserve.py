@@ -11,9 +11,11 @@ import pytest
 from executions.models import Execution, LedgerEntry
 from executions.services import disk
 from executions.services.disk import disk_problem, look_again_at_disk
+from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.held import ended, opened
 from tests.running import run
+from tests.saved_files import stored
 
 FULL = 100 * 1024 * 1024  # MiB that no disk of ours has
 
@@ -41,6 +43,15 @@ def test_it_is_said_before_anything_is_recorded(
     assert int(answer["Retry-After"]) >= 1
     assert (Execution.objects.count(), LedgerEntry.objects.count()) == (0, entries)
     assert scripted() == []
+
+
+def test_no_file_is_saved_that_would_fill_it(alice: Caller, settings: Any) -> None:
+    known = stored(alice.tenant, b"known")
+    settings.DISK_RESERVE_MIB = FULL
+    look_again_at_disk()
+    with pytest.raises(ProviderUnavailable, match="nearly full"):
+        stored(alice.tenant, b"new")
+    assert stored(alice.tenant, b"known") == known
 
 
 def test_what_runs_is_recorded_and_what_ran_is_told(

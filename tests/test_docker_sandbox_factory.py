@@ -16,6 +16,7 @@ from executions.sandbox import get_sandbox
 from providers.errors import ProviderUnavailable
 from providers.models import ProviderConfig
 from providers.named import close_all
+from providers.pool.launchers.docker_owner import OWNER_LABEL
 from tests.pool_service import PoolService
 from tests.processes import NO_DOCKER, ROOT, clean_environment, free_port, started
 
@@ -60,7 +61,7 @@ def test_without_a_service_the_containers_are_kept_in_this_process(
     label = {"label": "cofferdam.pool=in-process"}
     left = engine.containers.list(all=True, filters=label, ignore_removed=True)
     mine = f"/{os.getpid()}/"
-    assert [one for one in left if mine in one.labels["cofferdam.owner"]] == []
+    assert [one for one in left if mine in one.labels[OWNER_LABEL]] == []
 
 
 @pytest.mark.parametrize("launcher", ["docker", "bubblewrap"])

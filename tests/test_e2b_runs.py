@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
-from providers.base import InputFile, Limits
 from providers.e2b.provider import E2BProvider
 from providers.errors import InvalidConfiguration
+from providers.values import Event, InputFile, Job, RunLimits, SandboxSpec
 from tests.e2b_server import E2BServer
 from tests.remote_providers import open_e2b, run
 from tests.wire_server import eventually
@@ -107,7 +108,7 @@ def test_nothing_printed_is_taken_for_the_result(e2b: E2BProvider) -> None:
 
 def test_output_beyond_the_limit_is_dropped_and_flagged(e2b: E2BProvider) -> None:
     code = "def main():\n    print('é' * 50_000)\n    return 'still here'"
-    result = run(e2b, code, limits=Limits(output_bytes=1001))
+    result = run(e2b, code, limits=RunLimits(output_bytes=1001))
     assert result.stdout == "é" * 500
     assert result.stdout_truncated
     assert result.result == "still here"
@@ -115,7 +116,7 @@ def test_output_beyond_the_limit_is_dropped_and_flagged(e2b: E2BProvider) -> Non
 
 def test_a_flood_ends_the_run_and_not_us(e2b: E2BProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("providers.remote.bounded.MAX_RESPONSE_BYTES", 100_000)
-    result = run(e2b, "print('x' * 300_000)", limits=Limits(output_bytes=1000))
+    result = run(e2b, "print('x' * 300_000)", limits=RunLimits(output_bytes=1000))
     assert (result.exit_code, result.stdout) == (137, "x" * 1000)
     assert result.stdout_truncated
     assert "The run was ended" in result.stderr
@@ -151,13 +152,12 @@ def test_files_go_in_and_artifacts_come_out(e2b: E2BProvider) -> None:
     }
 
 
-def test_the_folder_for_artifacts_is_made_once(e2b: E2BProvider, e2b_server: E2BServer) -> None:
-    instance = e2b.create_instance().instance_id
-    for _ in range(2):
-        e2b.execute_code(instance, "open('artifacts/x', 'w').write('x')", "python")
+def test_the_folder_for_artifacts_is_made_before_the_run(
+    e2b: E2BProvider, e2b_server: E2BServer
+) -> None:
+    run(e2b, "open('artifacts/x', 'w').write('x')")
     assert e2b_server.requests.count("MakeDir") == 1
     assert e2b_server.requests.index("MakeDir") < e2b_server.requests.index("execute")
-    e2b.destroy_instance(instance)
 
 
 def test_artifacts_beyond_the_limits_stay_where_they_are(e2b: E2BProvider) -> None:
@@ -166,7 +166,7 @@ def test_artifacts_beyond_the_limits_stay_where_they_are(e2b: E2BProvider) -> No
         "for name in 'abc':\n    open(f'artifacts/{name}', 'w').write(name * 10)\n"
         "open('artifacts/big', 'w').write('x' * 1000)"
     )
-    limits = Limits(artifact_count=2, artifact_bytes=100)
+    limits = RunLimits(artifact_count=2, artifact_bytes=100)
     assert [a.name for a in run(e2b, code, limits=limits).artifacts] == ["a", "b"]
 
 
@@ -181,55 +181,47 @@ def test_our_own_deadline_ends_the_run(e2b: E2BProvider, e2b_server: E2BServer) 
 def test_a_run_longer_than_configured_is_refused(e2b_server: E2BServer) -> None:
     provider = open_e2b(e2b_server, timeout=5)
     assert provider.max_timeout == 5
-    with pytest.raises(InvalidConfiguration, match="at most 5 s"):
+    with pytest.raises(InvalidConfiguration, match="5 s at most"):
         run(provider, "print(1)", timeout=6)
     assert e2b_server.sandboxes == {}
     assert not e2b_server.executed
 
 
-def test_a_context_keeps_its_state(e2b: E2BProvider) -> None:
-    instance = e2b.create_instance("python").instance_id
-    context, other = e2b.create_context(instance), e2b.create_context(instance)
-    e2b.execute_in_context(instance, context, "x = 41")
-    assert e2b.execute_in_context(instance, context, "print(x + 1)").stdout == "42\n"
-    assert "NameError" in e2b.execute_in_context(instance, other, "print(x)").stderr
-    assert e2b.destroy_context(instance, context) is True
-    assert e2b.destroy_context(instance, context) is False
-    e2b.destroy_instance(instance)
+def test_output_is_handed_over_as_it_comes(e2b: E2BProvider) -> None:
+    sandbox = e2b.open(SandboxSpec(), "wonderland")
+    first = threading.Event()
+    events: list[Event] = []
 
+    def emit(event: Event) -> None:
+        events.append(event)
+        first.set()
 
-def test_another_process_may_go_on_with_an_instance(
-    e2b: E2BProvider, e2b_server: E2BServer
-) -> None:
-    instance = e2b.create_instance("python").instance_id
-    e2b.write_file(instance, InputFile("kept.txt", b"kept"))
-    other = open_e2b(e2b_server)
-    code = "print(open('kept.txt').read())"
-    assert other.execute_code(instance, code, "python").stdout == "kept\n"
-    assert other.read_file(instance, "kept.txt", 100) == b"kept"
-    assert other.read_file(instance, "none.txt", 100) is None
-    with pytest.raises(InvalidConfiguration, match="More than 3 bytes"):
-        other.read_file(instance, "kept.txt", 3)
-    assert other.destroy_instance(instance) is True
-    assert e2b.destroy_instance(instance) is False
-
-
-def test_output_is_handed_over_as_it_comes(e2b: E2BProvider, e2b_server: E2BServer) -> None:
-    instance = e2b.create_instance("python").instance_id
-    e2b_server.fail("execute", "slow")
-    pieces: list[tuple[float, str, str]] = []
-    result = e2b.stream_code(
-        instance,
-        "import sys\nprint('one')\nprint('two', file=sys.stderr)",
-        "python",
-        10,
-        on_output=lambda stream, text: pieces.append((time.monotonic(), stream, text)),
+    code = (
+        "import os, sys, time\nprint('one', flush=True)\n"
+        "while not os.path.exists('seen'):\n    time.sleep(0.01)\n"
+        "print('two', file=sys.stderr)\n6 * 7"
     )
-    ended = time.monotonic()
-    assert [piece[1:] for piece in pieces] == [("stdout", "one\n"), ("stderr", "two\n")]
-    assert ended - pieces[0][0] > 0.5
+    running = sandbox.submit_run(Job(code), emit)
+    assert first.wait(10)
+    # It is over only once somebody has seen that it has begun.
+    assert not running.done()
+    sandbox._machine.write("seen", b"")  # type: ignore[attr-defined]
+    result = running.result(timeout=10)
+    assert [(event.type, event.data) for event in events] == [
+        ("stdout", b"one\n"),
+        ("stderr", b"two\n"),
+        ("output", b""),
+    ]
+    assert events[2].output == {"text/plain": "42"}
     assert (result.stdout, result.stderr) == ("one\n", "two\n")
-    e2b.destroy_instance(instance)
+    sandbox.close()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_rich_outputs_are_bounded(e2b: E2BProvider, count: int) -> None:
+    limits = RunLimits(rich_output_count=count)
+    assert len(run(e2b, "'value'", limits=limits).outputs) == min(count, 1)
+    assert run(e2b, "'x' * 1000", limits=RunLimits(rich_output_bytes=500)).outputs == []
 
 
 def test_a_language_without_a_kernel_is_refused_before_anything_runs(e2b: E2BProvider) -> None:

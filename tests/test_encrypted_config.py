@@ -20,7 +20,7 @@ from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 from providers.models import ProviderConfig
-from providers.services import ConfigurationConflict, activate, save_config
+from providers.services import ConfigurationConflict, activate, remove_config, save_config
 from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
@@ -323,14 +323,24 @@ def test_a_deleted_configuration_conflicts_with_its_change() -> None:
         save_config("probe", GOOD, expected_version=version)
 
 
-def test_with_the_key_lost_only_a_complete_configuration_is_taken(settings: Any) -> None:
+def test_what_cannot_be_decrypted_is_replaced_by_nothing(settings: Any) -> None:
+    save_config("probe", GOOD)
+    given = settings.FERNET_KEYS
+    settings.FERNET_KEYS = ["another key"]
+    complete = {"endpoint": "http://b", "token": "tok-again"}
+    for config in ({"endpoint": "http://b"}, complete):
+        with pytest.raises(InvalidConfiguration, match=r"left as it is.*FERNET_KEYS"):
+            save_config("probe", config)
+    settings.FERNET_KEYS = given
+    assert ProviderConfig.objects.get().config["token"] == TOKEN
+
+
+def test_whoever_removes_it_says_that_its_key_is_lost(settings: Any) -> None:
     save_config("probe", GOOD)
     settings.FERNET_KEYS = ["another key"]
-    with pytest.raises(InvalidConfiguration) as caught:
-        save_config("probe", {"endpoint": "http://b"})
-    assert caught.value.errors == {"token": "This field is required."}
+    remove_config(ProviderConfig.objects.defer("config").get())
     row = save_config("probe", {"endpoint": "http://b", "token": "tok-again"})
-    assert (row.version, row.config["token"]) == (2, "tok-again")
+    assert row.config["token"] == "tok-again"
 
 
 def test_activating_one_provider_deactivates_the_other() -> None:

@@ -64,7 +64,7 @@ def test_the_benchmark_measures_the_service_beside_its_peers(tmp_path: Path) -> 
         cwd=EXAMPLES.parent,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=400,
     )
     kept = json.loads(target.read_text())
     rows = {(row["name"].split()[0], row["callers"]): row for row in kept["rows"]}

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.db import connection
@@ -18,7 +17,6 @@ from django.utils import timezone
 
 from executions.admin.filters import BoundedPaginator
 from executions.models import ApiKey, Artifact, Execution, Tenant
-from executions.services.keys import authenticate
 from tests.conftest import Caller
 from tests.running import run
 
@@ -211,63 +209,6 @@ def test_an_artifact_is_a_link_for_staff_and_for_nobody_else(
     clerk.force_login(get_user_model().objects.create_user("clerk", is_staff=True))
     assert clerk.get(url).status_code == 403
     assert clerk.get(LIST).status_code == 403
-
-
-def test_a_key_is_shown_once_when_it_is_made(alice: Caller, admin_client: Client) -> None:
-    answer = admin_client.post(f"{KEYS}add/", {"tenant": alice.tenant.pk, "name": "from the admin"})
-
-    assert answer.status_code == 200
-    assert "no-store" in answer["Cache-Control"]
-    key_text = re.search(r'id="new-key">([^<]+)<', answer.content.decode())
-    assert key_text is not None
-    assert authenticate(key_text[1]).name == "from the admin"
-    assert not any(key_text[1] in morsel.value for morsel in admin_client.cookies.values())
-    created = ApiKey.objects.get(name="from the admin")
-    for path in (KEYS, f"{KEYS}{created.pk}/change/", f"{KEYS}{created.pk}/history/"):
-        page = admin_client.get(path).content.decode()
-        assert key_text[1] not in page
-        assert created.key_hash not in page
-    assert key_text[1] not in "".join(str(vars(entry)) for entry in LogEntry.objects.all())
-
-
-def test_a_key_cannot_be_made_expired_or_nameless(alice: Caller, admin_client: Client) -> None:
-    for values in (
-        {"name": ""},
-        {"name": "x", "expires_at_0": "2020-01-01", "expires_at_1": "00:00:00"},
-    ):
-        answer = admin_client.post(f"{KEYS}add/", {"tenant": alice.tenant.pk, **values})
-        assert answer.status_code == 200
-        assert "errornote" in answer.content.decode()
-    assert ApiKey.objects.count() == 1
-
-
-def test_a_key_cannot_be_changed(alice: Caller, admin_client: Client) -> None:
-    answer = admin_client.post(f"{KEYS}{alice.api_key.pk}/change/", {"name": "other"})
-
-    assert answer.status_code == 403
-    assert ApiKey.objects.get().name == "alice"
-
-
-def test_keys_are_revoked_by_an_action(alice: Caller, bob: Caller, admin_client: Client) -> None:
-    answer = admin_client.post(
-        KEYS, {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]}, follow=True
-    )
-
-    assert "1 key was revoked." in answer.content.decode()
-    assert alice.client.get("/api/v1/executions").status_code == 401
-    assert bob.client.get("/api/v1/executions").status_code == 200
-    assert LogEntry.objects.get().change_message == "Revoked."
-
-
-def test_who_may_only_look_at_keys_cannot_revoke_them(alice: Caller) -> None:
-    user = get_user_model().objects.create_user("viewer", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_apikey"))
-    client = Client()
-    client.force_login(user)
-
-    client.post(KEYS, {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]})
-
-    assert ApiKey.objects.get().revoked_at is None
 
 
 def test_a_tenants_slug_stays_what_records_know_it_by(alice: Caller, admin_client: Client) -> None:

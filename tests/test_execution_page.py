@@ -93,6 +93,45 @@ def test_huge_lines_and_texts_are_cut_and_can_be_downloaded(
     assert download["Content-Type"] == "text/plain; charset=utf-8"
 
 
+ORDERED = "answer.output_order = [[1, 4], [2, 20], [1, 3]]"
+
+
+def test_both_streams_are_shown_in_the_order_in_which_they_came(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    code = (
+        f"answer = ExecutionResult('one\\ntwo', '<script>\\x1b</script>\\n\\n', 0, 0.0)\n{ORDERED}"
+    )
+    body = run(alice, code).json()
+
+    page = page_of(auditor, body["id"])
+
+    shown_pieces = re.findall(
+        r'<span class="from-(\w+)"><span class="stream-name">(\w+): </span>([^<]*)</span>', page
+    )
+    assert shown_pieces == [
+        ("stdout", "stdout", "one\n"),
+        ("stderr", "stderr", "&lt;script&gt;[U+001B]&lt;/script&gt;\n\n"),
+        ("stdout", "stdout", "two"),
+    ]
+
+
+def test_streams_whose_order_is_unknown_erased_or_too_long_are_shown_one_after_the_other(
+    scripted: object, alice: Caller, auditor: Client
+) -> None:
+    unordered = run(alice, "answer = ExecutionResult('out', 'err', 0, 0.0)").json()
+    assert "stream-name" not in page_of(auditor, unordered["id"])
+    body = run(
+        alice,
+        "answer = ExecutionResult('o' * 2000, 'e' * 2000, 0, 0.0)\n"
+        "answer.output_order = [[1, 1], [2, 1]] * 2000",
+    ).json()
+    assert "stream-name" not in (page := page_of(auditor, body["id"]))
+    assert "Too long to be shown in its order" in page
+    Execution.objects.filter(pk=body["id"]).update(stdout="", stderr="")
+    assert "Too long" not in page_of(auditor, body["id"])
+
+
 def test_code_is_coloured(scripted: object, alice: Caller, auditor: Client) -> None:
     body = run(alice, "import os  # <b>\n").json()
     page = page_of(auditor, body["id"])

@@ -22,6 +22,7 @@ from executions.services.record import close_record, open_record
 from executions.services.requests import ExecutionRequest
 from executions.services.run import run_execution
 from tests.conftest import Caller
+from tests.refusing_table import refusing_rows
 from tests.running import run
 
 CODE = "answer = ExecutionResult('out', 'err', 3, 0.0, {'runtime': 'odd', 'cpu_seconds': 0.5})"
@@ -78,16 +79,12 @@ def test_the_record_is_there_before_the_code_runs(scripted: object, alice: Calle
     assert run(alice, code).json()["stdout"] == "running None"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_nothing_runs_when_the_record_cannot_be_written(
     scripted: Callable[[], list[str]], alice: Caller
 ) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE TRIGGER no_room BEFORE INSERT ON executions_execution"
-            " BEGIN SELECT RAISE(ABORT, 'disk full'); END"
-        )
-
-    answer = run(alice, CODE)
+    with refusing_rows("executions_execution", "disk full"):
+        answer = run(alice, CODE)
 
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
@@ -105,7 +102,7 @@ def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
         answer.exit_code = 10**30
         return Checked(answer, "", "")
 
-    monkeypatch.setattr("executions.services.run.check", unfit)
+    monkeypatch.setattr("executions.services.attempt.check", unfit)
     answer = run(alice, "print(1)")
 
     assert answer.status_code == 503
@@ -283,9 +280,11 @@ def test_one_line_is_logged_with_neither_code_nor_output(
         "tenant_id": "wonderland",
         "provider": "scripted",
         "operation": "execute_code",
-        "instance_id": "wonderland-1",
+        # A run outside of sessions is one of its own.
+        "instance_id": f"wonderland:{body['id']}:wonderland-1",
         "language": "python",
-        "status": "succeeded",
+        "status": "success",
+        "execution_status": "succeeded",
         "exit_code": 0,
         "memory_used_mb": 3.0,
         "region": "eu",
@@ -347,9 +346,8 @@ def test_the_service_runs_code_for_a_key_without_any_http(scripted: object, alic
     assert outcome.error is None
 
 
+@pytest.mark.only_on("sqlite")
 def test_the_index_of_a_filter_serves_the_newest_rows(db: None) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("reads SQLite's plan")
     for column in ("tenant_slug", "status", "provider", "language", "error_code"):
         plan = Execution.objects.filter(**{column: "x"}).order_by("-id").explain()
         assert f"USING INDEX execution_{column}" in plan, plan

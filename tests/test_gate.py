@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executions.services.gate import METADATA_BYTES, REFUSED, check, check_instance
-from providers.base import ArtifactFile, ExecutionResult, Limits, SandboxInstance
+from executions.services.gate import METADATA_BYTES, REFUSED, check, check_sandbox
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.sandbox import Sandbox
+from providers.values import ArtifactFile, Emit, ExecutionResult, Job, RunLimits
 
-LIMITS = Limits(
+LIMITS = RunLimits(
     output_bytes=40, result_bytes=30, artifact_count=2, artifact_bytes=6, artifacts_total_bytes=9
 )
 
@@ -96,7 +97,7 @@ def test_an_honest_answer_passes_unchanged() -> None:
         stdout="héllo 🎈\n", result={"a": [1, 2.5, None]}, has_result=True, metadata=told,
         outputs=[{"text/plain": "4"}], artifacts=[file],
     )  # fmt: skip
-    checked = check(given, Limits())
+    checked = check(given, RunLimits())
     assert checked.result == honest(
         stdout="héllo 🎈\n", result={"a": [1, 2.5, None]}, has_result=True, metadata=told,
         outputs=[{"text/plain": "4"}], artifacts=[file],
@@ -143,11 +144,11 @@ def test_a_result_over_its_limit_is_a_failure_of_the_program() -> None:
 
 def test_rich_outputs_are_bounded_and_counted() -> None:
     bundles: Any = [{"text/plain": "x"}] * 30 + [7, {}, {"text/plain": math.nan}, {5: "x"}]
-    checked = check(honest(outputs=bundles), Limits())
-    assert len(checked.result.outputs) == Limits().rich_output_count
+    checked = check(honest(outputs=bundles), RunLimits())
+    assert len(checked.result.outputs) == RunLimits().rich_output_count
     assert checked.result.metadata["outputs_skipped"] == len(bundles) - 20
     large: Any = [{"text/plain": "x" * 12_000_000}]
-    assert check(honest(outputs=large), Limits()).result.outputs == []
+    assert check(honest(outputs=large), RunLimits()).result.outputs == []
 
 
 @pytest.mark.parametrize("answer", [None, 7, "x", [], {}, ExecutionResult])
@@ -157,8 +158,23 @@ def test_what_is_no_result_is_refused(answer: Any) -> None:
     assert caught.value.started
 
 
-@pytest.mark.parametrize("instance", [None, "1", SandboxInstance(1, "x", "running"), SandboxInstance("1", "x", "running", [])])  # type: ignore[arg-type]  # fmt: skip
-def test_what_is_no_sandbox_is_refused(instance: Any) -> None:
+class Odd(Sandbox):
+    """Has whatever attributes it is given."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        raise AssertionError("nothing runs in it")
+
+    def close(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "sandbox", [None, "1", Odd(), Odd(ref=1, metadata={}), Odd(ref="1", metadata=[]), Odd(ref="1")]
+)
+def test_what_is_no_sandbox_is_refused(sandbox: Any) -> None:
     with pytest.raises(CreationFailed) as caught:
-        check_instance(instance)
+        check_sandbox(sandbox)
     assert not caught.value.started

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from providers.base import ExecutionResult, Limits
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.requests import Job, make_template, run_request
+from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
+from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.conftest import require
 
 
@@ -19,7 +19,7 @@ async def _run_beside_starts_given_up(data_dir: Path, preload: tuple[str, ...]) 
     launcher = BubblewrapLauncher(data_dir)
     await launcher.prepare()
     try:
-        template = make_template("python", "python", launcher, Limits(), preload)
+        template = make_template("python", "python", launcher, SandboxLimits(), preload)
         kept = await Sandbox.start(launcher, template)
         for number in range(30):
             start = asyncio.ensure_future(Sandbox.start(launcher, template))
@@ -28,7 +28,7 @@ async def _run_beside_starts_given_up(data_dir: Path, preload: tuple[str, ...]) 
             start.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await (await start).destroy()
-        result = await kept.run(run_request(Job("print('here')", "python", 10), template))
+        result = await kept.run(Job("print('here')", "python", 10))
         await kept.destroy()
         following = await Sandbox.start(launcher, template)
         await following.destroy()

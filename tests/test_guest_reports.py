@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from providers.base import SANDBOX_ENDED, ExecutionResult, Limits
 from providers.guest import advice, wire
 from providers.guest.request import Run, answer
 from providers.pool.answer import read_answer
 from providers.pool.cgroup import Evidence
+from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.sandboxes import Local, command, family, wait_until
 
-LIMITS = Limits()
+LIMITS = RunLimits()
 _SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 MARK = ["sleep", "4711"]
 REMARK = [1, "os", "reaches files and processes"]
@@ -64,9 +65,7 @@ def inside(folder: Path) -> Iterator[None]:
 def told(report: bytes, folder: Path, *, advised: bool = True) -> ExecutionResult:
     """What the host makes of a run whose report descriptor was written this."""
     child = Ended(report)
-    names = ("memory_bytes", "output_bytes", "result_bytes", "artifact_count", "artifact_bytes")
-    names += ("artifacts_total_bytes", "rich_output_count", "rich_output_bytes")
-    request = {"timeout": 5, "limits": {name: getattr(LIMITS, name) for name in names}}
+    request = {"timeout": 5, "limits": {"memory_bytes": 2**28, **asdict(LIMITS)}}
     run = Run(child, request, None, advised=advised)  # type: ignore[arg-type]
     with inside(folder):
         (folder / "artifacts").mkdir(exist_ok=True)

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from providers.base import SANDBOX_ENDED, ExecutionResult, Limits
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.guest import wire
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import GuestChannel
-from providers.pool.sandbox import RunRequest, Sandbox
+from providers.pool.sandbox import Sandbox
 from providers.pool.template import Template
+from providers.values import SANDBOX_ENDED, ExecutionResult, Job, RunLimits
 
 READY = wire.pack({"type": "ready"}, [])
-REQUEST = RunRequest("1", "auto", 0.5, None, (), Limits(output_bytes=1000))
+REQUEST = Job("1", timeout=0.5, limits=RunLimits(output_bytes=1000))
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,9 @@ class PuppetGuest:
 
     def watch(self, is_running: bool) -> None:
         """Nothing is seen of it but what it says."""
+
+    def memory_bytes(self) -> int | None:
+        return None
 
     def last_words(self) -> str | None:
         return "It ended by itself"
@@ -85,8 +88,8 @@ class PuppetLauncher:
     def interpreter(self, language: str) -> str | None:
         return None
 
-    def guest_path(self) -> str:
-        return ""
+    def node_runner(self) -> list[str]:
+        return [""]
 
     def close(self) -> None:
         """Nothing is held."""

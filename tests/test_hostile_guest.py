@@ -14,28 +14,19 @@ from typing import Any
 
 import pytest
 
-from providers.base import SANDBOX_ENDED, ExecutionResult, Limits
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.pool import sandbox as sandbox_module
 from providers.pool.pool import Pool, PoolSettings
-from providers.pool.sandbox import RunRequest
 from providers.pool.template import Template
+from providers.values import SANDBOX_ENDED, ExecutionResult, Job, RunLimits
 from tests.impostors import MARK, Impostor
 from tests.sandboxes import children, command, wait_until
 
 TEMPLATES = {"python": Template("python", "python")}
 
 
-def request(**changes: Any) -> RunRequest:
-    fields: dict[str, Any] = {
-        "code": "print(1)",
-        "entrypoint": "auto",
-        "timeout": 0.5,
-        "arguments": None,
-        "files": (),
-        "limits": Limits(),
-    }
-    return RunRequest(**{**fields, **changes})
+def request(**changes: Any) -> Job:
+    return Job(**{"code": "print(1)", "timeout": 0.5, **changes})
 
 
 def impostors() -> set[int]:
@@ -275,7 +266,7 @@ say(answer(header, ("artifact:over", b"x" * 11), ("artifact:a", b"x" * 10), ("ar
     ("artifact:c", b"x" * 2), ("artifact:d", b"x"), ("artifact:e", b"")))
 time.sleep(1000)
 """  # fmt: skip
-    limits = replace(Limits(), artifact_bytes=10, artifacts_total_bytes=20, artifact_count=3)
+    limits = replace(RunLimits(), artifact_bytes=10, artifacts_total_bytes=20, artifact_count=3)
     result = run(served(script, limits=limits))
     assert [artifact.name for artifact in result.artifacts] == ["a", "b", "d"]
 
@@ -287,7 +278,7 @@ header, parts = listen()
 say(answer(header, ("stdout", b"x" * 1000), ("stderr", b"y" * 1000)))
 time.sleep(1000)
 """
-    result = run(served(script, limits=replace(Limits(), output_bytes=10)))
+    result = run(served(script, limits=replace(RunLimits(), output_bytes=10)))
     assert (result.stdout, result.stdout_truncated) == ("x" * 10, True)
     assert (result.stderr, result.stderr_truncated) == ("y" * 10, True)
 
@@ -310,7 +301,7 @@ header, parts = listen()
 say(answer(header, ("result", b'"' + b"x" * 100 + b'"')))
 time.sleep(1000)
 """
-    result = run(served(script, limits=replace(Limits(), result_bytes=50)))
+    result = run(served(script, limits=replace(RunLimits(), result_bytes=50)))
     assert (result.has_result, result.exit_code) == (False, 1)
 
 

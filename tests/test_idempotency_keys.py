@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import IntegrityError, connection, connections
 from rest_framework.test import APIClient
 
 from executions.models import Execution
+from executions.services.record import close_unrun
+from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
+from tests.held import opened
 from tests.running import run
 
 
@@ -80,6 +84,68 @@ def test_of_many_at_once_with_one_idempotency_key_one_runs(
     for thread in threads:
         thread.join()
 
-    assert {answer.status_code for answer in answers} <= {200, 202}
+    assert {answer.status_code for answer in answers} <= {200, 202}, [
+        answer.content for answer in answers
+    ]
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert sum(event.startswith("execute") for event in scripted()) == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.django_db(transaction=True)
+def test_who_loses_its_key_to_an_attempt_that_then_did_not_run_takes_it(
+    mode: str, scripted: Callable[[], list[str]], alice: Caller
+) -> None:
+    """The other one ends right between the refused insert and the look at what was recorded."""
+    other = opened(alice, "sync", code="pass", idempotency_key="once")
+
+    def end_the_other() -> None:
+        try:
+            close_unrun(other, ProviderUnavailable("no sandbox"))
+        finally:
+            connections.close_all()
+
+    def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if refused and not other_thread.ident:
+            other_thread.start()
+            other_thread.join()
+        try:
+            return execute(sql, params, many, context)
+        except IntegrityError:
+            refused.append(sql)
+            raise
+
+    refused: list[str] = []
+    other_thread = threading.Thread(target=end_the_other)
+    with connection.execute_wrapper(watch):
+        answer = run(alice, "pass", idempotency_key="once", mode=mode)
+
+    assert refused, "the key was free before"
+    assert answer.status_code == (200 if mode == "sync" else 202)
+    assert answer.json()["id"] != str(other.pk)
+    assert Execution.objects.filter(idempotency_key="once", retryable=False).count() == 1
+
+
+def test_the_header_is_the_same_as_the_key_in_the_body(
+    scripted: Callable[[], list[str]], alice: Caller, charlie: Caller
+) -> None:
+    def post(caller: Caller, header: str, **body: Any) -> Any:
+        headers = {"HTTP_IDEMPOTENCY_KEY": header}
+        return caller.client.post("/api/v1/executions", {"code": "pass", **body}, **headers)
+
+    first = post(alice, "once")
+    assert run(alice, "pass", idempotency_key="once").json() == first.json()
+    assert post(alice, "once", idempotency_key="once").json() == first.json()
+    # As the header's draft writes it.
+    assert post(alice, '"once"').json() == first.json()
+    assert post(alice, '"o\\"nce"').json()["id"] != first.json()["id"]
+    assert Execution.objects.filter(idempotency_key='o"nce').count() == 1
+    assert post(charlie, "once").json()["id"] != first.json()["id"]
+    assert post(alice, "once", arguments={}).status_code == 409
+
+    for header, body in (("once", {"idempotency_key": "twice"}), ("a" * 256, {}), ("", {})):
+        answer = post(alice, header, **body)
+        assert answer.status_code == 400, header
+        field = "idempotency_key" if body else "Idempotency-Key"
+        assert answer.json()["error"]["field"] == field
+    assert Execution.objects.count() == 3

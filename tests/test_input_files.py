@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from providers.base import InputFile
 from providers.errors import InvalidConfiguration
+from providers.values import InputFile
 from tests.conftest import require
 from tests.sandboxes import Local
 

@@ -32,6 +32,7 @@ from providers.models import ProviderConfig, ProviderPrice, Route
 from providers.signals import configuration_changed
 from tests.conftest import Caller
 from tests.processes import ROOT
+from tests.refusing_table import refusing_rows
 from tests.running import run
 
 pytestmark = pytest.mark.django_db
@@ -45,17 +46,9 @@ def stated(kind: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def broken_ledger(transactional_db: None) -> Iterator[None]:
     """A database that takes no entry of an execution."""
-    if connection.vendor != "sqlite":
-        pytest.skip("the trigger is written for SQLite")
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE TRIGGER no_entry BEFORE INSERT ON executions_ledgerentry"
-            " WHEN NEW.kind IN ('execution', 'tenant', 'role')"
-            " BEGIN SELECT RAISE(ABORT, 'no room'); END"
-        )
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TRIGGER no_entry")
+    ours = "NEW.kind IN ('execution', 'tenant', 'role')"
+    with refusing_rows("executions_ledgerentry", "no room", ours):
+        yield
 
 
 def test_an_execution_is_entered_with_what_came_of_it(scripted: object, alice: Caller) -> None:

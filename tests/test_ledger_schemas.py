@@ -15,7 +15,7 @@ import pytest
 
 from executions.models import Execution, LedgerEntry
 from executions.services.ledger import schemas, sealing
-from executions.services.ledger.schemas import SCHEMAS
+from executions.services.ledger.schemas import CURRENT, SCHEMAS
 from executions.services.ledger.verification import verify
 from tests.conftest import Caller
 from tests.processes import ROOT, clean_environment
@@ -102,13 +102,18 @@ def test_a_former_key_that_nothing_vouches_for_has_to_be_named(
     assert "LEDGER_TRUSTED_KEYS" in said
 
 
-def test_the_first_schema_is_what_was_shipped() -> None:
-    """It must never change. Neither must the second, once it was shipped."""
-    shipped = repr((SCHEMAS[1].record, SCHEMAS[1].stated, SCHEMAS[1].with_artifacts))
-    assert (
-        hashlib.sha256(shipped.encode()).hexdigest()
-        == "86dc5101b9ea95e43271b89389efc633b3e914a05c8e4a0b4ad80ef875606a76"
-    )
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (1, "86dc5101b9ea95e43271b89389efc633b3e914a05c8e4a0b4ad80ef875606a76"),
+        (2, "f392467bcd41640f1af267147032fde5a8261c17ae71a19e69b4ffff757e17ee"),
+    ],
+)
+def test_a_schema_is_what_was_shipped(number: int, expected: str) -> None:
+    """It must never change. Neither must the others, once they were shipped."""
+    schema = SCHEMAS[number]
+    shipped = repr((schema.record, schema.stated, schema.with_artifacts))
+    assert hashlib.sha256(shipped.encode()).hexdigest() == expected
 
 
 @pytest.mark.django_db
@@ -116,22 +121,23 @@ def test_one_more_sealed_column_is_one_more_schema_and_breaks_no_older_entry(
     scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(alice, "pass")
-    wider = replace(SCHEMAS[2], record=(*SCHEMAS[2].record, "replay_of_id"))
-    grown = {**SCHEMAS, 3: replace(wider, stated=(*wider.stated, "mode"))}
+    latest = SCHEMAS[CURRENT]
+    wider = replace(latest, record=(*latest.record, "replay_of_id"))
+    grown = {**SCHEMAS, CURRENT + 1: replace(wider, stated=(*wider.stated, "mode"))}
     for module in (schemas, sealing):
         monkeypatch.setattr(module, "SCHEMAS", grown)
-        monkeypatch.setattr(module, "CURRENT", 3)
+        monkeypatch.setattr(module, "CURRENT", CURRENT + 1)
     receipt = run(alice, "pass # again").json()["receipt"]
 
-    assert (receipt["schema"], receipt["mode"]) == (3, "sync")
+    assert (receipt["schema"], receipt["mode"]) == (CURRENT + 1, "sync")
     entries = LedgerEntry.objects.filter(kind="execution").order_by("sequence")
-    assert [entry.stated["schema"] for entry in entries] == [2, 3]
+    assert [entry.stated["schema"] for entry in entries] == [CURRENT, CURRENT + 1]
     assert verify().is_intact
 
     # The version before cannot check what it does not know, and says so.
     monkeypatch.setattr(schemas, "SCHEMAS", SCHEMAS)
     (finding,) = verify().findings
-    assert "does not know the schema 3" in finding.detail
+    assert f"does not know the schema {CURRENT + 1}" in finding.detail
 
 
 @pytest.mark.django_db

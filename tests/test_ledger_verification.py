@@ -3,66 +3,30 @@
 from __future__ import annotations
 
 import base64
-import json
 import secrets
 import sqlite3
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import connection
 
 from executions.models import ApiKey, Execution, LedgerEntry
 from executions.services.keys import create_api_key
-from executions.services.ledger import append, checkpoints
-from executions.services.ledger.canonical import canonical, digest
-from executions.services.ledger.formats import place_bytes, signed_bytes, write
-from executions.services.ledger.head import Head
-from executions.services.ledger.keyring import LedgerUnavailable, _load, signing_key
-from executions.services.ledger.trust import trusted_keys
+from executions.services.ledger import append
+from executions.services.ledger.canonical import digest
+from executions.services.ledger.formats import signed_bytes, write
+from executions.services.ledger.keyring import LedgerUnavailable, _load
 from executions.services.ledger.verification import verify
 from tests.conftest import Caller
+from tests.ledger_entries import TABLE, entries, first, kept, sql
 from tests.running import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TABLE = "executions_ledgerentry"
-
-
-def sql(statement: str, *values: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
-
-
-@pytest.fixture
-def kept(settings: Any, tmp_path: Path) -> Path:
-    """The folder of the checkpoints, which are on."""
-    settings.LEDGER_CHECKPOINTS = str(tmp_path / "ledger")
-    return tmp_path / "ledger"
-
-
-@pytest.fixture
-def entries(scripted: object, request: pytest.FixtureRequest) -> list[LedgerEntry]:
-    """Eight entries: the key, the tenant, its key, then five executions."""
-    LedgerEntry.objects.all().delete()
-    request.getfixturevalue("kept")
-    alice = request.getfixturevalue("alice")
-    for number in range(5):
-        code = f"answer = ExecutionResult('out {number}', 'err', 0, 0.0, has_result=True, result=1)"
-        assert run(alice, code, arguments={"a": number}).status_code == 200
-    rows = list(LedgerEntry.objects.order_by("sequence"))
-    assert [row.kind for row in rows] == ["ledger_key", "tenant", "api_key", *["execution"] * 5]
-    return rows
-
-
-def first() -> tuple[str, int]:
-    """What is wrong at the first entry where something is."""
-    found = verify()
-    assert not found.is_intact
-    return found.findings[0].kind, found.findings[0].sequence
+__all__ = ("entries", "kept")
 
 
 def test_an_untouched_ledger_is_intact(entries: list[LedgerEntry]) -> None:
@@ -163,12 +127,11 @@ def test_an_emptied_ledger_is_found(entries: list[LedgerEntry]) -> None:
     assert first() == ("truncated", 1)
 
 
+@pytest.mark.only_on("sqlite")
 def test_a_restored_backup_is_found(
     entries: list[LedgerEntry], kept: Path, alice: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The whole database as it was two executions ago, then used again."""
-    if connection.vendor != "sqlite":
-        pytest.skip("restores SQLite's own backup")
     backup = kept / "backup.sqlite3"
     with sqlite3.connect(backup) as target:
         connection.connection.backup(target)
@@ -296,134 +259,6 @@ def test_what_ended_before_there_was_a_ledger_is_not_missed(
     LedgerEntry.objects.all().delete()
     append("note", "the ledger begins", {})
     assert verify().is_intact
-
-
-def test_a_forged_or_broken_checkpoint_is_found(entries: list[LedgerEntry], kept: Path) -> None:
-    checkpoints.write_checkpoint()
-    history = kept / "checkpoints.jsonl"
-    good = history.read_text()
-    assert verify().is_intact
-    forged = canonical({**json.loads(good), "sequence": 2})
-    history.write_text(good + forged + "\nno json\n")
-    found = verify()
-    assert [finding.kind for finding in found.findings] == ["altered checkpoint"] * 2
-    assert "line 2" in found.findings[0].detail
-    history.write_text(good)
-    (kept / "head.json").write_text("{}")
-    assert first() == ("altered checkpoint", 9)
-
-
-def test_checkpoints_are_written_now_and_then(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EVERY", 4)
-    for number in range(9):
-        append("note", str(number), {})
-    history = checkpoints.history(trusted_keys())
-    assert ([point.sequence for point in history.points], history.damaged) == ([4, 8], [])
-    newest = LedgerEntry.objects.get(pk=10)
-    assert checkpoints.head() == checkpoints.Point(
-        10, newest.digest, newest.key_id, newest.signature
-    )
-    assert [path.stat().st_mode & 0o777 for path in kept.iterdir()] == [0o600, 0o600]
-    assert kept.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_commit_noted_late_does_not_lower_the_head(db: None, kept: Path) -> None:
-    key = signing_key()
-
-    def point(sequence: int) -> checkpoints.Point:
-        named = str(sequence) * 64
-        signature = key.sign(place_bytes(sequence, named))
-        return checkpoints.Point(sequence, named, key.key_id, signature)
-
-    checkpoints.note(point(7), None)
-    checkpoints.note(point(6), Head(5, "5" * 64, key.key_id))
-    assert checkpoints.head() == point(7)
-
-
-def test_a_checkpoint_that_cannot_be_written_is_told_and_stops_nothing(
-    settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    settings.LEDGER_CHECKPOINTS = str(tmp_path / "file")
-    append("note", "x", {})
-    assert "could not be written" in caplog.text
-
-
-@pytest.fixture
-def verify_ledger() -> Callable[..., tuple[int, str]]:
-    """The command: its exit code and what it printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        out = StringIO()
-        try:
-            call_command("verify_ledger", *arguments, stdout=out, stderr=StringIO())
-        except SystemExit as ended:
-            return int(ended.code or 0), out.getvalue()
-        return 0, out.getvalue()
-
-    return call
-
-
-def test_the_command_tells_by_its_exit_code_and_names_the_first_entry(
-    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
-) -> None:
-    code, printed = verify_ledger()
-    assert code == 0
-    assert printed.startswith("Intact: 8 entries, 5 executions, 2 other rows, 1 checkpoints.\n")
-    sql(f"DELETE FROM {TABLE} WHERE sequence = 4")
-    sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")
-    code, printed = verify_ledger()
-    assert code == 1
-    assert printed.startswith("NOT INTACT, first at entry 4: missing: entry 4 was removed\n")
-    assert "then entry 6: altered" in printed
-    code, printed = verify_ledger("--json")
-    assert code == 1
-    outcome = json.loads(printed)
-    assert (outcome["intact"], outcome["entries"]) == (False, 7)
-    assert outcome["findings"][0] == {
-        "kind": "missing",
-        "sequence": 4,
-        "detail": "entry 4 was removed",
-    }
-
-
-def test_the_command_says_when_it_cannot_verify(settings: Any) -> None:
-    settings.LEDGER_KEYS = []
-    with pytest.raises(Exception, match="LEDGER_KEYS") as caught:
-        call_command("verify_ledger")
-    assert getattr(caught.value, "returncode", None) == 2
-
-
-def test_a_receipt_that_was_given_out_contradicts_a_ledger_that_lost_it(
-    scripted: object,
-    alice: Caller,
-    tmp_path: Path,
-    verify_ledger: Callable[..., tuple[int, str]],
-) -> None:
-    """Without checkpoints, and with the record gone as well."""
-    given = tmp_path / "answer.json"
-    given.write_bytes(run(alice, "pass").content)
-    assert verify_ledger("--receipt", str(given))[0] == 0
-    entry = LedgerEntry.objects.get(kind="execution")
-    sql(f"DELETE FROM {TABLE} WHERE sequence = %s", entry.sequence)
-    Execution.objects.all().delete()
-    assert verify_ledger()[0] == 0
-
-    code, printed = verify_ledger("--receipt", str(given))
-    assert code == 1
-    assert f"entry {entry.sequence}: missing: a receipt was given out" in printed
-    run(alice, "pass # another")
-    code, printed = verify_ledger("--receipt", str(given))
-    assert code == 1
-    assert f"entry {entry.sequence}: replaced: a receipt" in printed
-
-    forged = json.loads(given.read_text())
-    forged["receipt"]["status"] = "failed"
-    for text in (json.dumps(forged), "[]", "{}", "no json"):
-        given.write_text(text)
-        with pytest.raises(CommandError) as caught:
-            verify_ledger("--receipt", str(given))
-        assert caught.value.returncode == 2
 
 
 def test_what_changes_honestly_while_it_is_read_is_no_finding(

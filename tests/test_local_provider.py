@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from providers.base import SANDBOX_ENDED
 from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
@@ -27,6 +26,7 @@ from providers.errors import (
 from providers.local.provider import LocalProvider
 from providers.pool.guest_files import find_python
 from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require
 from tests.sandboxes import Local, family, gone, wait_until
 
@@ -164,15 +164,17 @@ def test_a_provider_that_is_not_open_says_so() -> None:
     assert not provider.health_check()
     assert provider.get_supported_languages() == []
     with pytest.raises(NotInitialized):
-        provider.create_instance("python")
-    with pytest.raises(NotInitialized):
-        provider.execute_code("x", "print(1)", "python")
+        provider.open(SandboxSpec(), "")
     assert provider.destroy_instance("x") is False
     provider.close()
 
 
 def test_a_closed_provider_says_so(own: Local) -> None:
+    sandbox = own.provider.open(SandboxSpec(), "")
     own.provider.close()
+    with pytest.raises(NotInitialized):
+        sandbox.run(Job("print(1)"))
+    assert sandbox.close() is False
     assert own.provider.health_check().message == "closed"
     assert own.provider.get_supported_languages() == []
     with pytest.raises(NotInitialized):
@@ -226,7 +228,7 @@ def test_by_default_the_strongest_isolation_there_is_is_taken() -> None:
     ("field", "value"),
     [
         ("pool_size", 0), ("pool_size", 33), ("pool_size", "4"), ("pool_size", True), ("max_sandboxes", 0),
-        ("max_sandboxes", 257), ("queue_timeout", 0), ("max_memory", "1t"), ("launcher", "docker"),
+        ("max_sandboxes", 513), ("queue_timeout", 0), ("max_memory", "1t"), ("launcher", "docker"),
         ("gvisor_platform", "magic"), ("unknown", 1),
     ],
 )  # fmt: skip
@@ -319,7 +321,7 @@ def test_an_interpreter_that_lies_anywhere_is_seen_whole(
         folder.chmod(0o755)
     (folder_outside / "private").chmod(0o700)
     monkeypatch.setattr(
-        f"providers.pool.launchers.{launcher}.find_python", lambda: str(interpreter)
+        f"providers.pool.launchers.{launcher}.find_python", lambda _: str(interpreter)
     )
     local = Local(launcher, pool_size=1)
     try:

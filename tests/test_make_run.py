@@ -18,7 +18,7 @@ from tests.processes import ROOT, STOP_SECONDS, Service, clean_environment, free
 # The environment that runs the tests is complete, so `make` has nothing to install into it.
 VENV = Path(sys.prefix)
 
-READY_SECONDS = 5
+READY_SECONDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_without_root_and_sudo_the_one_command_is_told_and_the_start_goes_on(
 
 def test_help_names_what_can_be_made(checkout: Path) -> None:
     listed = make(checkout).stdout
-    for target in ("run", "test", "lint", "bench", "lock", "clean"):
+    for target in ("run", "test", "lint", "bench", "lock", "bundle", "clean"):
         assert f"make {target} " in listed
 
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.client import execute_code
-from executions.models import Execution, Tenant
+from executions.models import ApiKey, Execution, Tenant
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
 from executions.services.tenants import internal_tenant
 from executions.services.worker import run_queued
-from providers.base import SandboxInstance
 from providers.errors import ProviderUnavailable
-from providers.isolation import LEVELS, IsolationUnmet, meets, of_instance, of_runtime, strictest
+from providers.isolation import LEVELS, IsolationUnmet, meets, of_runtime, of_sandbox, strictest
 from providers.models import CircuitBreaker, Route
+from providers.named import lease_of
 from providers.pool.background import BackgroundLoop
 from providers.pool.service.launchers import LauncherChoice
 from providers.pool.service.settings import ServiceSettings
@@ -58,16 +58,16 @@ def test_what_is_offered_and_not_known_is_none(liar: Liar) -> None:
     provider = liar.module.Liar()
     for told in ("unheard of", "", None, 3, "microvm "):
         liar.does("isolation", lambda told=told: told)
-        assert of_instance(provider, SandboxInstance("1", "liar", "running"))[0] == "none"
-    instance = SandboxInstance("1", "liar", "running", {"isolation": "gvisor", "sharing": "x"})
-    assert of_instance(provider, instance) == ("gvisor", "")
+        assert of_sandbox(provider, liar.module.LiarsSandbox())[0] == "none"
+    sandbox = liar.module.LiarsSandbox({"isolation": "gvisor", "sharing": "x"})
+    assert of_sandbox(provider, sandbox) == ("gvisor", "")
     assert [of_runtime(name) for name in ("gvisor", "runc", "bubblewrap", "kata", "none")] == [
         "gvisor", "namespaces", "namespaces", "none", "none",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("who", ["deployment", "tenant", "route"])
-def test_each_of_the_three_is_a_floor(
+@pytest.mark.parametrize("who", ["deployment", "tenant", "route", "key"])
+def test_each_of_them_is_a_floor(
     local_active: None, alice: Caller, settings: Any, who: str
 ) -> None:
     assert run(alice, "print(1)").json()["isolation"] == "namespaces"
@@ -76,6 +76,9 @@ def test_each_of_the_three_is_a_floor(
     elif who == "tenant":
         alice.tenant.minimum_isolation = "gvisor"
         alice.tenant.save()
+    elif who == "key":
+        alice.api_key.minimum_isolation = "gvisor"
+        alice.api_key.save()
     else:
         make_route("local", minimum_isolation="gvisor")
     assert_unmet(run(alice, "print(1)"))
@@ -104,6 +107,9 @@ def test_no_fallback_goes_below(services: Services, alice: Caller) -> None:
     require("bwrap")
     save_config("local", LOCAL)
     make_route("e2b", "local", minimum_isolation="microvm")
+    with lease_of("local"):
+        # How weak it is, is known once it has started.
+        pass
     assert run(alice, "print(1)").json()["isolation"] == "microvm"
     services[0].fail("create", "503")
     assert_unmet(run(alice, "print(1)"))
@@ -153,11 +159,11 @@ def test_one_that_is_too_weak_takes_nobodys_trial(
 
 def test_a_sandbox_below_what_its_provider_promised_runs_nothing(liar: Liar, alice: Caller) -> None:
     liar.does("isolation", lambda: "microvm")
-    weak = liar.module.SandboxInstance("1", "liar", "running", {"isolation": "none"})
-    liar.does("create_instance", lambda: weak)
+    weak = liar.module.LiarsSandbox({"isolation": "none"})
+    liar.does("open", lambda: weak)
     assert_unmet(run(alice, "print(1)"))
-    assert liar.calls.count("execute_code") == 0
-    assert "destroy_instance" in liar.calls
+    assert liar.calls.count("run") == 0
+    assert "close" in liar.calls
 
 
 def test_a_provider_that_declares_nothing_is_none(liar: Liar, alice: Caller, settings: Any) -> None:
@@ -185,6 +191,21 @@ def test_a_replay_keeps_to_what_the_tenant_demands(local_active: None, alice: Ca
     original = last_execution()
     alice.tenant.minimum_isolation = "gvisor"
     alice.tenant.save()
+    outcome = replay(Execution.objects.get(pk=original.pk))
+    assert outcome.error is not None
+    assert outcome.error.field == "minimum_isolation"
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["strict", "removed"])
+def test_a_replay_keeps_to_what_the_key_demands(
+    local_active: None, alice: Caller, gone: bool
+) -> None:
+    run(alice, "print(1)")
+    original = last_execution()
+    if gone:
+        alice.api_key.delete()
+    else:
+        ApiKey.objects.update(minimum_isolation="gvisor")
     outcome = replay(Execution.objects.get(pk=original.pk))
     assert outcome.error is not None
     assert outcome.error.field == "minimum_isolation"

@@ -14,7 +14,6 @@ from django.contrib import admin
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
-from django_q.models import OrmQ
 from django_q.tasks import async_task
 
 from executions.services.keys import create_api_key
@@ -22,6 +21,7 @@ from providers import registry
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import request_change, save_config
 from providers.services.health import check_all
+from tests.broker import queued_tasks
 from tests.conftest import Caller
 from tests.provider_package import Packages, install_probe
 from tests.running import run
@@ -139,11 +139,11 @@ def test_planted_secrets_are_found_nowhere(
     call_command("export_settings", stdout=out)
     call_command("dumpdata", "providers", "executions", "admin", stdout=out)
     said["commands"] = out.getvalue()
-    said["queue"] = str([task.task for task in OrmQ.objects.all()])
+    said["queue"] = str(queued_tasks())
     said["rows"] = rows()
     said |= crawled(admin_client)
     said["logs"] = caplog.text + "".join(capfd.readouterr())
-    assert OrmQ.objects.exists()
+    assert queued_tasks()
     assert ConfigVersion.objects.filter(subject="probe").count() >= 3
     assert len(said) > 40
     assert "••••aaaa" in said[page]

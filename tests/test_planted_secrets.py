@@ -15,8 +15,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import Client
-from django_q.models import OrmQ
-from django_q.signing import SignedPackage
+from django_q.tasks import async_task
 
 from executions.models import ApiKey, Execution, LedgerEntry
 from executions.services.export import export
@@ -24,6 +23,7 @@ from executions.services.keys import create_api_key, revoke
 from executions.services.replay import replay
 from providers.models import ProviderConfig
 from sandbox_site.logs import JsonLines
+from tests.broker import payloads, queued_tasks
 from tests.conftest import Caller
 from tests.running import run
 
@@ -80,8 +80,9 @@ def test_no_secret_leaves_the_service(
     _use_the_commands(seen)
     for file_format in ("csv", "jsonl", "xlsx"):
         seen.add(f"export {file_format}", b"".join(export(Execution.objects.all(), file_format)))
-    for queued in OrmQ.objects.all():
-        seen.add("queue", f"{SignedPackage.loads(queued.payload)} {queued.payload}")
+    async_task("executions.tasks.end_stale_executions")
+    for task, payload in zip(queued_tasks(), payloads(), strict=True):
+        seen.add("queue", f"{task} {payload}")
     for path in tmp_path.glob("*.json*"):
         seen.add("checkpoints", path.read_text())
     for entry in LedgerEntry.objects.all():

@@ -31,7 +31,7 @@ def test_kill_9_during_a_run(engine: docker.DockerClient, tmp_path: Path) -> Non
         instance = provider.create_instance("python", owner="alice")
         with ThreadPoolExecutor(1) as executor:
             running_code = executor.submit(
-                provider.execute_code, instance.instance_id, RUN_MARK, "python", 60
+                provider.execute_code, instance.instance_id, RUN_MARK, "python", 30
             )
             time.sleep(0.5)
             before = containers(engine, port)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from providers.base import ExecutionResult
 from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited
 from providers.models import CircuitBreaker
 from providers.services import breaker, probing
+from providers.values import ExecutionResult
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller
 from tests.e2b_server import E2BServer
@@ -84,10 +84,10 @@ def test_a_probe_that_comes_to_its_end_clears_the_failures(liar: Liar) -> None:
     breaker.report_failure("liar", ConnectionFailed("x"))
     probing._decide("liar")
     assert state() == ("closed", 0)
-    assert liar.calls.count("execute_code") == liar.calls.count("destroy_instance") == 1
+    assert liar.calls.count("run") == liar.calls.count("close") == 1
 
 
-@pytest.mark.parametrize("method", ["create_instance", "execute_code"])
+@pytest.mark.parametrize("method", ["open", "run"])
 def test_a_provider_that_is_ill_is_found_out(
     liar: Liar, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -99,14 +99,14 @@ def test_a_provider_that_is_ill_is_found_out(
 
 @pytest.mark.parametrize("answer", [None, ExecutionResult("43\n", "", 0, 0.1)])
 def test_one_that_does_not_run_the_program_is_ill(liar: Liar, answer: Any) -> None:
-    liar.does("execute_code", lambda: answer)
+    liar.does("run", lambda: answer)
     assert probing.probe("liar") is not None
 
 
 def test_one_that_never_answers_is_ill(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "DEADLINE_SECONDS", 0.2)
     go = threading.Event()
-    liar.does("create_instance", lambda: go.wait(30))
+    liar.does("open", lambda: go.wait(30))
     error = probing.probe("liar")
     go.set()
     assert error is not None
@@ -114,7 +114,7 @@ def test_one_that_never_answers_is_ill(liar: Liar, monkeypatch: pytest.MonkeyPat
 
 
 def test_one_that_is_full_is_not_ill(liar: Liar) -> None:
-    liar.does("create_instance", raising(RateLimited("full")))
+    liar.does("open", raising(RateLimited("full")))
     probing._decide("liar")
     assert not CircuitBreaker.objects.filter(failures__gt=0).exists()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from providers.remote.receiver import Receiver
 from providers.schema import ConfigField
 from providers.self_managed.provider import SelfManagedProvider
 from tests.listener import Listener
+from tests.resolving import resolve_as
 
 FIELDS = {
     "endpoint": ConfigField("string", "Endpoint", address=True),
@@ -163,6 +164,34 @@ def test_no_address_of_a_special_kind_counts_as_public(address: Any) -> None:
     assert not (special and is_public(address)), special
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "168.63.129.16",
+        "192.0.0.192",
+        "192.88.99.1",
+        "fec0::1",
+        "3fff::1",
+        "5f00::1",
+        "2001::1",
+        "2001:0:808:808::1",
+        "64:ff9b:1::808:808",
+        "::808:808",
+        "64:ff9b::a9fe:a9fe",
+        "2002:a83f:8110::",
+    ],
+)
+def test_what_only_looks_public_does_not_count(text: str) -> None:
+    """A cloud's metadata, addresses of a site, documentation, Teredo, private translation."""
+    assert not is_public(ipaddress.ip_address(text))
+
+
+@given(st.ip_addresses(v=6))
+def test_an_ipv6_address_is_public_in_the_global_part_alone(address: Any) -> None:
+    if is_public(address) and address.packed[:12] != b"\0\x64\xff\x9b" + b"\0" * 8:
+        assert address.ipv4_mapped or address.packed[0] & 0xE0 == 0x20
+
+
 @given(st.ip_addresses(v=4))
 def test_an_ipv4_address_counts_the_same_however_it_is_carried(address: Any) -> None:
     carried = (
@@ -196,21 +225,7 @@ def test_what_leads_to_the_same_place_is_the_same_address(one: str, other: str, 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Answers a name with one list of addresses after the other, as a hostile name server does."""
-    asked: list[str] = []
-    real = socket.getaddrinfo
-
-    def set_up(name: str, *answers: list[str]) -> list[str]:
-        def answer(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
-            if host != name:
-                return real(host, port, *rest, **options)
-            asked.append(host)
-            current = answers[min(len(asked), len(answers)) - 1]
-            return [entry for text in current for entry in real(text, port, *rest, **options)]
-
-        monkeypatch.setattr(socket, "getaddrinfo", answer)
-        return asked
-
-    return set_up
+    return partial(resolve_as, monkeypatch)
 
 
 def test_one_address_in_an_answer_that_is_not_allowed_refuses_the_name(
@@ -265,6 +280,7 @@ def test_a_client_connects_by_each_address_until_one_answers(
         resolver("two.example", ["127.0.0.2", "127.0.0.1"])
         with pytest.raises(SandboxError):
             connect(f"http://two.example:{service.port}")
+        service.settle()
         assert b"secret-0123456789" in service.received
         assert f"host: two.example:{service.port}".encode() in service.received.lower()
 

@@ -19,7 +19,24 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import ApiKey, Budget, Execution, LedgerEntry, Spending, Tenant
+from executions.models import (
+    Alert,
+    ApiKey,
+    Approval,
+    AuditExport,
+    Budget,
+    Execution,
+    LedgerEntry,
+    Policy,
+    Process,
+    Session,
+    Snapshot,
+    Spending,
+    Tenant,
+    WebhookDelivery,
+    WebhookSecret,
+    Workspace,
+)
 from executions.services.keys import create_api_key
 from providers import registry
 from providers.manager import manager
@@ -39,6 +56,7 @@ pytestmark = pytest.mark.django_db
 
 BUDGETS = tomllib.loads((Path(__file__).parent / "query_budgets.toml").read_text())
 MANY = 60
+SCOPES = "admin execute read"
 GOOD = {"endpoint": "http://a", "token": "tok-0123456789-wxyz"}
 BODIES = {
     "POST /api/admin/sandbox/config": {"provider_type": "probe", "config": GOOD | {"size": 99}},
@@ -52,6 +70,8 @@ def names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin_user: User
 ) -> Iterator[dict[str, Any]]:
     """Many rows of everything, and one of each for the addresses."""
+    # What is kept for a second would be looked up once more where a page takes longer.
+    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
     manager.close()
     install_probe(Packages(tmp_path, monkeypatch), f"budget_{tmp_path.name}")
     for size in range(1, MANY):
@@ -63,6 +83,17 @@ def names(
         Budget.objects.create(tenant_slug=f"t{n}", limit=1)
         ProviderPrice.objects.create(provider_id=f"p{n}", per_second=1)
         CircuitBreaker.objects.create(provider_id=f"p{n}")
+        AuditExport.objects.create(destination=f"syslog h{n}:1")
+        alert = Alert.objects.create(
+            rule="error_rate",
+            subject=f"p{n}",
+            active_key=f"error_rate p{n}",
+            severity="critical",
+            message="m",
+            opened_at=timezone.now(),
+            seen_at=timezone.now(),
+        )
+        Process.objects.create(instance=f"host{n}", kind="web", pid=n)
         RouteStep.objects.create(
             route=route, provider=ProviderConfig.objects.create(provider_id=f"p{n}")
         )
@@ -73,7 +104,8 @@ def names(
     )
     tenants = Tenant.objects.bulk_create(Tenant(slug=f"t{n}", name="T") for n in range(MANY))
     for tenant in tenants:
-        key, key_text = create_api_key(tenant, "k", None, "admin")
+        key, key_text = create_api_key(tenant, "k", None, SCOPES)
+        Policy.objects.create(tenant_slug=tenant.slug)
     now = timezone.now()
     executions = Execution.objects.bulk_create(
         Execution(
@@ -90,6 +122,33 @@ def names(
         )
         for tenant in tenants
     )
+    Approval.objects.bulk_create(
+        Approval(execution=execution, tenant_slug=execution.tenant_slug) for execution in executions
+    )
+    sessions = Session.objects.bulk_create(
+        Session(tenant=tenant, tenant_slug=tenant.slug, language="python") for tenant in tenants
+    )
+    Execution.objects.filter(tenant=tenants[-1]).update(session=sessions[-1], turn=1)
+    snapshots = Snapshot.objects.bulk_create(
+        Snapshot(
+            tenant=tenant,
+            tenant_slug=tenant.slug,
+            source=sessions[0].pk,
+            workspace=Workspace.objects.create(tenant=tenant),
+            files=0,
+            bytes=0,
+        )
+        for tenant in tenants
+    )
+    WebhookSecret.objects.bulk_create(
+        WebhookSecret(tenant=tenant, secret="whsec_") for tenant in tenants
+    )
+    deliveries = WebhookDelivery.objects.bulk_create(
+        WebhookDelivery(
+            tenant=tenant, tenant_slug=tenant.slug, execution=execution, url="https://a"
+        )
+        for tenant, execution in zip(tenants, executions, strict=True)
+    )
     users = User.objects.bulk_create(User(username=f"u{n}", is_staff=True) for n in range(MANY))
     for n, user in enumerate(users):
         user.groups.add(Group.objects.order_by("pk")[n % 3])
@@ -99,16 +158,22 @@ def names(
         for n in range(MANY)
     )
     yield {
+        "approval": Approval.objects.latest("pk").pk,
+        "policy": Policy.objects.latest("pk").pk,
         "provider": ProviderConfig.objects.get(provider_id="probe").pk,
         "version": ConfigVersion.objects.first().pk,  # type: ignore[union-attr]
         "pending": PendingChange.objects.first().pk,  # type: ignore[union-attr]
         "execution": executions[-1].pk,
+        "session": sessions[-1].pk,
+        "snapshot": snapshots[-1].pk,
+        "delivery": deliveries[-1].pk,
         "tenant": tenants[-1].pk,
         "key": key.pk,
         "user": users[0].pk,
         "group": Group.objects.order_by("pk")[0].pk,
         "entry": LogEntry.objects.order_by("pk")[0].pk,
         "route": route.pk,
+        "alert": alert.pk,
         "ledger_entry": LedgerEntry.objects.latest("sequence").pk,
         "key_text": key_text,
     }
@@ -122,8 +187,9 @@ def taken(call: Any) -> tuple[int, int]:
     call()
     with CaptureQueriesContext(connection) as queries:
         status = call().status_code
-    number = len([q for q in queries if not q["sql"].startswith(("SAVEPOINT", "RELEASE"))])
-    return status, number
+    # Savepoints are the test's own; PostgreSQL takes a lock that SQLite's writer has anyway.
+    counted = (q for q in queries if not q["sql"].startswith(("SAVEPOINT", "RELEASE")))
+    return status, len([q for q in counted if "_advisory_" not in q["sql"]])
 
 
 def test_pages_keep_to_their_budgets(names: dict[str, Any], admin_client: Client) -> None:

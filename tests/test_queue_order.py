@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from executions.models import Execution
+from executions.services.admission import counted_alone
 from executions.services.queue import claim_next
 from executions.services.worker import Runner, run_queued
 from tests.conftest import Caller
@@ -38,6 +41,30 @@ def test_another_tenants_first_job_waits_for_one_and_not_for_sixty(
         opened(charlie, "async")
 
     assert served(7) == [*(["elsewhere", "wonderland"] * 3), "wonderland"]
+
+
+def test_of_several_processes_each_makes_a_newcomer_wait_for_one(
+    alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[dict[str, int]] = [{}, {}, {}]
+    order = []
+
+    def serve(turns: dict[str, int]) -> None:
+        monkeypatch.setattr("executions.services.queue._turns", turns)
+        order.extend(served(1))
+
+    for _ in range(30):
+        opened(alice, "async")
+    for turns in processes:
+        serve(turns)
+    for _ in range(6):
+        opened(charlie, "async")
+    for turns in processes * 4:
+        serve(turns)
+
+    waited_for = order[3:].index("elsewhere")
+    assert waited_for <= len(processes)
+    assert order[3:].count("elsewhere") == 6
 
 
 def test_who_runs_least_is_served_first(alice: Caller, charlie: Caller) -> None:
@@ -120,6 +147,69 @@ def test_the_disk_that_is_full_is_not_filled_from_the_queue(
     assert run_queued(str(waiting.pk)) is not None
 
 
+def steps_of(call: Callable[[], object]) -> int:
+    """Instructions of SQLite's virtual machine, which are the same however busy the machine is."""
+    steps = itertools.count()
+
+    def count() -> int:
+        next(steps)
+        return 0
+
+    connection.ensure_connection()
+    connection.connection.set_progress_handler(count, 1)
+    try:
+        call()
+    finally:
+        connection.connection.set_progress_handler(None, 1)
+    return next(steps)
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_look_costs_the_same_however_many_wait(
+    alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)  # or it looks up bounds
+    for caller in (alice, charlie):
+        bounded(caller, max_running=0, max_queued=1000)
+        opened(caller, "async")
+    claim_next()  # what it keeps is looked up
+    with_two = steps_of(claim_next)
+    for _ in range(100):
+        opened(alice, "async")
+        opened(charlie, "async")
+
+    assert steps_of(claim_next) <= with_two * 1.1
+
+
+@pytest.mark.only_on("postgresql")  # SQLite has one writer, whoever it is for
+@pytest.mark.django_db(transaction=True)
+def test_a_tenant_that_another_process_is_busy_with_holds_up_no_other(
+    alice: Caller, charlie: Caller
+) -> None:
+    hers, other = opened(alice, "async"), opened(charlie, "async")
+    for _ in range(2):
+        opened(charlie)  # so that hers is next
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with counted_alone(alice.tenant.slug):
+            is_held.set()
+            may_end.wait(30)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(30)
+    try:
+        first = claim_next()
+    finally:
+        may_end.set()
+        holder.join(30)
+    second = claim_next()
+
+    assert [first and first.pk, second and second.pk] == [other.pk, hers.pk]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_workers_threads_run_everything_without_being_woken(
     scripted: object, alice: Caller, charlie: Caller
@@ -143,9 +233,9 @@ def running_threads(number: int) -> Iterator[None]:
     """A worker's, which end with the context as they would with their process."""
     going_on = threading.Event()
     going_on.set()
-    before = set(threading.enumerate())
-    Runner(number, going_on.is_set).start()
-    started = set(threading.enumerate()) - before
+    runner = Runner(number, going_on.is_set)
+    runner.start()
+    started = runner._workers
     try:
         yield
     finally:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings as project
+from django.core.management import CommandError, call_command
 from django.db import connection
 
 from executions.models import Execution
 from executions.services import payloads
-from executions.services.queue import claim, claim_next
+from executions.services.queue import claim, claim_next, hand_over
 from executions.services.record import close_unrun
 from executions.services.stale import end_stale_executions
 from executions.services.worker import run_queued
-from providers.base import InputFile
+from executions.storage import QUEUE
+from executions.storage import kept as kept_at
 from providers.errors import ProviderUnavailable, RateLimited
+from providers.values import InputFile
 from tests.conftest import Caller
 from tests.held import bounded, opened
 
@@ -61,11 +66,11 @@ def test_files_arrive_as_they_were_sent(alice: Caller) -> None:
 
     from executions.services.requests import ExecutionRequest
 
-    request = ExecutionRequest.from_stored(payloads.take(execution))
+    request = ExecutionRequest.from_stored(payloads.read(execution))
     assert (request.files, request.arguments) == (FILES, {"a": 1})
 
 
-def test_a_small_request_needs_no_file_and_leaves_its_row_when_it_is_claimed(
+def test_a_small_request_needs_no_file_and_leaves_its_row_when_it_is_handed_over(
     alice: Caller, folder: Path
 ) -> None:
     execution = opened(alice, "async")
@@ -75,7 +80,8 @@ def test_a_small_request_needs_no_file_and_leaves_its_row_when_it_is_claimed(
     claimed = claim(execution.pk)
 
     assert claimed is not None
-    assert payloads.take(claimed)["code"] == "pass"
+    assert payloads.read(claimed)["code"] == "pass"
+    hand_over(claimed)
     assert raw_pending_size(execution) == 0
 
 
@@ -144,17 +150,16 @@ def test_a_folder_that_cannot_be_written_refuses_before_anything_is_recorded(
     assert Execution.objects.count() == 0
 
 
+@pytest.mark.only_on("sqlite")
 @pytest.mark.django_db(transaction=True)
 def test_large_requests_do_not_make_the_database_grow(alice: Caller, folder: Path) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("measures SQLite's files")
     before = database_bytes()
     for _ in range(4):
         opened(alice, "async", files=(InputFile("data", bytes(4_000_000)),))
     assert sum(file.stat().st_size for file in kept(folder)) > 16_000_000
     assert database_bytes() - before < 1_000_000
     while execution := claim_next():
-        payloads.take(execution)
+        hand_over(execution)
     assert kept(folder) == []
 
 
@@ -174,4 +179,40 @@ def database_bytes() -> int:
 
 
 def test_the_folder_is_in_the_data_directory() -> None:
-    assert payloads._folder() == project.DATA_DIR / "queue"
+    assert Path(kept_at(QUEUE).path("x")) == project.DATA_DIR / "queue" / "x"
+
+
+def test_rotating_the_keys_reaches_what_waits_in_files(
+    scripted: Callable[[], list[str]], alice: Caller, settings: Any
+) -> None:
+    execution = opened(alice, "async", code=READ, files=FILES)
+    settings.FERNET_KEYS = ["the new key", *settings.FERNET_KEYS]
+    out = StringIO()
+    call_command("rotate_keys", "--json", stdout=out, stderr=StringIO())
+    assert next(
+        entry
+        for entry in json.loads(out.getvalue())["columns"]
+        if entry["column"] == "pending, in files"
+    ) == {
+        "model": "executions.Execution",
+        "column": "pending, in files",
+        "rotated": 1,
+        "current": 0,
+        "failed": [],
+    }
+    settings.FERNET_KEYS = ["the new key"]
+    outcome = run_queued(str(execution.pk))
+    assert outcome is not None
+    assert outcome.execution.status == "succeeded"
+
+
+def test_a_file_that_no_key_opens_is_named_and_stays(
+    alice: Caller, folder: Path, settings: Any
+) -> None:
+    opened(alice, "async", code=READ, files=FILES)
+    (file,) = kept(folder)
+    sealed = file.read_bytes()
+    settings.FERNET_KEYS = ["another key"]
+    with pytest.raises(CommandError, match=file.name):
+        call_command("rotate_keys", stdout=StringIO(), stderr=StringIO())
+    assert file.read_bytes() == sealed

@@ -90,6 +90,7 @@ def test_a_broken_package_takes_nothing_else_down(
     assert (entry.provider_id, entry.source) == ("probe", "broken_package")
     assert reason in entry.reason
     assert reason in caplog.text
+    assert "Traceback" in caplog.text
     with pytest.raises(InvalidConfiguration, match="broken_package"):
         registry.get("probe")
 

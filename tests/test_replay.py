@@ -15,10 +15,14 @@ from django.test import Client
 from executions.models import Execution, LedgerEntry
 from executions.services import replay as service
 from executions.services.ledger.verification import verify
-from executions.services.replay import compare, recorded_request, replay
+from executions.services.replay import compare, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
+from providers.manager import manager
 from providers.models import ProviderConfig
+from providers.services import activate as make_active
+from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller
+from tests.e2b_server import E2BServer
 from tests.running import LOCAL, run
 
 pytestmark = pytest.mark.django_db
@@ -185,3 +189,15 @@ def test_under_the_two_person_rule_one_person_chooses_no_other_provider(
     # The tenant that replays belong to is made here; that is no change of anybody's rights.
     operator.post(page_of(before), {"provider": "scripted"})
     assert Execution.objects.get(replay_of=before).provider == "scripted"
+
+
+def test_a_replay_runs_where_the_ledger_says_though_another_is_active_by_then(
+    services: tuple[E2BServer, AgentRunServer],
+) -> None:
+    """The ledger's entry is written before the run, and names the provider."""
+    make_active("e2b")
+    route = route_to("e2b")
+    make_active("aliyun_codeinterpreter")
+    manager.close()
+    with manager.lease() as active, route() as lease:
+        assert (active.provider_id, lease.provider_id) == ("aliyun_codeinterpreter", "e2b")

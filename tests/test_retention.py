@@ -24,6 +24,7 @@ from executions.services.retention import apply_retention
 from executions.tasks import apply_retention as scheduled
 from tests.conftest import Caller
 from tests.running import run
+from tests.write_transactions import write_transactions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -126,7 +127,7 @@ def test_the_installation_decides_where_the_tenant_does_not(
     execution_id: str, alice: Caller, charlie: Caller, later: None, settings: Any
 ) -> None:
     run(charlie, CODE)
-    settings.SANDBOX_KEEP_DAYS = {"code": 3, "output": 0, "artifacts": 0}
+    settings.SANDBOX_KEEP_DAYS = {"code": 3, "output": 0, "artifacts": 0, "records": 0}
     keep(alice, code=0)
 
     assert [(erased.tenant, erased.data) for erased in apply_retention()] == [("elsewhere", "code")]
@@ -136,7 +137,7 @@ def test_a_tenant_that_is_gone_is_erased_by_the_installations_rule(
     execution_id: str, alice: Caller, later: None, settings: Any
 ) -> None:
     alice.tenant.delete()
-    settings.SANDBOX_KEEP_DAYS = {"code": 0, "output": 3, "artifacts": 0}
+    settings.SANDBOX_KEEP_DAYS = {"code": 0, "output": 3, "artifacts": 0, "records": 0}
 
     assert scheduled() == 1
     assert bodies(execution_id) == (True, False, True)
@@ -203,6 +204,84 @@ def test_an_erasure_that_was_broken_off_is_continued(
     assert verify().is_intact
 
 
+def test_bytes_that_cannot_be_deleted_keep_their_name_and_go_the_next_time(
+    scripted: object, alice: Caller, later: None
+) -> None:
+    for _ in range(2):
+        run(alice, CODE)
+    keep(alice, artifacts=1)
+    stuck = Path(Artifact.objects.first().file.path)
+    content = stuck.read_bytes()
+    stuck.unlink()
+    (stuck / "in the way").mkdir(parents=True)
+
+    assert [erased.executions for erased in apply_retention()] == [1]
+
+    assert [bool(artifact.file) for artifact in Artifact.objects.all()] == [True, False]
+    (stuck / "in the way").rmdir()
+    stuck.rmdir()
+    stuck.write_bytes(content)
+    assert verify().is_intact
+    assert [erased.executions for erased in apply_retention()] == [1]
+    assert not stuck.exists()
+    assert not Artifact.objects.exclude(file="").exists()
+    assert verify().is_intact
+
+
+def test_an_erasure_of_bytes_that_was_broken_off_is_continued(
+    execution_id: str, alice: Caller, later: None
+) -> None:
+    """The process ends between the bytes and their name."""
+    keep(alice, artifacts=1)
+    path = Path(Artifact.objects.get().file.path)
+
+    def end_the_process(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("UPDATE") and "executions_artifact" in sql:
+            raise KeyboardInterrupt
+        return execute(sql, *args)
+
+    with pytest.raises(KeyboardInterrupt), connection.execute_wrapper(end_the_process):
+        apply_retention()
+
+    assert not path.exists()
+    assert Artifact.objects.get().file
+    assert verify().is_intact, "the ledger speaks of it already"
+    url = alice.client.get(f"/api/v1/executions/{execution_id}").json()["artifacts"][0]["url"]
+    assert alice.client.get(url).status_code == 404
+    assert [erased.executions for erased in apply_retention()] == [1]
+    assert not Artifact.objects.get().file
+
+
+def test_bytes_that_are_gone_before_their_time_are_found(execution_id: str, alice: Caller) -> None:
+    Path(Artifact.objects.get().file.path).unlink()
+    assert [finding.kind for finding in verify().findings] == ["altered record"]
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("data", ["code", "output"])
+def test_others_can_write_after_every_few_erased(
+    scripted: object, alice: Caller, later: None, data: str
+) -> None:
+    for number in range(6):
+        run(
+            alice,
+            f"{CODE.replace(chr(39) + 'out' + chr(39), repr('o' * 15_000))} # {number}{'x' * 15_000}",
+        )
+    keep(alice, **{data: 1})
+
+    with write_transactions() as transactions:
+        assert [erased.executions for erased in apply_retention()] == [6]
+
+    erased = [
+        sum(isinstance(each, str) and len(each) == 32 for each in params)
+        for statements in transactions
+        for sql, params in statements
+        if sql.startswith('UPDATE "executions_execution"')
+    ]
+    assert sum(erased) == 6
+    assert max(erased) <= 2
+
+
 def test_nothing_is_erased_when_it_cannot_be_entered(
     execution_id: str, alice: Caller, later: None, settings: Any
 ) -> None:
@@ -237,8 +316,7 @@ def test_ids_are_told_apart_by_the_time_they_were_made() -> None:
     assert first_uuid7(before) < made < first_uuid7(timezone.now() + timedelta(milliseconds=1))
 
 
+@pytest.mark.only_on("sqlite")
 def test_due_executions_are_found_by_an_index(db: None) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("reads SQLite's plan")
     due = retention._due(retention.Erasure("x", "code", timezone.now()))
     assert "USING INDEX execution_tenant_slug" in due.order_by("pk").explain()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.base import Limits
 from providers.pool.outputs import read_outputs
+from providers.values import RunLimits
 from tests.conftest import require
 from tests.rich import image_size, require_module
 from tests.warm_pools import WarmPool
@@ -241,9 +241,9 @@ CLAIMS = {
 
 @pytest.mark.parametrize(("parts", "accepted"), CLAIMS.values(), ids=CLAIMS)
 def test_the_host_believes_no_claim_unchecked(parts: dict[str, bytes], accepted: int) -> None:
-    assert len(read_outputs(parts, Limits())) == accepted
+    assert len(read_outputs(parts, RunLimits())) == accepted
 
 
 def test_text_is_made_safe_to_keep() -> None:
-    outputs = read_outputs({"output:0:text/html": b"\xff\0ok"}, Limits())
+    outputs = read_outputs({"output:0:text/html": b"\xff\0ok"}, RunLimits())
     assert outputs == [{"text/html": "\ufffd\ufffdok"}]

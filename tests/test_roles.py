@@ -113,10 +113,10 @@ def test_an_operator_switches_and_tests_providers_but_does_not_configure_them() 
 
 def test_an_operator_cannot_make_a_key_that_configures(alice: Caller) -> None:
     client = member(OPERATOR)
-    body = {"tenant": alice.tenant.pk, "name": "climb", "scope": "admin"}
+    body = {"tenant": alice.tenant.pk, "name": "climb", "scopes": ["admin"]}
     assert client.post("/admin/executions/apikey/add/", body).status_code == 200
     assert not ApiKey.objects.filter(name="climb").exists()
-    client.post("/admin/executions/apikey/add/", body | {"scope": "execute"})
+    client.post("/admin/executions/apikey/add/", body | {"scopes": ["execute"]})
     assert ApiKey.objects.get(name="climb").scope == "execute"
     member(ADMINISTRATOR).post("/admin/executions/apikey/add/", body | {"name": "boss"})
     assert ApiKey.objects.get(name="boss").scope == "admin"

@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from executions.models import Execution
 from executions.services.worker import run_queued
 from providers.errors import ConnectionFailed, ProviderUnavailable
+from providers.manager import manager
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
 from providers.named import lease_of
 from providers.services import breaker, save_config
@@ -53,8 +54,8 @@ def test_the_first_provider_of_the_route_serves(services: Services, alice: Calle
         ("create", "503", "SB009"),
         ("create", "401", "SB003"),
         ("create", "cut", "SB003"),
-        ("execute", "404", "SB009"),
-        ("execute", "429", "SB008"),
+        ("MakeDir", "404", "SB009"),
+        ("MakeDir", "429", "SB008"),
     ],
 )
 def test_another_provider_serves_while_no_code_can_have_started(
@@ -70,14 +71,14 @@ def test_another_provider_serves_while_no_code_can_have_started(
     assert services[0].executed["1"] + services[1].executed["1"] == 1
 
 
-@pytest.mark.parametrize("fault", ["lost", "cut", "500", "truncated", "dead"])
+@pytest.mark.parametrize("fault", ["lost", "cut", "401", "404", "429", "500", "truncated", "dead"])
 def test_no_other_provider_runs_what_may_have_started(
     services: Services, alice: Caller, fault: str
 ) -> None:
     make_route(*BOTH)
     services[0].fail("execute", fault)
     response = run(alice, "print('run-token-1')")
-    assert response.status_code >= 500
+    assert response.status_code >= 429
     execution = last_execution()
     assert (execution.status, execution.retryable) == ("error", False)
     assert [hop.split()[0] for hop in hops(execution)] == ["e2b"]
@@ -329,3 +330,11 @@ def test_a_provider_that_says_it_is_full_is_not_waited_for(
     assert run(alice, "print(1)").json()["provider"] == "aliyun_codeinterpreter"
     assert last_execution().hops[0]["reason"] == "e2b is full."
     assert not services[0].created
+
+
+def test_a_provider_that_was_active_a_moment_ago_is_lent_by_its_name(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "in_force", lambda: "e2b")
+    with lease_of("e2b") as lease:
+        assert (lease.provider_id, lease.provider.id) == ("e2b", "e2b")

@@ -16,9 +16,10 @@ from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.run import run_execution
 from providers.errors import CreationFailed
-from providers.local.provider import LocalProvider
+from providers.local.provider import LocalProvider, LocalSandbox
 from providers.models import CircuitBreaker
 from providers.services import breaker, save_config
+from providers.values import Emit, Job, SandboxSpec
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller as ApiCaller
 from tests.conftest import require
@@ -62,25 +63,23 @@ class CountedLocal:
         self.served = 0
         moods = random.Random(3)
         lock = threading.Lock()
-        create = LocalProvider.submit_create_instance
-        execute = LocalProvider.submit_execute_code
+        open_one = LocalProvider.submit_open
+        run = LocalSandbox.submit_run
 
-        def counted_create(provider: LocalProvider, *args: Any, **options: Any) -> Any:
-            if options.get("owner") and not moods.randrange(8):
+        def counted_open(provider: LocalProvider, spec: SandboxSpec, owner: str) -> Any:
+            if owner and not moods.randrange(8):
                 raise CreationFailed("A fault of the test.")
-            return create(provider, *args, **options)
+            return open_one(provider, spec, owner)
 
-        def counted_execute(
-            provider: LocalProvider, instance_id: str, code: str, *args: Any, **options: Any
-        ) -> Any:
+        def counted_run(sandbox: LocalSandbox, job: Job, emit: Emit | None = None) -> Any:
             # What the servers run in here begins with the kernel, and they count it themselves.
-            if code.startswith("print('run-token-"):
+            if job.code.startswith("print('run-token-"):
                 with lock:
-                    self.executed[code.split("'")[1].removeprefix("run-token-")] += 1
-            return execute(provider, instance_id, code, *args, **options)
+                    self.executed[job.code.split("'")[1].removeprefix("run-token-")] += 1
+            return run(sandbox, job, emit)
 
-        monkeypatch.setattr(LocalProvider, "submit_create_instance", counted_create)
-        monkeypatch.setattr(LocalProvider, "submit_execute_code", counted_execute)
+        monkeypatch.setattr(LocalProvider, "submit_open", counted_open)
+        monkeypatch.setattr(LocalSandbox, "submit_run", counted_run)
 
 
 def settle(server: WireServer) -> None:
@@ -96,7 +95,8 @@ def test_a_thousand_executions_with_random_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     require("bwrap")
-    monkeypatch.setattr("providers.remote.reclaim.RECLAIM_SECONDS", (0.2, 1.0))
+    # So often that it is no chance any more whether one of the tries meets no fault.
+    monkeypatch.setattr("providers.remote.reclaim.RECLAIM_SECONDS", (0.2, 1.0, 2.0, 4.0))
     # Out of service for so long that the others get their share, and back again all the time.
     monkeypatch.setattr(breaker, "RETRY_AFTER", breaker.RETRY_AFTER / 50)
     save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "queue_timeout": 30})
@@ -148,5 +148,8 @@ def test_a_thousand_executions_with_random_faults(
     from providers.named import close_all
 
     close_all()
-    assert eventually(lambda: not e2b_server.sandboxes and not aliyun_server.sandboxes, 15)
+    assert eventually(lambda: not e2b_server.sandboxes and not aliyun_server.sandboxes, 15), (
+        [sandbox.metadata for sandbox in e2b_server.sandboxes.values()],
+        list(aliyun_server.sandboxes),
+    )
     print(f"\n{by_provider}, {Counter(record.status for record in records)}")

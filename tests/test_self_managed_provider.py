@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from providers.base import InputFile, Limits, SandboxProvider
+from providers.base import SandboxProvider
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,
@@ -18,6 +18,7 @@ from providers.errors import (
     RateLimited,
 )
 from providers.self_managed.provider import LOOK_SECONDS, SelfManagedProvider
+from providers.values import InputFile, Job, RunLimits, SandboxSpec
 from tests.pool_service import PoolService, provider_of, running
 from tests.processes import free_port
 
@@ -52,7 +53,7 @@ def test_a_run_with_all_that_goes_in_and_comes_out(provider: SelfManagedProvider
         code,
         arguments={"n": [1, None, "ü\u2028"]},
         files=[InputFile("in.bin", b"\0\xff")],
-        limits=Limits(output_bytes=1000),
+        limits=RunLimits(output_bytes=1000),
     )
     assert (result.has_result, result.result) == (True, {"n": [1, None, "ü\u2028"]})
     assert (result.stdout, result.stdout_truncated, result.exit_code) == ("x" * 1000, True, 0)
@@ -67,6 +68,19 @@ def test_verdicts_come_through(provider: SelfManagedProvider) -> None:
     big = run(provider, "x = [bytearray(1 << 24) for _ in range(99)]", timeout=10)
     assert (big.out_of_memory, big.exit_code) == (True, None)
     assert run(provider, "import sys\nsys.exit(3)").exit_code == 3
+
+
+def test_its_timeout_is_the_most_that_a_run_may_ask_for(pool: PoolService) -> None:
+    with provider_of(pool.url, timeout=5) as short:
+        assert short.max_timeout == 5.0
+        assert run(short, "print(1)", timeout=5).stdout == "1\n"
+        sandbox = short.open(SandboxSpec(), "alice")
+        with pytest.raises(InvalidConfiguration) as raised:
+            sandbox.run(Job("print(1)", timeout=5.1))
+        assert (raised.value.field, raised.value.nothing_ran) == ("timeout", True)
+        # It is there for another try.
+        assert sandbox.run(Job("print(2)", timeout=1)).stdout == "2\n"
+        sandbox.close()
 
 
 def test_three_owners_at_once_each_have_their_own(provider: SelfManagedProvider) -> None:
@@ -196,7 +210,7 @@ def test_a_full_pool_is_sb008_with_when_to_come_again(tmp_path: Path) -> None:
 def test_the_service_killed_during_a_run(tmp_path: Path) -> None:
     with running(tmp_path / "log") as pool, provider_of(pool.url) as provider:
         with ThreadPoolExecutor(1) as executor:
-            running_code = executor.submit(run, provider, SLEEP, timeout=60)
+            running_code = executor.submit(run, provider, SLEEP, timeout=30)
             pool.wait_for(lambda stats: stats["busy"] == 1)
             pool.service.look()
             pool.service.process.kill()

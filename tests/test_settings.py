@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.db import connection
+from django.db.utils import ConnectionHandler
 from django.test import Client
 
 from sandbox_site import keys, logs
+from sandbox_site.database import databases
+from sandbox_site.environment import StrictEnv
 from tests.processes import ROOT, clean_environment
 
 OWN_KEYS = {"SECRET_KEY": "s" * 50, "FERNET_KEYS": "first,second", "LEDGER_KEYS": "seed"}
@@ -55,6 +59,10 @@ def load(data_dir: Path, name: str, **environment: str) -> Any:
         ("SANDBOX_TYPE", "Docker"),
         ("LOG_LEVEL", "loud"),
         ("Q_BROKER", "rabbit"),
+        ("ALLOW_PRIVATE_URLS", "private"),
+        ("COMPONENT_EXEC_TIMEOUT", "10m"),
+        ("SANDBOX_HOST", "http://ragflow"),
+        ("URL_ALLOWED_NETWORKS", "10.0.0.0/99"),
     ],
 )
 def test_a_value_that_is_not_understood_is_refused_by_name(
@@ -75,6 +83,7 @@ def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:
 
 def test_the_default_timeout_follows_a_lower_maximum(tmp_path: Path) -> None:
     assert load(tmp_path, "SANDBOX_TIMEOUT_SEC", SANDBOX_MAX_TIMEOUT_SEC="10") == 10
+    assert load(tmp_path, "COMPONENT_EXEC_TIMEOUT", SANDBOX_MAX_TIMEOUT_SEC="10") == 10
 
 
 def test_without_debug_nothing_is_shown_and_generated_keys_are_used(tmp_path: Path) -> None:
@@ -144,9 +153,15 @@ def test_https_only_turns_on_what_needs_https(tmp_path: Path) -> None:
 def test_the_database_may_be_moved_out(tmp_path: Path) -> None:
     url = "postgres://user:p%40ss@db.example:5433/records"
     moved = load(tmp_path, "DATABASES", DATABASE_URL=url)["default"]
-    assert moved["ENGINE"] == "django.db.backends.postgresql"
+    assert moved["ENGINE"] == "sandbox_site.postgresql"
     assert (moved["HOST"], moved["PORT"], moved["PASSWORD"]) == ("db.example", 5433, "p@ss")
-    assert "init_command" not in moved.get("OPTIONS", {})
+    assert "init_command" not in moved["OPTIONS"]
+    assert (moved["OPTIONS"]["connect_timeout"], moved["OPTIONS"]["tcp_user_timeout"]) == (
+        10,
+        30_000,
+    )
+    own = load(tmp_path, "DATABASES", DATABASE_URL=f"{url}?connect_timeout=2")["default"]
+    assert (own["OPTIONS"]["connect_timeout"], own["OPTIONS"]["tcp_user_timeout"]) == (2, 30_000)
 
 
 def test_the_redis_broker_needs_its_address(tmp_path: Path) -> None:
@@ -155,6 +170,7 @@ def test_the_redis_broker_needs_its_address(tmp_path: Path) -> None:
     cluster = load(tmp_path, "Q_CLUSTER", Q_BROKER="redis", REDIS_URL="redis://cache/1")
     assert cluster["redis"] == "redis://cache/1"
     assert "orm" not in cluster
+    assert cluster["broker_class"] == "sandbox_site.brokers.PatientRedis"
 
 
 def test_a_task_is_not_redelivered_while_it_may_still_run(tmp_path: Path) -> None:
@@ -181,8 +197,30 @@ def test_sqlite_lets_readers_and_a_writer_work_at_once() -> None:
         "journal_mode": "wal",
         "synchronous": 1,
         "foreign_keys": 1,
-        "busy_timeout": 20_000,
+        "busy_timeout": 10_000,
     }
+
+
+def test_a_new_connection_to_sqlite_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any
+) -> None:
+    """Otherwise it would wait for other writers, and nothing could be read on a full disk."""
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+    def connected() -> Any:
+        return ConnectionHandler(databases(StrictEnv(), tmp_path, 0))["default"]
+
+    with django_db_blocker.unblock():
+        first = connected()
+        with first.cursor() as cursor:
+            cursor.execute("CREATE TABLE kept (value)")
+            cursor.execute("BEGIN IMMEDIATE")
+            second = connected()
+            with second.cursor() as reading:
+                assert reading.execute("SELECT * FROM kept").fetchall() == []
+                assert reading.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+            second.close()
+        first.close()
 
 
 def test_the_checks_refuse_a_start_without_keys(tmp_path: Path) -> None:
@@ -192,9 +230,31 @@ def test_the_checks_refuse_a_start_without_keys(tmp_path: Path) -> None:
     assert "FERNET_KEYS is not set" in done.stderr
 
 
-def test_the_checks_refuse_to_encrypt_with_the_secret_key(settings: Any) -> None:
+def test_the_checks_refuse_to_encrypt_with_the_secret_key(db: None, settings: Any) -> None:
     settings.FERNET_KEYS = ["another key", settings.SECRET_KEY]
     assert "sandbox_site.E002" in {problem.id for problem in run_checks()}
+
+
+def test_the_documented_production_environment_passes_the_checks_of_a_deployment(
+    tmp_path: Path,
+) -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    block = page.split("A production environment", 1)[1].split("```")[1]
+    environment = dict(line.split("=", 1) for line in block.strip().splitlines())
+    for name in [name for name in environment if name.endswith("_FILE")]:
+        path = tmp_path / name
+        path.write_text(secrets.token_urlsafe(50 if name.startswith("SECRET") else 32))
+        environment[name] = str(path)
+    environment.pop("DATA_DIR")
+
+    done = python(
+        tmp_path / "data",
+        *("manage.py", "check", "--deploy", "--fail-level", "WARNING"),
+        **environment,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "no issues" in done.stdout
 
 
 def test_the_command_line_says_why_it_refuses_in_one_line(tmp_path: Path) -> None:

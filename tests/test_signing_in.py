@@ -169,6 +169,10 @@ def test_the_page_is_for_the_signed_in_and_shows_nobody_elses(ann: User) -> None
         ("/admin/login/?next=/no/such/page/", "/admin/"),
         ("/admin/login/?next=http://[", "/admin/"),
         ("/admin/login/?next=/admin/executions/execution/filters/", "/admin/"),
+        (
+            "/admin/login/?next=/admin/executions/session/00000000-0000-7000-8000-000000000000/close",
+            "/admin/",
+        ),
     ],
 )
 def test_signing_in_lands_on_a_page(ann: User, path: str, lands: str) -> None:

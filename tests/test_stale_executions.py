@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.models import Execution
+from executions.services.leases import Keeper
 from executions.services.queue import claim
 from executions.services.record import Caller as By
 from executions.services.record import open_record
@@ -35,7 +36,7 @@ def let_pass(execution: Execution, seconds: float) -> None:
     )
 
 
-def test_a_run_whose_process_died_ends_with_sb009(alice: Caller) -> None:
+def test_a_run_that_is_no_processs_ends_by_its_deadline(alice: Caller) -> None:
     execution = opened(alice, "sync")
     let_pass(execution, 200)
 
@@ -61,6 +62,29 @@ def test_what_no_worker_took_ends_too_and_may_be_sent_again(alice: Caller) -> No
     assert execution.retryable is True
     assert claim(str(execution.pk)) is None
     assert opened(alice, "async", idempotency_key="once").pk != execution.pk
+
+
+def test_what_waits_in_line_is_left_alone_while_its_process_lives(
+    alice: Caller, lease: Keeper
+) -> None:
+    """A run may wait for its sandbox longer than its deadline allows."""
+    lease.take()
+    execution = opened(alice, "sync")
+    let_pass(execution, 24 * 3600)
+
+    assert end_stale_executions() == 0
+
+    execution.refresh_from_db()
+    assert execution.finished_at is None
+
+
+def test_what_is_queued_outlives_a_clock_that_is_five_minutes_ahead(alice: Caller) -> None:
+    execution = opened(alice, "async")
+    let_pass(execution, (execution.deadline - timezone.now()).total_seconds() + 300)
+
+    assert end_stale_executions() == 0
+
+    assert claim(execution.pk) is not None
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -15,10 +15,12 @@ from django.core.management import CommandError, call_command
 from providers import registry
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services import save_config
+from tests.processes import ROOT
 from tests.provider_package import Packages, install_probe
 
 pytestmark = pytest.mark.django_db
 
+EXAMPLE = ROOT / "conf" / "system_settings.json"
 TOKEN = "tok-0123456789-wxyz"
 GOOD = {"endpoint": "http://a", "token": TOKEN}
 
@@ -142,3 +144,27 @@ def test_a_lost_key_is_an_error_and_no_gap(settings: Any) -> None:
     settings.FERNET_KEYS = ["another key"]
     with pytest.raises(CommandError, match="FERNET_KEYS"):
         exported()
+
+
+def test_the_example_that_is_shipped_imports_as_it_is() -> None:
+    out = io.StringIO()
+    call_command("import_settings", str(EXAMPLE), stdout=out)
+    done = json.loads(out.getvalue())
+    assert (done["saved"], done["active"]) == (["self_managed"], "self_managed")
+    assert set(done["skipped"]) == {"aliyun_codeinterpreter", "e2b"}
+    row = ProviderConfig.objects.get(is_active=True)
+    assert (row.config["pool_size"], row.config["max_memory"]) == (20, "512m")
+
+
+def test_the_example_fits_another_host_once_its_name_is_allowed(
+    tmp_path: Path, settings: Any
+) -> None:
+    text = EXAMPLE.read_text().replace("127.0.0.1:9385", "sandbox-internal:9385")
+    file = tmp_path / "system_settings.json"
+    file.write_text(text)
+    with pytest.raises(CommandError, match=r"sandbox\.self_managed"):
+        call_command("import_settings", str(file), stdout=io.StringIO())
+    settings.PROVIDER_PLAIN_HTTP = settings.PROVIDER_ALLOWED_NETWORKS = ["sandbox-internal:9385"]
+    call_command("import_settings", str(file), stdout=io.StringIO())
+    row = ProviderConfig.objects.get(is_active=True)
+    assert row.config["endpoint"] == "http://sandbox-internal:9385"

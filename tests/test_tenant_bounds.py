@@ -16,10 +16,10 @@ from django.utils import timezone
 
 from executions.client import execute_code
 from executions.models import Budget, Execution, ExecutionTenantCount, LedgerEntry, Tenant
-from executions.services.admission import MIB, Bounds
+from executions.services.quotas import COLUMNS, MIB, Quota, bound
+from executions.services.recounting import recount
 from executions.services.replay import replay
 from executions.services.stale import end_stale_executions
-from executions.services.statistics import recount
 from executions.services.tenants import internal_tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -128,8 +128,7 @@ def test_a_key_that_is_known_is_answered_beyond_every_bound(
 
 
 def test_every_way_in_is_bounded(scripted: Callable[[], list[str]], alice: Caller) -> None:
-    asked = alice.client.post("/v1/execute", {"user_id": "u", "code": "pass"})
-    assert asked.status_code == 200
+    assert run(alice, "pass").status_code == 200
     original = Execution.objects.get()
     internal = internal_tenant()
     for tenant in (alice.tenant, internal):
@@ -137,9 +136,6 @@ def test_every_way_in_is_bounded(scripted: Callable[[], list[str]], alice: Calle
         tenant.save()
     before = len(scripted())
 
-    asked = alice.client.post("/v1/execute", {"user_id": "u", "code": "pass"})
-    assert asked.json()["error"].startswith("SB008: ")
-    assert asked["Retry-After"] == "1"
     assert refused(run(alice, "pass"))
     with pytest.raises(RateLimited):
         execute_code("pass")
@@ -202,10 +198,11 @@ def test_a_flood_of_refusals_takes_no_lock(alice: Caller) -> None:
 def test_the_bounds_are_the_installations_until_a_tenant_has_its_own(
     alice: Caller, settings: Any
 ) -> None:
-    assert Bounds.of(alice.tenant) == Bounds(10, 100, 5 * 1024 * MIB)
+    counted = (Quota.RUNNING, Quota.QUEUED, Quota.STORED_BYTES, Quota.STORAGE_BYTES)
+    assert [bound(alice.tenant, each) for each in counted] == [10, 100, 5 * 2**30, 20 * 2**30]
     settings.SANDBOX_MAX_RUNNING = 2
-    bounded(alice, max_queued=7, max_stored_mib=3)
-    assert Bounds.of(alice.tenant) == Bounds(2, 7, 3 * MIB)
+    bounded(alice, max_queued=7, max_stored_mib=3, max_storage_mib=4)
+    assert [bound(alice.tenant, each) for each in counted] == [2, 7, 3 * MIB, 4 * MIB]
 
 
 def test_an_administrator_sets_them_and_the_ledger_says_so(
@@ -217,7 +214,10 @@ def test_an_administrator_sets_them_and_the_ledger_says_so(
     opened(alice, "async")
     shown = admin_client.get(page).content.decode()
     assert "hold over all web processes and workers" in shown
-    assert "1 running and 1 queued now, 1.0 MiB stored today." in shown
+    assert "Running: 1 of 10<br>Queued: 1 of 100<br>" in shown
+    assert "Executions per day: 3 of 1,000,000, until " in shown
+    assert "Stored bytes per day: 1.0\xa0MB of 5.0\xa0GB, until " in shown
+    assert 'placeholder="8640000"' in shown
     form = {"name": "W", "is_active": "on", "max_running": "3", "max_queued": "", **UNSET}
 
     assert admin_client.post(page, form | {"max_running": "-1"}).status_code == 200
@@ -232,5 +232,5 @@ def test_an_administrator_sets_them_and_the_ledger_says_so(
 
 
 UNSET = dict.fromkeys(
-    ("max_stored_mib", "keep_code_days", "keep_output_days", "keep_artifacts_days"), ""
+    (*COLUMNS[2:], "keep_code_days", "keep_output_days", "keep_artifacts_days"), ""
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from tests.conftest import require
 from tests.lent_users import COUNT, ordinary_user
+from tests.processes import ROOT
 from tests.sandboxes import LocalProcess
 
 UID = 60_123
@@ -49,6 +51,20 @@ def test_gvisor_needs_no_root_either() -> None:
         assert (result["stdout"], result["runtime"]) == ("True\n", "gvisor")
         result = process.run("x = []\nwhile True: x.append(bytearray(10**6))")
         assert (result["out_of_memory"], result["timed_out"]) == (True, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_project_that_only_root_can_read_serves_another_user(tmp_path: Path) -> None:
+    require("bwrap")
+    project = tmp_path / "closed" / "project"
+    for name in ("providers", "tests"):
+        skipped = shutil.ignore_patterns("__pycache__", "data")
+        shutil.copytree(ROOT / name, project / name, ignore=skipped)
+    for path in (project, *project.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    project.parent.chmod(0o700)
+    with without_root(launcher="bubblewrap", pool_size=1, project=project) as process:
+        assert process.run("print(6 * 7)")["stdout"] == "42\n"
 
 
 def test_code_runs_without_privileges_in_namespaces_of_its_own(unprivileged: LocalProcess) -> None:

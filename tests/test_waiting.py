@@ -15,11 +15,27 @@ from django.test import RequestFactory
 from executions.api.later import LATER, Later, Placeholder, answer
 from executions.services.waiting import Waits, wait_for
 from providers import waiting
-from providers.base import ExecutionResult, Health, SandboxInstance, SandboxProvider
+from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited
 from providers.remote.deadline import DeadlinePassed
+from providers.sandbox import Sandbox
 from providers.services.apart import AT_ONCE, waiting_apart
+from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 from providers.waiting import WaitingThreads, within
+
+
+class SynchronousSandbox(Sandbox):
+    ref = "one"
+
+    def __init__(self, run: Callable[[], str]) -> None:
+        self.metadata = {}
+        self._run = run
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        return ExecutionResult(self._run(), "", 0, 0.0)
+
+    def close(self) -> bool:
+        return True
 
 
 class Synchronous(SandboxProvider):
@@ -34,14 +50,8 @@ class Synchronous(SandboxProvider):
     def initialize(self, config: Any) -> bool:
         return True
 
-    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
-        return SandboxInstance("one", self.id, "running")
-
-    def execute_code(self, *args: Any, **options: Any) -> ExecutionResult:
-        return ExecutionResult(self._run(), "", 0, 0.0)
-
-    def destroy_instance(self, instance_id: str) -> bool:
-        return True
+    def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
+        return SynchronousSandbox(self._run)
 
     def health_check(self) -> Health:
         return Health(True)
@@ -69,7 +79,7 @@ def outcome_of(future: Future[str]) -> Waits[str]:
 def test_a_synchronous_provider_is_waited_for_on_another_thread(
     two_threads: WaitingThreads,
 ) -> None:
-    future = Synchronous(here).submit_execute_code("one", "pass", "python")
+    future = SynchronousSandbox(here).submit_run(Job("pass"))
     assert future.result(10).stdout == "provider-wait"
 
 
@@ -92,15 +102,27 @@ def test_beyond_the_bound_nothing_begins_but_what_has_begun_goes_on(
 ) -> None:
     free = threading.Event()
     provider = Synchronous(lambda: str(free.wait(10)))
-    runs = [provider.submit_execute_code("one", "pass", "python") for _ in range(2)]
+    sandbox = provider.open(SandboxSpec(), "")
+    runs = [sandbox.submit_run(Job("pass")) for _ in range(2)]
     with pytest.raises(RateLimited) as refused:
-        provider.submit_create_instance()
-    ended = provider.submit_destroy_instance("one")
+        provider.submit_open(SandboxSpec(), "")
+    ended = sandbox.submit_close()
     assert ended.result(10) is True
     free.set()
     assert [run.result(10).stdout for run in runs] == ["True", "True"]
-    assert provider.submit_create_instance().result(10).instance_id == "one"
+    assert provider.submit_open(SandboxSpec(), "").result(10).ref == "one"
     assert refused.value.retry_after
+
+
+def test_a_call_that_was_cancelled_meanwhile_costs_no_thread(two_threads: WaitingThreads) -> None:
+    go_on = threading.Event()
+    for _ in range(3):
+        cancelled = two_threads.submit(lambda: go_on.wait(20), may_refuse=False)
+        assert cancelled.cancel()
+    go_on.set()
+
+    for _ in range(3):
+        assert two_threads.submit(here, may_refuse=False).result(20).startswith("provider-wait")
 
 
 def test_what_a_provider_raises_is_raised_where_its_outcome_is_asked_for(
@@ -109,10 +131,10 @@ def test_what_a_provider_raises_is_raised_where_its_outcome_is_asked_for(
     def leave() -> str:
         raise SystemExit(3)
 
-    future = Synchronous(leave).submit_execute_code("one", "pass", "python")
+    future = SynchronousSandbox(leave).submit_run(Job("pass"))
     with pytest.raises(SystemExit):
         future.result(10)
-    assert Synchronous(here).submit_destroy_instance("one").result(10) is True
+    assert SynchronousSandbox(here).submit_close().result(10) is True
 
 
 @pytest.mark.django_db
@@ -120,7 +142,7 @@ def test_waiting_threads_hold_no_connection_to_the_database(two_threads: Waiting
     def count() -> str:
         return str(len(connections.all(initialized_only=True)))
 
-    future = Synchronous(count).submit_execute_code("one", "pass", "python")
+    future = SynchronousSandbox(count).submit_run(Job("pass"))
     assert future.result(10).stdout == "0"
 
 

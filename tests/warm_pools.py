@@ -7,19 +7,18 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
 
-from providers.base import ExecutionResult, InputFile, Limits
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Guest, Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.pool import Pool, PoolSettings
 from providers.pool.requests import make_template
-from providers.pool.sandbox import RunRequest, Sandbox
+from providers.pool.sandbox import Sandbox
 from providers.pool.template import Template
+from providers.values import Entrypoint, ExecutionResult, InputFile, Job, RunLimits, SandboxLimits
 from tests.sandboxes import wait_until
 
 CALM = PoolSettings(size=1, capacity=4)
@@ -79,21 +78,21 @@ class WarmPool:
         sandbox: Sandbox,
         code: str,
         *,
-        entrypoint: str = "auto",
+        entrypoint: Entrypoint = "auto",
         timeout: float = 10,
         arguments: Mapping[str, Any] | None = None,
         files: tuple[InputFile, ...] = (),
         **limits: int,
     ) -> ExecutionResult:
-        request = RunRequest(
-            code=textwrap.dedent(code),
-            entrypoint=entrypoint,
+        job = Job(
+            textwrap.dedent(code),
             timeout=timeout,
             arguments=arguments,
+            entrypoint=entrypoint,
             files=files,
-            limits=replace(Limits(), **limits),
+            limits=RunLimits(**limits),
         )
-        return self.loop.call(sandbox.run(request))
+        return self.loop.call(sandbox.run(job))
 
     def run(self, code: str, owner: str = "", template: str = "python", **how: Any) -> Any:
         """Acquire, run, release."""
@@ -137,4 +136,6 @@ class SlowLauncher(BubblewrapLauncher):
 
 def languages(launcher: Launcher) -> dict[str, Template]:
     """A template of every language the launcher has."""
-    return {name: make_template(name, name, launcher, Limits()) for name in launcher.languages()}
+    return {
+        name: make_template(name, name, launcher, SandboxLimits()) for name in launcher.languages()
+    }

@@ -21,6 +21,9 @@ HANG_SECONDS = 60.0
 # What code says to be counted by: the same token run twice is the same code run twice.
 _TOKEN = re.compile(r"run-token[-:= ]+(\w+)")
 
+# In front of a status: the code runs first.
+RAN = "ran "
+
 STATUSES = {"401": 401, "403": 403, "404": 404, "429": 429, "500": 500, "503": 503}
 
 
@@ -32,6 +35,13 @@ class Answer(Exception):
         self.status = status
         self.body = body
         self.headers = headers
+
+
+class Sent(Answer):
+    """The answer is already on its way."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class Request:
@@ -64,6 +74,17 @@ class Request:
     def end_stream(self) -> None:
         self.handler.wfile.write(b"0\r\n\r\n")
 
+    def is_gone(self) -> bool:
+        """Whether who asked has closed the connection."""
+        try:
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            # Not a TLS socket's own, which does not peek.
+            return socket.socket.recv(self.handler.connection, 1, flags) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def cut(self) -> None:
         """Break the connection off, as a network does."""
         self.handler.close_connection = True
@@ -78,7 +99,7 @@ class WireServer:
 
     `fail("execute", "500")` makes the next execution answer 500; `fault` decides for requests
     that nothing was ordered for. Faults: a status of `STATUSES`, `hang`, `cut`, `truncated`,
-    `bad_json`, and what a subclass adds.
+    `bad_json`, `ran` and a status once the code has run, and what a subclass adds.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -140,6 +161,12 @@ class WireServer:
         found = _TOKEN.search(code)
         with self._lock:
             self.executed[found[1] if found else code] += 1
+
+    def refuse_what_ran(self, fault: str | None) -> None:
+        """Answer with the status of a fault such as `ran 429`, as if nothing had run."""
+        if fault and fault.startswith(RAN):
+            status = STATUSES[fault.removeprefix(RAN)]
+            raise Answer(status, self.error_body(status))
 
     def pause(self, seconds: float) -> None:
         self._closing.wait(seconds)

@@ -167,7 +167,9 @@ def json_text(value):
 
 
 # The fields whose words are others in the receipt. What is not here is compared by its own name.
-HANDLED = {"id", "receipt", "error", "result", "outputs", "stdout", "stderr", "artifacts"}
+HANDLED = {"id", "receipt", "error", "result", "outputs", "stdout", "stderr", "artifacts"} | {
+    "on_behalf_of"
+}
 # No text and an empty one have the same hash: none.
 TYPES = {"stdout": str, "stderr": str, "outputs": list, "artifacts": list, "has_result": bool}
 # One hash in the receipt is over all of these together.
@@ -195,6 +197,11 @@ def outcome_problems(answer, receipt):
         "stderr_hash": text_hash(answer["stderr"]),
     }
     unbound = []
+    if "on_behalf_of_hash" in receipt and "on_behalf_of" in answer:
+        person = answer["on_behalf_of"]
+        found["on_behalf_of_hash"] = text_hash(person) if isinstance(person, str) else person
+    elif answer.get("on_behalf_of"):
+        unbound.append("on_behalf_of")
     problems = [
         f"{name}: it has another type than answers have"
         for name, kind in TYPES.items()
@@ -210,12 +217,16 @@ def outcome_problems(answer, receipt):
     for name in answer:
         if name in HANDLED or (name in DETAILS and "details_hash" in receipt):
             continue
+        if name == "policy" and "policy_hash" in receipt:
+            continue
         if name in receipt:
             found[name] = answer[name] if answer[name] != "" else None
         elif name != "has_result":
             unbound.append(name)
     if "details_hash" in receipt and details_hash(answer) != receipt["details_hash"]:
         problems.append("{}: one of these is not as it was".format(", ".join(DETAILS)))
+    if "policy_hash" in receipt and policy_hash(answer["policy"]) != receipt["policy_hash"]:
+        problems.append("policy: it is not as it was")
     problems += differences(found, receipt)
     more, names = artifact_problems(answer["artifacts"], receipt)
     return problems + more, unbound + names
@@ -243,6 +254,10 @@ def details_hash(answer):
         "timings": answer["timings"],
     }
     return text_hash(canonical(details))
+
+
+def policy_hash(policy):
+    return None if policy is None else text_hash(canonical(policy))
 
 
 def artifact_problems(artifacts, receipt):

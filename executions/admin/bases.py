@@ -10,7 +10,18 @@ from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 from unfold.admin import TabularInline as UnfoldTabularInline
 
-from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
+from executions.models import (
+    ApiKey,
+    Artifact,
+    Execution,
+    LedgerEntry,
+    Process,
+    Session,
+    Snapshot,
+    Tenant,
+    WebhookDelivery,
+    WebhookSecret,
+)
 
 if TYPE_CHECKING:
     TenantModelAdmin = admin.ModelAdmin[Tenant]
@@ -18,11 +29,19 @@ if TYPE_CHECKING:
     ApiKeyModelForm = forms.ModelForm[ApiKey]
     ExecutionModelAdmin = admin.ModelAdmin[Execution]
     LedgerEntryModelAdmin = admin.ModelAdmin[LedgerEntry]
+    ProcessModelAdmin = admin.ModelAdmin[Process]
+    SessionModelAdmin = admin.ModelAdmin[Session]
+    SnapshotModelAdmin = admin.ModelAdmin[Snapshot]
+    WebhookDeliveryModelAdmin = admin.ModelAdmin[WebhookDelivery]
+    WebhookSecretModelAdmin = admin.ModelAdmin[WebhookSecret]
+    WebhookSecretModelForm = forms.ModelForm[WebhookSecret]
     ExecutionPaginator = Paginator[Execution]
     ArtifactTabularInline = admin.TabularInline[Artifact, Execution]
 else:
     TenantModelAdmin = ApiKeyModelAdmin = ExecutionModelAdmin = UnfoldModelAdmin
-    LedgerEntryModelAdmin = UnfoldModelAdmin
-    ApiKeyModelForm = forms.ModelForm
+    LedgerEntryModelAdmin = ProcessModelAdmin = SessionModelAdmin = UnfoldModelAdmin
+    SnapshotModelAdmin = UnfoldModelAdmin
+    WebhookDeliveryModelAdmin = WebhookSecretModelAdmin = UnfoldModelAdmin
+    ApiKeyModelForm = WebhookSecretModelForm = forms.ModelForm
     ExecutionPaginator = Paginator
     ArtifactTabularInline = UnfoldTabularInline

@@ -55,7 +55,7 @@ def pool_view(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     context: dict[str, Any] = {}
     try:
-        with manager.lease() as lease:
+        with manager.lease(wait=False) as lease:
             health = lease.provider.health_check()
             context = {"provider": lease.provider.name, "health": health, "pool": health.details}
     except SandboxError as error:

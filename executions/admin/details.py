@@ -18,19 +18,25 @@ from executions.admin.display import artifact_image_type
 from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.api.later import answer
+from executions.downloads import INERT
+from executions.middleware import away_answer
 from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.actor import current_actor
+from executions.services.away import DatabaseAway
+from executions.services.cancelling import HasEnded, cancelling
 from executions.services.presentation import visible
 from executions.services.replay import compare, providers_for, recorded_request, replaying
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from executions.services.waiting import Waits
-from providers.errors import InvalidConfiguration, SandboxError
+from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 
 if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
 
 TEXTS = ("code", "arguments", "result", "outputs", "stdout", "stderr")
 REPLAY = "executions.replay_execution"
+CANCEL = "executions.cancel_execution"
 
 Response = TypeVar("Response", bound=HttpResponseBase)
 
@@ -55,6 +61,7 @@ class Details:
             ),
             path(f"{one}/text/<str:name>", wrap(self.text), name="executions_text"),
             path(f"{one}/receipt", wrap(self.receipt), name="executions_receipt"),
+            path(f"{one}/cancel", wrap(self.cancel), name="executions_cancel"),
             path(f"{one}/replay", wrap(self.replay), name="executions_replay"),
             path(
                 f"{one}/artifacts/<int:artifact_id>",
@@ -126,7 +133,10 @@ class Details:
     def artifact(
         self, request: HttpRequest, execution_id: UUID, artifact_id: int
     ) -> HttpResponseBase:
-        return download_response(self._artifact(request, execution_id, artifact_id))
+        try:
+            return download_response(self._artifact(request, execution_id, artifact_id))
+        except ProviderUnavailable as error:
+            return HttpResponse(error.message, status=503, content_type="text/plain")
 
     def image(self, request: HttpRequest, execution_id: UUID, artifact_id: int) -> HttpResponseBase:
         """A raster image for the page; its content decides whether it is one, not its name."""
@@ -134,7 +144,10 @@ class Details:
         mime_type = artifact_image_type(artifact) if artifact.file else ""
         if not mime_type:
             raise Http404
-        return _inert(FileResponse(artifact.file.open("rb"), content_type=mime_type))
+        try:
+            return _inert(FileResponse(artifact.file.open("rb"), content_type=mime_type))
+        except OSError:
+            raise Http404 from None
 
     def output_image(
         self, request: HttpRequest, execution_id: UUID, number: int
@@ -146,22 +159,42 @@ class Details:
         output = outputs[number]
         return _inert(HttpResponse(output.image, content_type=output.mime_type))
 
+    def cancel(self, request: HttpRequest, execution_id: UUID) -> HttpResponseBase:
+        """Ends one that is queued or runs, and returns to its page."""
+        if not request.user.has_perm(CANCEL):
+            raise PermissionDenied
+        if request.method != "POST":
+            raise Http404
+        execution = self._execution(request, execution_id)
+        return answer(request, told(request, self._cancel(request, execution)))
+
+    def _cancel(self, request: HttpRequest, execution: Execution) -> Waits[HttpResponse]:
+        try:
+            yield from cancelling(execution, current_actor())
+        except HasEnded as error:
+            messages.error(request, error.message)
+        return redirect("admin:executions_execution_change", execution.pk)
+
     def replay(self, request: HttpRequest, execution_id: UUID) -> HttpResponseBase:
         """Asks on which provider, runs it there, and shows both outcomes side by side."""
         if not request.user.has_perm(REPLAY):
             raise PermissionDenied
         execution = self._execution(request, execution_id)
         if request.method == "POST":
-            return answer(request, self._replay(request, execution))
+            return answer(request, told(request, self._replay(request, execution)))
         return self._comparison(request, execution)
 
     def _replay(self, request: HttpRequest, execution: Execution) -> Waits[HttpResponse]:
         try:
             outcome = yield from replaying(execution, request.POST.get("provider", ""))
+        except DatabaseAway:
+            raise
         except SandboxError as error:
             # Refused: it comes before anything is waited for, so that the message is still stored.
             messages.error(request, f"{error.code}: {error.message}")
             return redirect("admin:executions_replay", execution.pk)
+        if isinstance(outcome.error, DatabaseAway):
+            raise outcome.error
         return redirect(f"{request.path}?with={outcome.execution.pk}")
 
     def _comparison(self, request: HttpRequest, execution: Execution) -> HttpResponseBase:
@@ -203,6 +236,16 @@ class Details:
         return artifact
 
 
+def told(request: HttpRequest, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+    """The work, whose failure because of the database is a page, also when it comes later."""
+    try:
+        return (yield from work)
+    except Exception as error:
+        if (away := away_answer(request, error)) is None:
+            raise
+        return away
+
+
 def _shown(before: Execution, after: Execution) -> list[dict[str, Any]]:
     return [
         {
@@ -228,8 +271,6 @@ def _for_saving(response: HttpResponse, name: str) -> HttpResponse:
 
 
 def _inert(response: Response) -> Response:
-    """Nothing in it can act, whatever a browser takes it for, and no cache keeps it."""
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
-    response["Cache-Control"] = "private, no-store"
+    for name, value in INERT.items():
+        response[name] = value
     return response

@@ -12,27 +12,25 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexer import Lexer
-from pygments.lexers import BashLexer, JavascriptLexer, PythonLexer
-from pygments.lexers.special import TextLexer
+from pygments.lexers import get_lexer_by_name
 
 from executions.models import Artifact, Execution
-from executions.services.ledger.records import ErasuresOfOne, compare
+from executions.services.following import in_order
+from executions.services.late_results import late_result_of
+from executions.services.ledger.records import Erasures, compare
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
-from executions.services.presentation import Shown, shown, visible
+from executions.services.presentation import MAX_CHARACTERS, Shown, shown, visible
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
+from executions.storage import ARTIFACTS, kept
+from providers.languages import language_of
 
-_LEXERS: dict[str, type[Lexer]] = {
-    "python": PythonLexer,
-    "javascript": JavascriptLexer,
-    "nodejs": JavascriptLexer,
-    "bash": BashLexer,
-    "shell": BashLexer,
-}
 # Beyond it, colours cost more than they tell.
 _MAX_HIGHLIGHTED = 50_000
 _FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
+# What is shown in its order. A page of more would be slow, and nobody reads it so.
+_MAX_PIECES = 500
+_MAX_IN_ORDER = 50_000
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.
 _COMPARED_BYTES = 16 * 2**20
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
@@ -57,35 +55,63 @@ def once(draw: Callable[Concatenate[Row, P], str]) -> Callable[Concatenate[Row, 
 
 
 @once
-def code_block(execution: Execution) -> SafeString | str:
+def code_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeString | str:
+    """Code in colours. With fewer characters, a download is offered only of what is not whole."""
     if not execution.code:
         return "Not kept, see the code hash."
-    text = shown(execution.code)
+    text = shown(execution.code, most)
     if len(text.text) <= _MAX_HIGHLIGHTED:
-        lexer = _LEXERS.get(execution.language, TextLexer)(stripnl=False, ensurenl=False)
+        known = language_of(execution.language)
+        lexer = get_lexer_by_name(known.lexer if known else "text", stripnl=False, ensurenl=False)
         # Pygments escapes: https://pygments.org/docs/formatters/#HtmlFormatter
         coloured = mark_safe(highlight(text.text, lexer, _FORMATTER))  # noqa: S308
     else:
         coloured = format_html("{}", text.text)
     return format_html(
-        '<pre class="record hl">{}</pre>{}', coloured, _notes(execution, "code", text)
+        '<pre class="record hl">{}</pre>{}',
+        coloured,
+        _notes(execution, "code", text, brief=most < MAX_CHARACTERS),
     )
 
 
 @once
-def text_block(execution: Execution, name: str, *, truncated: bool = False) -> SafeString | str:
+def text_block(
+    execution: Execution, name: str, *, truncated: bool = False, most: int = MAX_CHARACTERS
+) -> SafeString | str:
     """Text as it was, set apart; a dash where there is none."""
     whole: str = getattr(execution, name)
     if not whole:
         return "-"
-    text = shown(whole)
+    text = shown(whole, most)
     return format_html(
-        '<pre class="record">{}</pre>{}', text.text, _notes(execution, name, text, truncated)
+        '<pre class="record">{}</pre>{}',
+        text.text,
+        _notes(execution, name, text, truncated, brief=most < MAX_CHARACTERS),
     )
 
 
 @once
-def outputs_block(execution: Execution) -> SafeString | str:
+def streams_block(execution: Execution) -> SafeString | str:
+    """stdout and stderr as they came, where the record knows their order."""
+    pieces = list(in_order(execution)) if execution.output_order else []
+    if not pieces:
+        return "-"
+    if len(pieces) > _MAX_PIECES or sum(len(data) for _, data in pieces) > _MAX_IN_ORDER:
+        return "Too long to be shown in its order, see below."
+    texts = [(stream, shown(data.decode("utf-8", "replace"))) for stream, data in pieces]
+    drawn = format_html_join(
+        "",
+        '<span class="from-{}"><span class="stream-name">{}: </span>{}</span>',
+        ((stream, stream, text.text) for stream, text in texts),
+    )
+    notes = sorted({text.note for _, text in texts if text.note})
+    return format_html(
+        '<pre class="record streams">{}</pre><p class="record-note">{}</p>', drawn, " ".join(notes)
+    )
+
+
+@once
+def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeString | str:
     """Plots as pictures, everything else the program showed as text."""
     drawn = []
     for number, output in enumerate(rich_outputs(execution)):
@@ -97,15 +123,37 @@ def outputs_block(execution: Execution) -> SafeString | str:
                 number + 1,
             )
         else:
-            part = format_html('<pre class="record">{}</pre>', shown(output.text).text)
+            part = format_html('<pre class="record">{}</pre>', shown(output.text, most).text)
         drawn.append((visible(output.mime_type), part))
     if not drawn:
         return "-"
     return format_html(
         "{}{}",
         format_html_join("", '<p class="record-note">{}</p>{}', drawn),
-        _notes(execution, "outputs", Shown("")),
+        _notes(execution, "outputs", Shown(""), brief=most < MAX_CHARACTERS),
     )
+
+
+@once
+def late_result_block(execution: Execution) -> SafeString | str:
+    """What came of a run that had been closed as lost; a dash where nothing did."""
+    late = late_result_of(execution)
+    if late is None:
+        return "-"
+    texts = format_html_join(
+        "",
+        '<p class="record-note">{}</p><pre class="record">{}</pre>',
+        (
+            (name, shown(getattr(late, name)).text)
+            for name in ("result", "outputs", "stdout", "stderr")
+            if getattr(late, name)
+        ),
+    )
+    facts = [f"{late.status}, ended {late.finished_at:%Y-%m-%d %H:%M:%S %Z}"]
+    facts += [f"exit code {late.exit_code}"] * (late.exit_code is not None)
+    facts += [f"{late.error_code}: {visible(late.error_message)}"] * bool(late.error_code)
+    facts += [f"file {visible(file['name'])}, {file['hash']}" for file in late.artifacts]
+    return format_html("{}{}", format_html_join("", "<p>{}</p>", ((f,) for f in facts)), texts)
 
 
 @once
@@ -149,7 +197,7 @@ def receipt(execution: Execution) -> SafeString | str:
     problem = verify_entry(entry, keys) or compare(
         execution,
         entry.stated,
-        ErasuresOfOne(keys),
+        Erasures(keys),
         artifact_bytes=whole <= _COMPARED_BYTES,
     )
     link = format_html(
@@ -217,17 +265,19 @@ def text_start(artifact: Artifact) -> str:
 
 def _start(artifact: Artifact, size: int) -> bytes:
     try:
-        with artifact.file.open("rb") as file:
-            read: bytes = file.read(size)
-            return read
+        return kept(ARTIFACTS).start(str(artifact.file.name), size)
     except OSError:
         return b""
 
 
-def _notes(execution: Execution, name: str, text: Shown, truncated: bool = False) -> SafeString:
+def _notes(
+    execution: Execution, name: str, text: Shown, truncated: bool = False, *, brief: bool
+) -> SafeString:
     notes = [text.note] if text.note else []
     if truncated:
         notes.append("What followed was dropped: it was more than is kept.")
+    if brief and not notes:
+        return SafeString()
     url = reverse("admin:executions_text", args=[execution.pk, name])
     return format_html(
         '<p class="record-note">{} <a href="{}">Download as it was</a></p>', " ".join(notes), url

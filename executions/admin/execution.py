@@ -9,16 +9,18 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, reverse
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from executions.admin.bases import ArtifactTabularInline, ExecutionModelAdmin
-from executions.admin.details import REPLAY, Details
+from executions.admin.details import CANCEL, REPLAY, Details
 from executions.admin.display import (
     artifact_preview,
     code_block,
+    late_result_block,
     outputs_block,
     receipt,
+    streams_block,
     text_block,
     timeline,
 )
@@ -31,16 +33,19 @@ from executions.admin.filters import (
     TenantFilter,
 )
 from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.claims import CLAIMS
 from executions.services.code_search import search_code
 from executions.services.export import FORMATS
 from executions.services.presentation import visible
 from executions.services.saved_filters import filters_for
 from executions.text import to_json
+from providers.admin.read_only import ReadOnly
 
 _LARGE = (
     *("code", "arguments", "result", "outputs", "stdout", "stderr"),
     *("meta", "hops", "error_message"),
 )
+_CLAIM = re.compile(rf"({'|'.join((*CLAIMS, 'trace_id'))}):(.+)", re.DOTALL)
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -77,7 +82,7 @@ class ArtifactInline(ArtifactTabularInline):
 
 
 @admin.register(Execution)
-class ExecutionAdmin(ExecutionModelAdmin):
+class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
     """The record, for reading: nobody adds to it, changes it or takes from it here."""
 
     list_display = (
@@ -105,7 +110,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
     search_fields = ("id",)
     search_help_text = (
         "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "
-        "at least; found a minute after it ended)."
+        "at least; found a minute after it ended). Who asked, whole: agent:, model:, "
+        "conversation:, on_behalf_of: or trace_id: before it."
     )
     list_per_page = 50
     show_full_result_count = False
@@ -127,11 +133,13 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "shown_arguments",
                     "shown_result",
                     "shown_outputs",
+                    "shown_streams",
                     "shown_stdout",
                     "shown_stderr",
                 )
             },
         ),
+        ("Late result", {"fields": ("shown_late_result",)}),
         (
             "Who",
             {
@@ -140,6 +148,7 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "api_key_name",
                     "api_key_prefix",
                     "shown_subject",
+                    "shown_claims",
                     "client_address",
                     "request_id",
                     "idempotency_key",
@@ -158,10 +167,12 @@ class ExecutionAdmin(ExecutionModelAdmin):
                     "language",
                     "entrypoint",
                     "mode",
+                    "priority",
                     "timeout",
                     "code_hash",
                     "shown_files",
                     "shown_hops",
+                    "shown_session",
                     "cost",
                     "shown_meta",
                 )
@@ -183,15 +194,6 @@ class ExecutionAdmin(ExecutionModelAdmin):
     class Media:
         css = {"all": ("executions/record.css",)}
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Execution | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Execution | None = None) -> bool:
-        return False
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Execution]:
         return super().get_queryset(request).defer("pending")
 
@@ -206,6 +208,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
             return queryset, False
         if found := _HASH.fullmatch(term.lower()):
             return queryset.filter(code_hash=f"sha256:{found[1]}"), False
+        if found := _CLAIM.fullmatch(term):
+            return queryset.filter(**{found[1]: found[2].strip()}), False
         try:
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
@@ -237,7 +241,8 @@ class ExecutionAdmin(ExecutionModelAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         may_replay = request.user.has_perm(REPLAY)
-        context = {**(extra_context or {}), "may_replay": may_replay}
+        may_cancel = request.user.has_perm(CANCEL)
+        context = {**(extra_context or {}), "may_replay": may_replay, "may_cancel": may_cancel}
         return super().change_view(request, object_id, form_url, context)
 
     @admin.display(description="id")
@@ -260,6 +265,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
     def shown_outputs(self, execution: Execution) -> SafeString | str:
         return outputs_block(execution)
 
+    @admin.display(description="both streams in their order")
+    def shown_streams(self, execution: Execution) -> SafeString | str:
+        return streams_block(execution)
+
     @admin.display(description="stdout")
     def shown_stdout(self, execution: Execution) -> SafeString | str:
         return text_block(execution, "stdout", truncated=execution.stdout_truncated)
@@ -271,11 +280,17 @@ class ExecutionAdmin(ExecutionModelAdmin):
     @admin.display(description="error")
     def shown_error(self, execution: Execution) -> str:
         message = visible(execution.error_message)
-        return f"{execution.error_code}: {message}" if execution.error_code else "-"
+        return f"{execution.error_code}: {message}" if execution.error_code else message or "-"
 
     @admin.display(description="subject")
     def shown_subject(self, execution: Execution) -> str:
         return visible(execution.subject) or "-"
+
+    @admin.display(description="asked by, as the caller says")
+    def shown_claims(self, execution: Execution) -> SafeString | str:
+        said = [(name, getattr(execution, name)) for name in (*CLAIMS, "traceparent")]
+        lines = ((name.replace("_", " "), visible(value)) for name, value in said if value)
+        return format_html_join(mark_safe("<br>"), "{}: {}", lines) or "-"
 
     @admin.display(description="meta")
     def shown_meta(self, execution: Execution) -> str:
@@ -291,6 +306,20 @@ class ExecutionAdmin(ExecutionModelAdmin):
         )
         return visible(" → ".join(" ".join(hop.split()) for hop in hops)) or "-"
 
+    @admin.display(description="session")
+    def shown_session(self, execution: Execution) -> SafeString | str:
+        if execution.session_id is None:
+            return "-"
+        place = f"context {visible(execution.context)}" if execution.context else "a command"
+        return format_html(
+            '<a href="{}">{}</a>, turn {}, {}{}',
+            reverse("admin:executions_session_change", args=[execution.session_id]),
+            execution.session_id,
+            execution.turn,
+            place,
+            "; the context lost its state" if execution.context_kept is False else "",
+        )
+
     @admin.display(description="input files")
     def shown_files(self, execution: Execution) -> str:
         return visible(to_json(execution.input_files)) if execution.input_files else "-"
@@ -298,6 +327,10 @@ class ExecutionAdmin(ExecutionModelAdmin):
     @admin.display(description="timeline")
     def timeline(self, execution: Execution) -> SafeString | str:
         return timeline(execution)
+
+    @admin.display(description="what came of it after its record was closed")
+    def shown_late_result(self, execution: Execution) -> SafeString | str:
+        return late_result_block(execution)
 
     @admin.display(description="receipt")
     def receipt(self, execution: Execution) -> SafeString | str:

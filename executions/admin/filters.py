@@ -12,7 +12,8 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from executions.admin.bases import ExecutionPaginator
-from executions.models import Execution
+from executions.models import Execution, Tenant
+from providers.models import ProviderConfig
 
 
 class BoundedPaginator(ExecutionPaginator):
@@ -62,6 +63,27 @@ class LanguageFilter(IndexedValuesFilter):
 class ErrorCodeFilter(IndexedValuesFilter):
     title = "error code"
     column = "error_code"
+
+
+class SessionTenantFilter(IndexedValuesFilter):
+    """Offers the tenants there are: no index of sessions has all of theirs."""
+
+    title = "tenant"
+    column = "tenant_slug"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterator[tuple[str, str]]:
+        return (
+            (slug, slug) for slug in Tenant.objects.order_by("slug").values_list("slug", flat=True)
+        )
+
+
+class SessionProviderFilter(IndexedValuesFilter):
+    title = "provider"
+    column = "provider"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterator[tuple[str, str]]:
+        names = ProviderConfig.objects.order_by("provider_id").values_list("provider_id", flat=True)
+        return ((name, name) for name in names)
 
 
 def _values_in_use(column: str) -> list[str]:

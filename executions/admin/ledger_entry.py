@@ -16,6 +16,7 @@ from executions.admin.filters import BoundedPaginator
 from executions.models import LedgerEntry
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import visible
+from providers.admin.read_only import ReadOnly
 
 KINDS = (
     "execution",
@@ -23,7 +24,15 @@ KINDS = (
     "trial",
     "setting",
     "tenant",
+    "policy",
+    "approval",
+    "legal_hold",
+    "session",
+    "snapshot",
+    "late_result",
+    "webhook_secret",
     "api_key",
+    "refusal",
     "user",
     "role",
     "admin_action",
@@ -34,6 +43,7 @@ KINDS = (
     "erasure",
     "ledger_key",
     "checkpoints_reset",
+    "installation",
 )
 
 
@@ -58,7 +68,7 @@ def _signed(entry: LedgerEntry) -> str:
 
 
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(LedgerEntryModelAdmin):
+class LedgerEntryAdmin(ReadOnly, LedgerEntryModelAdmin):
     """The ledger, for reading. What is true of it is what `verify_ledger` says."""
 
     list_display = ("sequence", "at", "kind", "subject", "key_id")
@@ -85,15 +95,6 @@ class LedgerEntryAdmin(LedgerEntryModelAdmin):
 
     class Media:
         css = {"all": ("executions/record.css",)}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     @admin.display(description="subject")
     def subject(self, entry: LedgerEntry) -> SafeString | str:

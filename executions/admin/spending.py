@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -15,6 +14,7 @@ from unfold.admin import ModelAdmin
 from executions.models import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare
 from providers.admin.guarded import GuardedAdmin
+from providers.admin.read_only import ReadOnly
 
 PERIODS = {24: "24 hours", 168: "7 days", 720: "30 days"}
 
@@ -26,24 +26,13 @@ else:
     _BudgetAdmin = _SpendingAdmin = _AlertAdmin = ModelAdmin
 
 
-class _ReadOnly:
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-
 @admin.register(Budget)
 class BudgetAdmin(GuardedAdmin, _BudgetAdmin):
     list_display = ("__str__", "tenant_slug", "period", "limit", "warn_percent")
 
 
 @admin.register(Spending)
-class SpendingAdmin(_ReadOnly, _SpendingAdmin):
+class SpendingAdmin(ReadOnly, _SpendingAdmin):
     list_display = ("day", "tenant_slug", "amount", "executions")
     list_filter = ("day",)
 
@@ -68,6 +57,6 @@ class SpendingAdmin(_ReadOnly, _SpendingAdmin):
 
 
 @admin.register(SpendingAlert)
-class SpendingAlertAdmin(_ReadOnly, _AlertAdmin):
+class SpendingAlertAdmin(ReadOnly, _AlertAdmin):
     list_display = ("created_at", "kind", "tenant_slug", "message")
     list_filter = ("kind",)

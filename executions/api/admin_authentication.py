@@ -9,7 +9,8 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from executions.api.authentication import key_text_of
-from executions.models import ApiKey
+from executions.api.scopes import has_scopes
+from executions.models import ApiKey, Scope
 from executions.services import keys
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class AdminAuthentication(SessionAuthentication):
     def authenticate(self, request: Request) -> tuple[Any, Any] | None:
         if key_text := key_text_of(request):
             try:
-                return None, keys.authenticate(key_text)
+                address = request.META.get("REMOTE_ADDR", "")
+                return None, keys.authenticate(key_text, address)
             except keys.Unauthenticated:
                 return None
         return super().authenticate(request)
@@ -43,14 +45,14 @@ class MayAdministrate(BasePermission):
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         if isinstance(request.auth, ApiKey):
-            return request.auth.scope == ApiKey.Scope.ADMIN
+            return has_scopes(request)
         return may(request, view.needs.get(request.method, CHANGE))  # type: ignore[attr-defined]
 
 
 def may(request: Request, permission: str) -> bool:
     """Whether whoever sent the request has a permission. A key of scope admin has them all."""
     if isinstance(request.auth, ApiKey):
-        return request.auth.scope == ApiKey.Scope.ADMIN
+        return request.auth.has_scope(Scope.ADMIN)
     user = request.user
     return bool(user and user.is_active and user.is_staff and user.has_perm(permission))
 

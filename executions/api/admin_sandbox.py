@@ -7,10 +7,12 @@ holds a secret: they are masked, and a masked value that is sent back stands for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 from django.http import HttpResponse
 from drf_spectacular.utils import extend_schema
+from pydantic import Field
 from rest_framework.request import Request
 
 from executions.api import schema
@@ -28,9 +30,13 @@ from executions.api.base import ApiView
 from executions.api.rendering import json_response
 from executions.models import ApiKey
 from executions.services.admin_actions import log_action
+from executions.services.declared import declared
+from executions.services.kinds import STORABLE
+from executions.services.shapes import Body
 from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, SandboxError
+from providers.looks import languages_of
 from providers.manager import manager
 from providers.models import PendingChange, ProviderConfig
 from providers.schema import mask_secrets
@@ -40,9 +46,15 @@ from providers.services import (
     stored_config,
     two_person_rule,
 )
+from providers.services.configuration import Unreadable
 from providers.services.trial import try_provider
 
+T = TypeVar("T")
 Action = PendingChange.Action
+ProviderId = Annotated[
+    str, Field(description="The provider's id; of another configuration of it, `id@name`.")
+]
+Reason = Annotated[str, Field(max_length=500), STORABLE]
 
 
 class _Refused(Exception):
@@ -52,6 +64,49 @@ class _Refused(Exception):
         super().__init__(error)
         self.body = {"error": error} | ({} if details is None else {"details": details})
         self.status = status
+
+
+@declared
+class ConfigRequest:
+    """A provider's configuration, to be saved."""
+
+    provider_type: ProviderId
+    config: Annotated[
+        Mapping[str, Any],
+        Field(description="A secret that is masked or left out stays what it is."),
+    ]
+    set_active: bool = True
+    test_connection: bool = False
+    reason: Annotated[Reason, Field(description="Kept with the version.")] = ""
+
+
+@declared
+class TrialRequest:
+    """A provider to be tried: with this configuration, or with the stored one."""
+
+    provider_type: ProviderId | None = None
+    provider: Annotated[ProviderId | None, Field(description="As `provider_type`.")] = None
+    config: Annotated[
+        Mapping[str, Any] | None, Field(description="The stored one where none is given.")
+    ] = None
+
+
+@declared
+class ActiveRequest:
+    """The provider that is to run the code."""
+
+    provider: ProviderId
+    reason: Reason = ""
+
+
+CONFIGURE = Body(ConfigRequest, "AdminConfig", has_null=True)
+TRY = Body(
+    TrialRequest,
+    "AdminTest",
+    has_null=True,
+    says={"anyOf": [{"required": ["provider_type"]}, {"required": ["provider"]}]},
+)
+CHOOSE = Body(ActiveRequest, "AdminActive", has_null=True)
 
 
 class _AdminView(ApiView):
@@ -101,8 +156,19 @@ class ConfigView(_AdminView):
         rows = {row.provider_id: row for row in ProviderConfig.objects.defer("config")}
         active = next((row.provider_id for row in rows.values() if row.is_active), None)
         data: dict[str, Any] = {"active": active}
-        for provider_id, provider in registry.all_providers().items():
-            data[provider_id] = _shown(provider, rows.get(provider_id))
+        unreadable: dict[str, str] = {}
+        others = [provider_id for provider_id in rows if "@" in provider_id]
+        classes = registry.all_providers()
+        for provider_id in (*classes, *others):
+            if (provider := classes.get(registry.class_id(provider_id))) is None:
+                continue
+            try:
+                data[provider_id] = _shown(provider, rows.get(provider_id))
+            except Unreadable as error:
+                data[provider_id] = {}
+                unreadable[provider_id] = error.message
+        if unreadable:
+            data["unreadable"] = unreadable
         return json_response({"data": data})
 
     @extend_schema(
@@ -111,25 +177,24 @@ class ConfigView(_AdminView):
         description="Tests it first with `test_connection`; makes it the active one unless "
         "`set_active` is false. 202 where a second administrator has to approve.",
         tags=["administration"],
-        request=schema.AdminConfigSerializer,
+        request=CONFIGURE,
         responses={200: schema.AdminMessageSerializer, 202: schema.AdminMessageSerializer},
     )
     def post(self, request: Request) -> HttpResponse:
-        body = _body(request, "provider_type", "config", "set_active", "test_connection", "reason")
-        provider = _provider(body, "provider_type")
-        config = _object(body, "config")
-        set_active = _boolean(body, "set_active", default=True)
-        if set_active and not may(request, ACTIVATE):
+        wanted = _read(CONFIGURE, request)
+        provider_id = _known(wanted.provider_type)
+        config = dict(wanted.config)
+        if wanted.set_active and not may(request, ACTIVATE):
             raise _Refused("You may not choose the active provider", status=403)
         # What is refused is refused before anything is tried.
-        if _boolean(body, "test_connection", default=False):
-            trial = try_provider(provider.id, config, author=author_of(request))
+        if wanted.test_connection:
+            trial = try_provider(provider_id, config, author=author_of(request))
             if not trial.success and trial.errors:
                 raise _Refused("Invalid config", dict(trial.errors))
             if not trial.success:
                 raise _Refused("Connection failed", trial.message)
-        action = Action.SAVE_AND_ACTIVATE if set_active else Action.SAVE
-        return _change(request, provider.id, action, config, body, "Configuration saved")
+        action = Action.SAVE_AND_ACTIVATE if wanted.set_active else Action.SAVE
+        return _change(request, provider_id, action, config, wanted.reason, "Configuration saved")
 
 
 class TestView(_AdminView):
@@ -140,22 +205,21 @@ class TestView(_AdminView):
         summary="Start a sandbox and run code in it",
         description="With the stored configuration, or with the one given, which is not saved.",
         tags=["administration"],
-        request=schema.AdminTestSerializer,
+        request=TRY,
         responses={200: schema.AdminTrialSerializer},
     )
     def post(self, request: Request) -> HttpResponse:
-        body = _body(request, "provider_type", "provider", "config")
-        name = "provider_type" if "provider_type" in body else "provider"
-        provider = _provider(body, name)
+        wanted = _read(TRY, request)
+        provider_id = _known(wanted.provider_type or wanted.provider)
         config = None
-        if body.get("config") is not None:
+        if wanted.config is not None:
             # Values of one's own could send a stored secret to an address of one's own.
             if not may(request, CHANGE):
                 raise _Refused("You may only test what is stored", status=403)
-            config = _object(body, "config")
-        trial = try_provider(provider.id, config, author=author_of(request))
+            config = dict(wanted.config)
+        trial = try_provider(provider_id, config, author=author_of(request))
         outcome = "worked" if trial.success else f"failed with {trial.code}"
-        log_action(request.user, provider.id, f"Tested the connection, which {outcome}.")
+        log_action(request.user, provider_id, f"Tested the connection, which {outcome}.")
         return json_response(trial.as_json())
 
 
@@ -166,15 +230,17 @@ class ActiveView(_AdminView):
         operation_id="set_active",
         summary="Choose the provider that runs the code",
         tags=["administration"],
-        request=schema.AdminActiveSerializer,
+        request=CHOOSE,
         responses={200: schema.AdminMessageSerializer, 202: schema.AdminMessageSerializer},
     )
     def put(self, request: Request) -> HttpResponse:
-        body = _body(request, "provider", "reason")
-        provider = _provider(body, "provider")
-        if not ProviderConfig.objects.filter(provider_id=provider.id).exists():
+        wanted = _read(CHOOSE, request)
+        provider_id = _known(wanted.provider)
+        if not ProviderConfig.objects.filter(provider_id=provider_id).exists():
             raise _Refused("Provider not configured")
-        return _change(request, provider.id, Action.ACTIVATE, None, body, "Active provider updated")
+        return _change(
+            request, provider_id, Action.ACTIVATE, None, wanted.reason, "Active provider updated"
+        )
 
 
 def _change(
@@ -182,15 +248,12 @@ def _change(
     provider_id: str,
     action: PendingChange.Action,
     config: dict[str, Any] | None,
-    body: Mapping[str, Any],
+    reason: str,
     done: str,
 ) -> HttpResponse:
     if two_person_rule() and isinstance(request.auth, ApiKey):
         # Whoever holds a key could approve as a user what was asked for with it.
         raise _Refused("Under the two-person rule a change needs a signed-in person", status=403)
-    reason = body.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > 500 or "\0" in reason:
-        raise _Refused("Invalid request", {"reason": "Must be at most 500 characters."})
     author = author_of(request)
     account = getattr(request.user, "pk", None)
     change = request_change(
@@ -218,13 +281,15 @@ def _described(provider: type[SandboxProvider]) -> dict[str, Any]:
 
 def _languages(provider: type[SandboxProvider]) -> list[str]:
     """Those that the active provider really runs; of others, what they say unconfigured."""
-    try:
-        with manager.lease() as lease:
-            if lease.provider_id == provider.id:
-                return lease.provider.get_supported_languages()
+    active = manager.in_force() or ""
+    with suppress(SandboxError):
+        if registry.class_id(active) == provider.id:
+            with manager.lease(wait=False) as lease:
+                if lease.provider_id == active:
+                    return languages_of(lease.provider)
+    with suppress(SandboxError):
         return provider().get_supported_languages()
-    except SandboxError:
-        return []
+    return []
 
 
 def _shown(provider: type[SandboxProvider], row: ProviderConfig | None) -> dict[str, Any]:
@@ -234,34 +299,27 @@ def _shown(provider: type[SandboxProvider], row: ProviderConfig | None) -> dict[
     return mask_secrets(fields, {k: "" if v is None else v for k, v in values.items()})
 
 
-def _body(request: Request, *known: str) -> dict[str, Any]:
-    body = request.data
-    if not isinstance(body, dict):
-        raise _Refused("Invalid request", {"body": "Must be a JSON object."})
-    if unknown := {key: "Unknown field." for key in body if key not in known}:
-        raise _Refused("Invalid request", unknown)
-    return body
-
-
-def _provider(body: Mapping[str, Any], name: str) -> type[SandboxProvider]:
-    provider_id = body.get(name)
-    if not isinstance(provider_id, str):
+def _known(provider_id: str | None) -> str:
+    """The id, of a configuration of a class that there is."""
+    if provider_id is None:
         raise _Refused("Unknown provider")
     try:
-        return registry.get(provider_id)
+        registry.get(provider_id)
     except InvalidConfiguration as error:
         raise _Refused("Unknown provider", error.message) from None
+    return provider_id
 
 
-def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name)
-    if not isinstance(value, dict):
-        raise _Refused("Invalid config", {name: "Must be a JSON object."})
-    return value
-
-
-def _boolean(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = body.get(name, default)
-    if not isinstance(value, bool):
-        raise _Refused("Invalid request", {name: "Must be true or false."})
-    return value
+def _read(body: Body[T], request: Request) -> T:
+    """What was asked for; what is wrong with it is told in this API's own shape."""
+    try:
+        return body.read(request.data)
+    except InvalidConfiguration as error:
+        name = error.field or "body"
+        if name in ("provider_type", "provider"):
+            raise _Refused("Unknown provider") from None
+        problem = error.message.removeprefix(f"{name}: ")
+        if name not in (*body.known, "body"):
+            problem = "Unknown field."
+        summary = "Invalid config" if name == "config" else "Invalid request"
+        raise _Refused(summary, {name: problem}) from None

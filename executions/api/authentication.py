@@ -10,6 +10,7 @@ from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
+from executions.api.scopes import has_scopes
 from executions.models import ApiKey
 from executions.services import keys
 
@@ -25,7 +26,8 @@ class ApiKeyAuthentication(BaseAuthentication):
         if not (key_text := key_text_of(request)):
             raise NotAuthenticated("An API key is needed, in X-API-Key or as a Bearer token.")
         try:
-            return None, keys.authenticate(key_text)
+            address = request.META.get("REMOTE_ADDR", "")
+            return None, keys.authenticate(key_text, address)
         except keys.Unauthenticated:
             raise AuthenticationFailed("The API key is not valid.") from None
 
@@ -35,7 +37,7 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 class HasApiKey(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
-        return isinstance(request.auth, ApiKey)
+        return isinstance(request.auth, ApiKey) and has_scopes(request)
 
 
 def key_text_of(request: Request) -> str:

@@ -1,18 +1,25 @@
-"""What every endpoint shares: strict JSON in, JSON out, a request id on every answer."""
+"""What every endpoint shares: strict JSON in, JSON out, a request id on every answer.
+
+What a key asks counts for its tenant here, and every answer says what is left of the minute.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any, cast
+from functools import wraps
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from django.conf import settings
+from django.db import transaction
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
-from rest_framework.permissions import BasePermission
+from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,11 +27,16 @@ from rest_framework.views import APIView
 
 from executions.api.authentication import ApiKeyAuthentication, HasApiKey
 from executions.api.errors import render_error
+from executions.api.later import answer
 from executions.models import ApiKey
 from executions.services.record import Caller
+from executions.services.request_rate import Rate, take
 from executions.services.waiting import Waits
 from executions.text import from_json
 from providers.errors import InvalidConfiguration
+
+P = ParamSpec("P")
+V = TypeVar("V", bound="ApiView")
 
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
@@ -81,6 +93,7 @@ class ApiView(APIView):
     renderer_classes = (JSONRenderer,)
     content_negotiation_class = AlwaysJson
     metadata_class = None
+    rate: Rate | None = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         given = request.META.get("HTTP_X_REQUEST_ID", "")
@@ -88,22 +101,34 @@ class ApiView(APIView):
         _check_length(request)
         super().initial(request, *args, **kwargs)
 
+    def perform_authentication(self, request: Request) -> None:
+        """Whatever a key asks is counted, also what it is then refused for."""
+        super().perform_authentication(request)
+        if isinstance(request.auth, ApiKey):
+            only_reads = request.method in SAFE_METHODS
+            self.rate = take(request.auth.tenant, only_reads=only_reads)
+            self.rate.require()
+
     def finalize_response(
         self, request: Request, response: Any, *args: Any, **kwargs: Any
     ) -> Response:
         final = super().finalize_response(request, response, *args, **kwargs)
         final["X-Request-ID"] = self.request_id
+        if self.rate is not None:
+            final["X-RateLimit-Limit"] = str(self.rate.limit)
+            final["X-RateLimit-Remaining"] = str(self.rate.remaining)
+            final["X-RateLimit-Reset"] = str(self.rate.resets_at)
         return final
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return render_error
 
-    def told(self, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+    def told(self, work: Waits[HttpResponseBase]) -> Waits[HttpResponseBase]:
         """The work, whose errors are answers, also when they come later."""
         try:
             return (yield from work)
         except Exception as error:
-            return cast("HttpResponse", self.handle_exception(error))
+            return cast("HttpResponseBase", self.handle_exception(error))
 
     @property
     def api_key(self) -> ApiKey:
@@ -115,6 +140,25 @@ class ApiView(APIView):
             request_id=self.request_id,
             client_address=self.request.META.get("REMOTE_ADDR", "")[:64],
         )
+
+
+# The row of an attempt must be committed before anything runs, and what is waited for must not be
+# in a transaction.
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
+class RunningView(ApiView):
+    """An endpoint that has code run, or waits for a sandbox."""
+
+
+def answered_later(
+    handle: Callable[Concatenate[V, Request, P], Waits[Any]],
+) -> Callable[Concatenate[V, Request, P], HttpResponseBase]:
+    """A handler of requests whose thread is free while it waits. Its body is read before that."""
+
+    @wraps(handle)
+    def begin(view: V, request: Request, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        return answer(request, view.told(handle(view, request, *args, **kwargs)))
+
+    return begin
 
 
 def _check_length(request: Request) -> None:

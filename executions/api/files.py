@@ -1,20 +1,33 @@
-"""Artifacts as downloads. Their content is hostile: it is never shown, only saved."""
+"""Artifacts and saved files as downloads. Their content is hostile: it is only saved."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 
 from django.http import FileResponse, Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
+from executions.api.downloading import ranged_download
 from executions.api.errors import error_response
-from executions.models import Artifact
-from executions.services.artifacts import BadLink, artifact_for_token
+from executions.downloads import INERT
+from executions.models import Artifact, Blob
+from executions.services.artifacts import artifact_for_token
+from executions.services.signed_links import BadLink
+from executions.services.workspaces import blobs, links
+from providers.errors import ProviderUnavailable
+
+logger = logging.getLogger(__name__)
 
 
 def download_response(artifact: Artifact) -> FileResponse:
     """The bytes, for saving: neither run, rendered nor guessed at by a browser.
 
-    Raises Http404 when they are not kept any more.
+    Raises Http404 when they are not kept any more, and ProviderUnavailable when they cannot be
+    fetched now.
     """
     if not artifact.file:
         raise Http404
@@ -22,22 +35,64 @@ def download_response(artifact: Artifact) -> FileResponse:
         opened = artifact.file.open("rb")
     except FileNotFoundError:
         raise Http404 from None
-    response = FileResponse(
+    except OSError as error:
+        logger.exception("artifact %s cannot be read", artifact.pk)
+        raise ProviderUnavailable(
+            "The artifact is kept, but its storage does not answer now. Try again later."
+        ) from error
+    return FileResponse(
         opened,
         as_attachment=True,
         filename=artifact.name.rpartition("/")[2] or "artifact",
         content_type=artifact.mime_type,
+        headers=INERT,
     )
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
-    response["Cache-Control"] = "private, no-store"
-    return response
 
 
 @require_safe
 def signed_download(request: HttpRequest, token: str) -> HttpResponseBase:
     """The artifact a signed link stands for, to whoever holds the link, until it expires."""
+    return _for_holder(lambda: download_response(artifact_for_token(token)))
+
+
+@require_safe
+def workspace_download(request: HttpRequest, token: str) -> HttpResponseBase:
+    """The saved file that a signed link stands for, to whoever holds it, until it expires."""
+    return _for_holder(lambda: blob_response(request, *links.target_of(token)))
+
+
+def _for_holder(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     try:
-        return download_response(artifact_for_token(token))
+        return answer()
     except (BadLink, Http404):
         return error_response(404, "not_found", "The link is not valid, or not any more.")
+    except ProviderUnavailable as error:
+        return error_response(error.http_status, error.code, error.message)
+
+
+def blob_response(
+    request: HttpRequest, blob: Blob, filename: str, mime_type: str
+) -> HttpResponseBase:
+    """As `download_response`, of a saved file: of the one range that is asked for, if any."""
+    etag = f'"{blob.sha256}"'
+    # Whoever goes on with another content than he began with gets all of this one.
+    same = request.META.get("HTTP_IF_RANGE", etag) == etag
+    asked = request.META.get("HTTP_RANGE", "") if same else ""
+    response = ranged_download(asked, blob.size, partial(_begun, blob), filename, mime_type)
+    if response.status_code != 416:
+        response["ETag"] = etag
+    return response
+
+
+def _begun(blob: Blob, start: int, length: int) -> Iterator[bytes]:
+    """What cannot be read is told before anything is sent."""
+    pieces = blobs.read(blob, start, length)
+    try:
+        return chain([next(pieces, b"")], pieces)
+    except FileNotFoundError:
+        raise Http404 from None
+    except OSError as error:
+        logger.exception("blob %s cannot be read", blob.pk)
+        raise ProviderUnavailable(
+            "The file is kept, but its storage does not answer now. Try again later."
+        ) from error

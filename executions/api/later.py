@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
+from executions.api.streams import EventStream
 from executions.services.waiting import Waits, wait_for
 
 LATER = "cofferdam.later"
@@ -37,12 +38,13 @@ class Placeholder(HttpResponseBase):
     def __iter__(self) -> Iterator[bytes]:
         return iter(())
 
-    def become(self, answer: HttpResponse) -> HttpResponse:
+    def become(self, answer: HttpResponseBase) -> HttpResponseBase:
         """The answer, with what the middleware has set and the answer itself has not."""
         for name, value in self.items():
             if name not in answer:
                 answer[name] = value
-        answer["Content-Length"] = str(len(answer.content))
+        if isinstance(answer, HttpResponse):
+            answer["Content-Length"] = str(len(answer.content))
         for name, morsel in self.cookies.items():
             answer.cookies.setdefault(name, morsel)
         return answer
@@ -52,25 +54,39 @@ class Later:
     """One request's work, if its view has left any."""
 
     def __init__(self) -> None:
-        self.answer: Future[HttpResponse] = Future()
+        self.answer: Future[HttpResponseBase] = Future()
         self.has_work = False
-        self._work: Waits[HttpResponse]
+        self._work: Waits[HttpResponseBase]
         self._awaited: Future[Any]
         self._context: Context
         self._submit: Submit
 
-    def take(self, work: Waits[HttpResponse]) -> HttpResponseBase:
+    def take(self, work: Waits[HttpResponseBase]) -> HttpResponseBase:
         """The work's answer, or a placeholder if it has to wait for longer."""
         try:
             self._awaited = _advance(work)
         except StopIteration as end:
-            answer: HttpResponse = end.value
+            answer: HttpResponseBase = end.value
             return answer
+        self._leave(work)
+        return Placeholder()
+
+    def stream(self, work: Waits[HttpResponseBase], events: EventStream) -> HttpResponseBase:
+        """The events as soon as there may be some, or the answer of work that never had any."""
+        events.is_waited_for = True
+        try:
+            self._awaited = _advance(work, 0)
+        except StopIteration as end:
+            answer: HttpResponseBase = end.value
+            return events if events.has_begun else answer
+        self._leave(work)
+        return events
+
+    def _leave(self, work: Waits[HttpResponseBase]) -> None:
         # Who acts, and whatever else was set for this request, holds for the rest of it.
         self._context = copy_context()
         self._work = work
         self.has_work = True
-        return Placeholder()
 
     def go_on(self, submit: Submit) -> None:
         """Have the rest carried out by `submit`, whether its caller still waits or not."""
@@ -89,7 +105,7 @@ class Later:
             awaited.add_done_callback(lambda _: self._submit(self._resume))
 
 
-def answer(request: HttpRequest | Request, work: Waits[HttpResponse]) -> HttpResponseBase:
+def answer(request: HttpRequest | Request, work: Waits[HttpResponseBase]) -> HttpResponseBase:
     """What the work returns, now or later. What it raises before it has to wait is raised here."""
     later: Later | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
@@ -97,12 +113,23 @@ def answer(request: HttpRequest | Request, work: Waits[HttpResponse]) -> HttpRes
     return later.take(work)
 
 
-def _advance(work: Waits[HttpResponse]) -> Future[Any]:
+def stream(
+    request: HttpRequest | Request, work: Waits[HttpResponseBase], events: EventStream
+) -> HttpResponseBase:
+    """The events that the work tells of while it goes on, or its answer where there are none."""
+    later: Later | None = request.META.get(LATER)
+    if later is None or connection.in_atomic_block:
+        told = wait_for(work)
+        return events if events.has_begun else told
+    return later.stream(work, events)
+
+
+def _advance(work: Waits[HttpResponseBase], patience: float = PATIENCE_SECONDS) -> Future[Any]:
     """Go on until there is something to wait for that takes its time. Raises StopIteration."""
     while True:
         awaited = next(work)
         try:
-            awaited.exception(PATIENCE_SECONDS)
+            awaited.exception(patience)
         except CancelledError:
             continue
         except TimeoutError:

@@ -8,33 +8,21 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import reverse
+from rest_framework.request import Request
 
-from executions.models import Artifact, Execution
+from executions.models import Artifact, Execution, Session
+from executions.services.late_results import late_result_of
 from executions.services.ledger import receipt_of
+from executions.services.policies.told import policy_of
+from executions.services.sessions.finding import expires_at
+from executions.services.summaries import error_of, place_of, timings_of
+from executions.services.workspaces.state import files_of, files_saved, is_restored
 from executions.text import from_json
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
-
-
-def execution_summary(execution: Execution) -> dict[str, Any]:
-    """What a list shows of an execution: everything but the parts that may be large."""
-    return {
-        "id": str(execution.pk),
-        "status": execution.status,
-        "mode": execution.mode,
-        "language": execution.language,
-        "provider": execution.provider,
-        "runtime": execution.runtime,
-        "isolation": execution.isolation,
-        "sharing": execution.sharing,
-        "exit_code": execution.exit_code,
-        "error": _error(execution),
-        "timings": _timings(execution),
-        "created_at": execution.created_at.isoformat(),
-    }
 
 
 def execution_detail(
@@ -45,6 +33,7 @@ def execution_detail(
     return {
         "id": str(execution.pk),
         "status": execution.status,
+        **place_of(execution),
         "language": execution.language,
         "provider": execution.provider,
         "runtime": execution.runtime,
@@ -59,12 +48,63 @@ def execution_detail(
         "exit_code": execution.exit_code,
         "outputs": from_json(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
-        "error": _error(execution),
+        "error": error_of(execution),
         "hops": execution.hops,
         "cost": None if execution.cost is None else str(execution.cost),
-        "timings": _timings(execution),
+        "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
         "receipt": receipt_of(execution),
+        "late_result": _late_result(execution),
+        "files_saved": files_saved(execution),
+        "restored": is_restored(execution),
+        "policy": policy_of(execution),
+    }
+
+
+def session_detail(session: Session) -> dict[str, Any]:
+    """A session. Neither its environment nor what opens its sandbox is ever shown."""
+    return {
+        "id": str(session.pk),
+        "name": session.name or None,
+        "state": session.state,
+        "provider": session.provider,
+        "runtime": session.runtime,
+        "isolation": session.isolation,
+        "sharing": session.sharing,
+        "language": session.language,
+        "template": session.template or None,
+        "metadata": session.metadata,
+        "idle_seconds": session.idle_seconds,
+        "max_seconds": session.max_seconds,
+        "created_at": session.created_at.isoformat(),
+        "used_at": session.used_at.isoformat(),
+        "expires_at": expires_at(session).isoformat(),
+        "closed_at": session.closed_at.isoformat() if session.closed_at else None,
+        "closed_because": session.closed_because or None,
+        "contexts": session.contexts,
+        "saves": session.saves,
+        "files": files_of(session),
+        "woken_at": session.woken_at.isoformat() if session.woken_at else None,
+    }
+
+
+def _late_result(execution: Execution) -> dict[str, Any] | None:
+    late = late_result_of(execution)
+    if late is None:
+        return None
+    return {
+        "status": late.status,
+        "result": from_json(late.result) if late.result else None,
+        "has_result": late.has_result,
+        "stdout": late.stdout,
+        "stderr": late.stderr,
+        "stdout_truncated": late.stdout_truncated,
+        "stderr_truncated": late.stderr_truncated,
+        "exit_code": late.exit_code,
+        "outputs": from_json(late.outputs) if late.outputs else [],
+        "artifacts": late.artifacts,
+        "error": error_of(late),
+        "finished_at": late.finished_at.isoformat(),
     }
 
 
@@ -80,16 +120,11 @@ def _artifact(
     }
 
 
-def _error(execution: Execution) -> dict[str, str] | None:
-    if not execution.error_code:
+def next_page(request: Request, **place: str) -> str | None:
+    """Where a page goes on: the same request from `place` on; None where that is empty."""
+    ((name, value),) = place.items()
+    if not value:
         return None
-    return {"code": execution.error_code, "message": execution.error_message}
-
-
-def _timings(execution: Execution) -> dict[str, float | None]:
-    return {
-        "queue_ms": execution.queue_ms,
-        "start_ms": execution.start_ms,
-        "run_ms": execution.run_ms,
-        "total_ms": execution.total_ms,
-    }
+    again = request.query_params.copy()
+    again[name] = value
+    return request.build_absolute_uri(f"{request.path}?{again.urlencode()}")

@@ -1,28 +1,32 @@
-"""The shapes of the API, for its description at /api/schema. Requests are parsed elsewhere."""
+"""The shapes of the API, for its description at /api/schema. Requests are declared in services."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from drf_spectacular.utils import OpenApiResponse, extend_schema_field
+from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers
 
 from executions.api.authentication import ApiKeyAuthentication
+from executions.api.streams import NDJSON, SSE
 from executions.models import Execution
-from executions.services.requests import API_ENTRYPOINTS, MODES
+from executions.services.requests import MODES, PRIORITIES
+from executions.services.shapes import Body, Query
 
 _ERRORS = {
     400: "Refused: the field at fault is named, nothing was run.",
     401: "The API key is missing, wrong, revoked or expired.",
+    403: "The key has not the scope for this, or is held to something else.",
     404: "There is nothing here, or it is another tenant's.",
-    409: "The idempotency key was used with another request.",
+    409: "The idempotency key was used with another request, or the session has ended or is busy.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    429: "Too much at once. Retry-After says when to try again.",
+    429: "A quota is used up, `field` says which. Retry-After says when to try again.",
     502: "The provider cannot be reached.",
-    503: "No provider can serve now.",
+    503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
 }
 
 
@@ -41,20 +45,65 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
         ]
 
 
+class KeyOrSessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "executions.api.running.KeyOrSession"
+    # All three are those of the others.
+    name: list[str] = []
+
+    def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
+        """An API key in either header, or the admin's session."""
+        return [{"apiKey": []}, {"bearer": []}, {"session": []}]
+
+    def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
+        return []
+
+
 class AdminScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     target_class = "executions.api.admin_authentication.AdminAuthentication"
-    name = ["apiKey", "bearer", "session"]
+    # The other two are those of ApiKeyScheme.
+    name = "session"
 
     def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
         """A key of scope admin in either header, or the admin's session."""
         return [{"apiKey": []}, {"bearer": []}, {"session": []}]
 
-    def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
-        return [
-            {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-            {"type": "http", "scheme": "bearer"},
-            {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME},
-        ]
+    def get_security_definition(self, auto_schema: object) -> dict[str, str]:
+        return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
+
+
+class BodyExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+    """What a body is read by describes it."""
+
+    target_class = "executions.services.shapes.Body"
+
+    def get_name(self, auto_schema: object, direction: object) -> str:
+        return self._body.name
+
+    def map_serializer(self, auto_schema: object, direction: object) -> dict[str, Any]:
+        return self._body.schema()
+
+    @property
+    def _body(self) -> Body[Any]:
+        return cast("Body[Any]", self.target)
+
+
+def parameters(*queries: Query[Any]) -> list[OpenApiParameter]:
+    """Queries, as they are read."""
+    return [each for query in queries for each in _parameters(query)]
+
+
+def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
+    schema = query.schema()
+    return [
+        OpenApiParameter(
+            name,
+            {key: value for key, value in each.items() if key != "description"},
+            OpenApiParameter.HEADER if name in query.headers else OpenApiParameter.QUERY,
+            required=name in schema.get("required", ()),
+            description=each.get("description", ""),
+        )
+        for name, each in schema["properties"].items()
+    ]
 
 
 @extend_schema_field({})
@@ -65,25 +114,6 @@ class AnyJson(serializers.JSONField):
 @extend_schema_field({"type": "object", "additionalProperties": {}})
 class JsonObject(serializers.JSONField):
     """A JSON object."""
-
-
-class InputFileSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField(help_text="Relative to the workspace, without '..'.")
-    content_base64 = serializers.CharField()
-
-
-class ExecutionRequestSerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="At most 1 MiB.")
-    language = serializers.CharField(default="python")
-    arguments = JsonObject(allow_null=True, required=False, help_text="What `main` is called with.")
-    entrypoint = serializers.ChoiceField(API_ENTRYPOINTS, default="auto")
-    timeout = serializers.FloatField(required=False, help_text="Seconds.")
-    files = InputFileSerializer(many=True, required=False)
-    session = serializers.CharField(
-        allow_null=True, required=False, help_text="Not offered yet: leave it out or send null."
-    )
-    mode = serializers.ChoiceField(MODES, default="sync")
-    idempotency_key = serializers.CharField(allow_null=True, required=False, max_length=255)
 
 
 class ArtifactSerializer(serializers.Serializer[Any]):
@@ -105,9 +135,59 @@ class TimingsSerializer(serializers.Serializer[Any]):
     total_ms = serializers.FloatField(allow_null=True)
 
 
-class ExecutionSerializer(serializers.Serializer[Any]):
+class PolicyRemarkSerializer(serializers.Serializer[Any]):
+    line = serializers.IntegerField(help_text="Of the code, from 1; 0 is all of it.")
+    kind = serializers.CharField(help_text="import, call, code, remark or note.")
+    name = serializers.CharField()
+
+
+class PolicySerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField(allow_null=True)
+    version = serializers.IntegerField(allow_null=True, help_text="In the policy's history.")
+    warnings = PolicyRemarkSerializer(many=True)
+    approved = JsonObject(allow_null=True, help_text="Who has approved which code, and when.")
+
+
+class LateResultSerializer(serializers.Serializer[Any]):
+    """What came of a run after its record had been closed."""
+
+    status = serializers.ChoiceField(Execution.Status.values)
+    result = AnyJson()
+    has_result = serializers.BooleanField()
+    stdout = serializers.CharField()
+    stderr = serializers.CharField()
+    stdout_truncated = serializers.BooleanField()
+    stderr_truncated = serializers.BooleanField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    outputs = serializers.ListField(child=JsonObject())
+    artifacts = serializers.ListField(
+        child=JsonObject(), help_text="Names and hashes; the bytes were not kept."
+    )
+    error = VerdictSerializer(allow_null=True)
+    finished_at = serializers.DateTimeField()
+
+
+class PlaceSerializer(serializers.Serializer[Any]):
+    """Which execution it is, and where it ran."""
+
     id = serializers.CharField()
     status = serializers.ChoiceField(Execution.Status.values)
+    session = serializers.CharField(allow_null=True, help_text="Where it ran; null: by itself.")
+    context = serializers.CharField(allow_null=True)  # type: ignore[assignment]
+    context_kept = serializers.BooleanField(
+        allow_null=True, help_text="Whether the context still has its state."
+    )
+    pid = serializers.IntegerField(allow_null=True, help_text="Of a command in a session.")
+    agent = serializers.CharField(allow_null=True, help_text="Who asked, by the caller's word.")
+    model = serializers.CharField(allow_null=True)
+    conversation = serializers.CharField(allow_null=True)
+    on_behalf_of = serializers.CharField(
+        allow_null=True, help_text="Null also where it was erased with the code."
+    )
+    traceparent = serializers.CharField(allow_null=True)
+
+
+class ExecutionSerializer(PlaceSerializer):
     language = serializers.CharField()
     provider = serializers.CharField()
     runtime = serializers.CharField(help_text="The tool that isolated.")
@@ -117,7 +197,7 @@ class ExecutionSerializer(serializers.Serializer[Any]):
     sharing = serializers.CharField(
         help_text="Whom the sandbox served: execution, this run alone; tenant, its others too."
     )
-    result = AnyJson(allow_null=True, help_text="What `main` returned.")
+    result = AnyJson(help_text="What `main` returned.")
     has_result = serializers.BooleanField()
     stdout = serializers.CharField()
     stderr = serializers.CharField()
@@ -141,12 +221,25 @@ class ExecutionSerializer(serializers.Serializer[Any]):
         allow_null=True,
         help_text="The signed entry of the ledger, once ended. See examples/receipts.",
     )
+    late_result = LateResultSerializer(
+        allow_null=True,
+        help_text="What came of it after the record had been closed as lost; changes nothing else.",
+    )
+    files_saved = serializers.BooleanField(
+        allow_null=True,
+        help_text="Whether the files of its session are in storage as it left them.",
+    )
+    restored = serializers.BooleanField(
+        help_text="The first since its session was woken: files are there, variables are not."
+    )
+    policy = PolicySerializer(
+        allow_null=True, help_text="The one that held for it, and what was found in its code."
+    )
 
 
-class ExecutionSummarySerializer(serializers.Serializer[Any]):
-    id = serializers.CharField()
-    status = serializers.ChoiceField(Execution.Status.values)
+class ExecutionSummarySerializer(PlaceSerializer):
     mode = serializers.ChoiceField(MODES)
+    priority = serializers.ChoiceField(PRIORITIES)
     language = serializers.CharField()
     provider = serializers.CharField()
     runtime = serializers.CharField()
@@ -182,26 +275,17 @@ class ErrorBodySerializer(serializers.Serializer[Any]):
     code = serializers.CharField(help_text="SB001 to SB009, or the name of an HTTP error.")
     message = serializers.CharField()
     field = serializers.CharField(allow_null=True)
+    ran = serializers.BooleanField(
+        required=False,
+        allow_null=True,
+        help_text="Only where the database cannot be used: whether any code ran; null: unknown.",
+    )
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
     error = ErrorBodySerializer()
     id = serializers.CharField(allow_null=True, help_text="Of the record, where there is one.")
     receipt = JsonObject(required=False, help_text="Of an execution that ended so.")
-
-
-class AgentSandboxRequestSerializer(serializers.Serializer[Any]):
-    user_id = serializers.CharField(max_length=255)
-    code = serializers.CharField()
-    session_id = serializers.CharField(
-        allow_null=True, required=False, help_text="Not offered yet: leave it out or send null."
-    )
-    inputs = serializers.ListField(
-        child=serializers.CharField(),
-        required=False,
-        help_text="Not offered yet: leave it out or send an empty list.",
-    )
-    presign_expires_in = serializers.IntegerField(default=300, min_value=1, max_value=604800)
 
 
 class AgentSandboxArtifactSerializer(serializers.Serializer[Any]):
@@ -219,12 +303,77 @@ class AgentSandboxAnswerSerializer(serializers.Serializer[Any]):
     error = serializers.CharField(required=False)
 
 
+class AgentSandboxAwaySerializer(serializers.Serializer[Any]):
+    detail = serializers.CharField()
+    error = serializers.CharField()
+    ran = serializers.BooleanField(allow_null=True)
+    id = serializers.CharField(allow_null=True)
+
+
+class AgentSandboxStatusSerializer(serializers.Serializer[Any]):
+    status = serializers.CharField(help_text="success or error")
+    output = serializers.CharField(required=False)
+    container_id = serializers.CharField(required=False, help_text="The session's id.")
+    message = serializers.CharField(required=False)
+
+
+class AgentSandboxUploadSerializer(AgentSandboxArtifactSerializer):
+    status = serializers.CharField()
+    container_id = serializers.CharField(help_text="The session's id.")
+
+
+class AgentSandboxNotFetchedSerializer(serializers.Serializer[Any]):
+    source_url = serializers.CharField()
+    error = serializers.CharField()
+
+
+class AgentSandboxFetchedSerializer(serializers.Serializer[Any]):
+    status = serializers.CharField(help_text="success, partial_success or error")
+    uploaded = serializers.ListField(child=serializers.CharField())
+    errors = AgentSandboxNotFetchedSerializer(many=True)  # type: ignore[assignment]
+
+
+class AgentSandboxFileSerializer(serializers.Serializer[Any]):
+    path = serializers.CharField()
+    size_bytes = serializers.IntegerField()
+    mtime = serializers.IntegerField(help_text="Seconds since 1970, by the sandbox's clock.")
+
+
+class AgentSandboxFilesSerializer(serializers.Serializer[Any]):
+    files = AgentSandboxFileSerializer(many=True)
+
+
+class AgentSandboxLinkSerializer(serializers.Serializer[Any]):
+    status = serializers.CharField()
+    path = serializers.CharField()
+    expires_in = serializers.IntegerField()
+    download_url = serializers.URLField()
+
+
 class DetailSerializer(serializers.Serializer[Any]):
     detail = serializers.CharField()
 
 
+# What answers a call that runs something: the record, or the events on the way to it.
+STREAMED_EXECUTION = {
+    (200, "application/json"): ExecutionSerializer,
+    (200, SSE): OpenApiTypes.STR,
+    (200, NDJSON): OpenApiTypes.STR,
+}
+
+
 def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    return {status: OpenApiResponse(ErrorSerializer, _ERRORS[status]) for status in statuses}
+    """What is asked of a key may be more than it is for, or than its tenant may ask."""
+    return {each: OpenApiResponse(ErrorSerializer, _ERRORS[each]) for each in _told(statuses)}
+
+
+def _told(statuses: tuple[int, ...]) -> list[int]:
+    return sorted({*statuses, 403, 429} if 401 in statuses else statuses)
+
+
+def details(*statuses: int) -> dict[int, OpenApiResponse]:
+    """As `errors`, in the shape of Agent Sandbox."""
+    return {each: OpenApiResponse(DetailSerializer, _ERRORS[each]) for each in _told(statuses)}
 
 
 class AdminDataSerializer(serializers.Serializer[Any]):
@@ -233,19 +382,6 @@ class AdminDataSerializer(serializers.Serializer[Any]):
 
 class AdminMessageSerializer(serializers.Serializer[Any]):
     message = serializers.CharField()
-
-
-class AdminConfigSerializer(serializers.Serializer[Any]):
-    provider_type = serializers.CharField(help_text="The provider's id.")
-    config = JsonObject(help_text="A secret that is masked or left out stays what it is.")
-    set_active = serializers.BooleanField(default=True)
-    test_connection = serializers.BooleanField(default=False)
-    reason = serializers.CharField(required=False, help_text="Kept with the version.")
-
-
-class AdminTestSerializer(serializers.Serializer[Any]):
-    provider_type = serializers.CharField(help_text="The provider's id.")
-    config = JsonObject(required=False, help_text="The stored one where none is given.")
 
 
 class AdminTrialSerializer(serializers.Serializer[Any]):
@@ -258,8 +394,3 @@ class AdminTrialSerializer(serializers.Serializer[Any]):
     code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
     field = serializers.CharField(allow_null=True)
     errors = JsonObject(help_text="Refused fields and why.")  # type: ignore[assignment]
-
-
-class AdminActiveSerializer(serializers.Serializer[Any]):
-    provider = serializers.CharField(help_text="The provider's id.")
-    reason = serializers.CharField(required=False)

@@ -2,107 +2,114 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
-from django.utils.decorators import method_decorator
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 
 from executions.api import schema
-from executions.api.base import ApiView
-from executions.api.errors import error_response
+from executions.api.base import ApiView, RunningView, answered_later
+from executions.api.claims import CLAIMS, KEY, read_run
+from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
-from executions.api.rendering import execution_detail, execution_summary, json_response
-from executions.models import Artifact, Execution
+from executions.api.rendering import execution_detail, json_response, next_page
+from executions.api.running import STREAM, run_stream
+from executions.api.streams import wanted_form
+from executions.models import Execution
+from executions.services.cancelling import HasEnded, cancelling
+from executions.services.key_bounds import allowed_languages
 from executions.services.ledger import receipt_of
-from executions.services.listing import ExecutionFilter, list_executions
+from executions.services.listing import LIST, list_executions
+from executions.services.owned import artifacts_of, executions_of
+from executions.services.policies.enforcing import languages_of
 from executions.services.record import Outcome
-from executions.services.requests import request_from_json
+from executions.services.requests import RUN
 from executions.services.routing import languages_for
 from executions.services.run import running
+from executions.services.sessions.errors import CONFLICT
+from executions.services.summaries import execution_summary
 from executions.services.waiting import Waits
 from providers.errors import CODES
 
 
-# The row of an attempt must be committed before anything runs.
-@method_decorator(transaction.non_atomic_requests, name="dispatch")
-class ExecutionsView(ApiView):
+class ExecutionsView(RunningView):
     @extend_schema(
         operation_id="run_execution",
         summary="Run code",
-        description="200 when the code ran, whatever came of it; 202 when it was queued.",
+        description="200 when the code ran, whatever came of it; 202 when it was queued. With "
+        "`Accept: text/event-stream` or `application/x-ndjson` the answer is a stream of events: "
+        "`started`, `stdout`, `stderr`, `output` as they come, and `done` with the execution. "
+        "Whoever leaves the stream cancels the run, unless it was asked for with `?detach=1`.",
         tags=["executions"],
-        request=schema.ExecutionRequestSerializer,
+        parameters=schema.parameters(STREAM, CLAIMS, KEY),
+        request=RUN,
         responses={
-            200: schema.ExecutionSerializer,
+            **schema.STREAMED_EXECUTION,
             202: schema.ExecutionSerializer,
             **schema.errors(400, 401, 409, 413, 415, 429, 502, 503),
         },
     )
     def post(self, request: Request) -> HttpResponseBase:
+        form = wanted_form(request.headers.get("Accept", ""))
+        # What is queued is answered at once; its events are followed under its id.
+        if form and (wanted := read_run(RUN, request)).mode == Execution.Mode.SYNC:
+            return run_stream(
+                self, request, form, lambda log: running(wanted, self.caller(), log=log)
+            )
         return answer(request, self.told(self._run(request)))
 
     def _run(self, request: Request) -> Waits[HttpResponse]:
-        outcome = yield from running(request_from_json(request.data), self.caller())
-        return self._answer(outcome, request)
+        outcome = yield from running(read_run(RUN, request), self.caller(), waits=True)
+        with known_to_run(outcome):
+            return outcome_response(outcome, request)
 
     @extend_schema(
         operation_id="list_executions",
         summary="List executions",
         description="The tenant's own, newest first, without what may be large.",
         tags=["executions"],
-        parameters=[
-            OpenApiParameter("status", str, enum=Execution.Status.values),
-            OpenApiParameter("language", str),
-            OpenApiParameter("provider", str),
-            OpenApiParameter("limit", int, description="1 to 200, 50 by default."),
-            OpenApiParameter("cursor", str, description="Where the previous page said to go on."),
-        ],
+        parameters=schema.parameters(LIST),
         responses={200: schema.ExecutionPageSerializer, **schema.errors(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
-        query = request.query_params.dict()
-        page = list_executions(self.api_key.tenant, ExecutionFilter.from_query(query))
-        following = None
-        if page.next_cursor:
-            again = request.query_params.copy()
-            again["cursor"] = page.next_cursor
-            following = request.build_absolute_uri(f"{request.path}?{again.urlencode()}")
+        page = list_executions(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [execution_summary(execution) for execution in page.executions]
-        return json_response({"results": results, "next": following})
-
-    def _answer(self, outcome: Outcome, request: Request) -> HttpResponse:
-        execution = outcome.execution
-        if execution.status == Execution.Status.ERROR:
-            return self._error(outcome)
-        status = 202 if execution.is_open else 200
-        detail = execution_detail(execution, request.build_absolute_uri)
-        response = json_response(detail, status)
-        if status == 202:
-            response["Location"] = request.build_absolute_uri(
-                reverse("execution", args=[execution.pk])
-            )
-        return response
-
-    def _error(self, outcome: Outcome) -> HttpResponse:
-        """The error as it is recorded."""
-        execution = outcome.execution
-        return error_response(
-            CODES[execution.error_code].http_status,
-            execution.error_code,
-            execution.error_message,
-            field=execution.error_field or None,
-            record_id=str(execution.pk),
-            receipt=receipt_of(execution),
-            retry_after=outcome.error.retry_after if outcome.error else None,
+        return json_response(
+            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
         )
+
+
+def outcome_response(outcome: Outcome, request: Request) -> HttpResponse:
+    """What came of a run, or the error that it is recorded with."""
+    execution = outcome.execution
+    if execution.status == Execution.Status.ERROR:
+        return _error(outcome)
+    status = 202 if execution.is_open else 200
+    detail = execution_detail(execution, request.build_absolute_uri)
+    response = json_response(detail, status)
+    if status == 202:
+        response["Location"] = request.build_absolute_uri(reverse("execution", args=[execution.pk]))
+    return response
+
+
+def _error(outcome: Outcome) -> HttpResponse:
+    execution = outcome.execution
+    return error_response(
+        {**CODES, CONFLICT.code: CONFLICT}[execution.error_code].http_status,
+        execution.error_code,
+        execution.error_message,
+        field=execution.error_field or None,
+        record_id=str(execution.pk),
+        receipt=receipt_of(execution),
+        retry_after=outcome.error.retry_after if outcome.error else None,
+    )
 
 
 class ExecutionView(ApiView):
@@ -115,13 +122,33 @@ class ExecutionView(ApiView):
         responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
     )
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
-        execution = (
-            Execution.objects.defer("pending", "code", "arguments")
-            .filter(pk=execution_id, tenant=self.api_key.tenant_id)
-            .first()
-        )
+        execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
         if execution is None:
             raise Http404
+        return json_response(execution_detail(execution, request.build_absolute_uri))
+
+
+class CancelView(RunningView):
+    @extend_schema(
+        operation_id="cancel_execution",
+        summary="Cancel an execution",
+        description="One that is queued or runs ends as `cancelled`, with the output there was.",
+        tags=["executions"],
+        parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
+        request=None,
+        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404, 409, 503)},
+    )
+    @answered_later
+    def post(self, request: Request, execution_id: UUID) -> Waits[HttpResponse]:
+        # All of it is sealed with its end.
+        mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
+        execution = mine.filter(pk=execution_id).first()
+        if execution is None:
+            raise Http404
+        try:
+            execution = yield from cancelling(execution, f"key:{self.api_key.prefix}")
+        except HasEnded as error:
+            return error_response(409, "conflict", error.message, record_id=str(execution_id))
         return json_response(execution_detail(execution, request.build_absolute_uri))
 
 
@@ -138,9 +165,8 @@ class ArtifactView(ApiView):
         responses={(200, "*/*"): OpenApiTypes.BINARY, **schema.errors(401, 404)},
     )
     def get(self, request: Request, execution_id: UUID, name: str) -> HttpResponseBase:
-        artifact = Artifact.objects.filter(
-            execution=execution_id, execution__tenant=self.api_key.tenant_id, name=name
-        ).first()
+        mine = artifacts_of(self.api_key.tenant)
+        artifact = mine.filter(execution=execution_id, name=name).first()
         if artifact is None:
             raise Http404
         return download_response(artifact)
@@ -154,8 +180,12 @@ class LanguagesView(ApiView):
         tags=["executions"],
         responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
     )
-    def get(self, request: Request) -> HttpResponse:
-        return json_response({"languages": languages_for(self.api_key.tenant.slug)})
+    @answered_later
+    def get(self, request: Request) -> Waits[HttpResponse]:
+        key = self.api_key
+        languages = yield from languages_for(key.tenant.slug, partial(key.allows, "providers"))
+        allowed = languages_of(key.tenant.slug, allowed_languages(key, languages))
+        return json_response({"languages": allowed})
 
 
 @extend_schema(exclude=True)

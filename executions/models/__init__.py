@@ -1,26 +1,74 @@
-from executions.models.api_key import ApiKey
+from executions.models.alert import Alert
+from executions.models.api_key import ApiKey, Scope
+from executions.models.approval import Approval
 from executions.models.artifact import Artifact
+from executions.models.audit_export import AuditExport
 from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.key_refusal import KeyRefusal
+from executions.models.late_result import LateResult
 from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.policy import Policy
+from executions.models.process import Process
+from executions.models.request_window import RequestWindow
+from executions.models.run_signal import RunSignal
 from executions.models.saved_filter import SavedFilter
+from executions.models.session import Session
 from executions.models.spending import Budget, Spending, SpendingAlert
-from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.models.statistic import (
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+    ExecutionTotal,
+)
 from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.models.workspace import (
+    Blob,
+    LooseFile,
+    Snapshot,
+    StoredTotal,
+    Workspace,
+    WorkspaceFile,
+)
 
 __all__ = (
+    "Alert",
     "ApiKey",
+    "Approval",
     "Artifact",
+    "AuditExport",
+    "Blob",
     "Budget",
     "CodeSearchProgress",
     "CodeText",
     "Execution",
     "ExecutionCount",
+    "ExecutionEvent",
     "ExecutionLatency",
     "ExecutionTenantCount",
+    "ExecutionTotal",
+    "KeyRefusal",
+    "LateResult",
     "LedgerEntry",
+    "LegalHold",
+    "LooseFile",
+    "Policy",
+    "Process",
+    "RequestWindow",
+    "RunSignal",
     "SavedFilter",
+    "Scope",
+    "Session",
+    "Snapshot",
     "Spending",
     "SpendingAlert",
+    "StoredTotal",
     "Tenant",
+    "WebhookDelivery",
+    "WebhookSecret",
+    "Workspace",
+    "WorkspaceFile",
 )

@@ -1,33 +1,16 @@
 from __future__ import annotations
 
-import os
-
-from django.conf import settings
-from django.core.files.storage import FileSystemStorage, Storage
+from django.core.files.storage import Storage, storages
 from django.db import models
 from django.utils import timezone
 
 from executions.models.execution import Execution
-
-
-class ArtifactStorage(FileSystemStorage):
-    """The data directory's artifacts folder, readable by the service's own user alone."""
-
-    def __init__(self) -> None:
-        super().__init__(file_permissions_mode=0o600, directory_permissions_mode=0o700)
-
-    @property
-    def base_location(self) -> str:
-        return str(settings.DATA_DIR / "artifacts")
-
-    @property
-    def location(self) -> str:
-        return os.path.abspath(self.base_location)
+from executions.storage import ARTIFACTS
 
 
 def artifact_storage() -> Storage:
     """Where artifacts are kept. A callable, so that migrations do not fix the place."""
-    return ArtifactStorage()
+    return storages[ARTIFACTS]
 
 
 class Artifact(models.Model):

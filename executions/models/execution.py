@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django.db import models
@@ -8,6 +9,8 @@ from django.utils import timezone
 
 from executions.ids import uuid7
 from executions.models.api_key import ApiKey
+from executions.models.process import Process
+from executions.models.session import Session
 from executions.models.tenant import Tenant
 from providers.fields import EncryptedJSONField
 
@@ -38,6 +41,11 @@ class Execution(models.Model):
         SYNC = "sync", "Synchronous"
         ASYNC = "async", "Asynchronous"
 
+    class Priority(models.IntegerChoices):
+        HIGH = 0, "high"
+        NORMAL = 1, "normal"
+        LOW = 2, "low"
+
     # Where it was ended just now; elsewhere it is looked up by `executions.services.ledger`.
     ledger_entry: LedgerEntry | None = None
 
@@ -58,6 +66,20 @@ class Execution(models.Model):
     subject = models.CharField(
         max_length=255, blank=True, help_text="Whom the caller ran the code for."
     )
+    # What the caller says of who asked. Null and not empty: no row is rewritten for a new column,
+    # and what nobody says is in no index.
+    agent = models.CharField(max_length=255, null=True)  # noqa: DJ001
+    model = models.CharField(max_length=255, null=True)  # noqa: DJ001
+    conversation = models.CharField(max_length=255, null=True)  # noqa: DJ001
+    on_behalf_of = models.CharField(  # noqa: DJ001
+        max_length=255, null=True, help_text="A person; empty once it was erased with the code."
+    )
+    traceparent = models.CharField(  # noqa: DJ001
+        max_length=55, null=True, help_text="The W3C trace context that it came with."
+    )
+    trace_id = models.CharField(  # noqa: DJ001
+        max_length=32, null=True, help_text="Of the traceparent, to be found by."
+    )
     request_id = models.CharField(max_length=128, blank=True)
     client_address = models.CharField(max_length=64, blank=True)
     # Null and not empty: the planner then sees that its index serves the lookup of a key.
@@ -69,6 +91,12 @@ class Execution(models.Model):
     language = models.CharField(max_length=32)
     entrypoint = models.CharField(max_length=16)
     mode = models.CharField(max_length=8, choices=Mode.choices, default=Mode.SYNC)
+    priority = models.SmallIntegerField(
+        choices=Priority.choices,
+        default=Priority.NORMAL,
+        db_default=Priority.NORMAL,
+        help_text="Of what is queued, among its tenant's own.",
+    )
     code = models.TextField(blank=True)
     code_hash = models.CharField(max_length=71)
     arguments = models.TextField(blank=True, help_text="JSON; empty when none were given.")
@@ -83,7 +111,41 @@ class Execution(models.Model):
         null=True, editable=False, help_text="What a queued execution needs to run."
     )
 
+    session = models.ForeignKey(
+        Session, on_delete=models.PROTECT, null=True, related_name="executions", db_index=False
+    )
+    turn = models.PositiveBigIntegerField(
+        null=True, help_text="Where it stands in the order of its session."
+    )
+    context = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The interpreter of its session that it ran in.",
+    )
+    context_kept = models.BooleanField(
+        null=True, help_text="Whether the context still has its state. Null outside sessions."
+    )
+    pid = models.PositiveBigIntegerField(
+        null=True, help_text="The process of its session that it is."
+    )
+    background = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="A process that nobody waits for. It ends with its session at the latest.",
+    )
+
     status = models.CharField(max_length=16, choices=Status.choices)
+    process = models.ForeignKey(
+        Process,
+        on_delete=models.SET_NULL,
+        null=True,
+        editable=False,
+        related_name="executions",
+        db_index=False,
+        help_text="Who runs it. Null while it is queued, and when it has ended.",
+    )
     provider = models.CharField(max_length=64, blank=True)
     config_version = models.PositiveIntegerField(null=True)
     runtime = models.CharField(max_length=64, blank=True, help_text="The tool that isolated.")
@@ -102,6 +164,9 @@ class Execution(models.Model):
     stderr = models.TextField(blank=True)
     stdout_truncated = models.BooleanField(default=False)
     stderr_truncated = models.BooleanField(default=False)
+    output_order = models.JSONField(
+        null=True, help_text="In which order the pieces of stdout and stderr came."
+    )
     exit_code = models.IntegerField(null=True)
     artifact_count = models.PositiveSmallIntegerField(default=0)
     error_code = models.CharField(max_length=8, blank=True)
@@ -134,15 +199,24 @@ class Execution(models.Model):
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     started_at = models.DateTimeField(null=True)
     deadline = models.DateTimeField(
-        help_text="An execution still open after this has lost the process that ran it."
+        help_text="One still queued after this is not run, and one that runs and is no process's "
+        "has lost the one that ran it."
     )
     finished_at = models.DateTimeField(null=True)
+
+    # Whether something earlier held its context when it took its turn, as far as is known here.
+    is_held: bool = True
+    # Whether the files of its session were saved before it is answered, as far as is known here.
+    files_saved: bool | None = None
+    # The paths that the save after it has found to be new or changed.
+    changed_files: Sequence[str] = ()
 
     class Meta:
         ordering = ("-id",)
         permissions = (
             ("export_execution", "Can export executions"),
             ("replay_execution", "Can replay executions"),
+            ("cancel_execution", "Can cancel executions"),
         )
         indexes = [
             models.Index(fields=("tenant", "-id"), name="execution_tenant_id"),
@@ -158,12 +232,44 @@ class Execution(models.Model):
                 condition=Q(replay_of__isnull=False),
             ),
             models.Index(fields=("created_at",), name="execution_created_at"),
-            # Bounds and the workers' queue are counted from it, within every execution.
+            # Those that run: what an ended process leaves open is found in it.
             models.Index(
-                # The last one so that no row is read for it, behind all of its text.
-                fields=("tenant_slug", "status", "id", "finished_at"),
-                name="execution_open_of_tenant",
+                fields=("process",),
+                name="execution_process",
+                condition=Q(process__isnull=False),
+            ),
+            models.Index(
+                fields=("session", "-id"),
+                name="execution_session",
+                condition=Q(session__isnull=False),
+            ),
+            *(
+                models.Index(
+                    fields=(name, "tenant", "-id"),
+                    name=f"execution_{name}",
+                    condition=Q(**{f"{name}__isnull": False}),
+                )
+                for name in ("agent", "model", "conversation", "on_behalf_of", "trace_id")
+            ),
+            # Who is next in a session, and what is left of one that ended.
+            models.Index(
+                fields=("session", "context", "turn"),
+                name="execution_open_of_session",
+                condition=Q(session__isnull=False, finished_at=None),
+            ),
+            # Bounds and the workers' queue are counted from it, within every execution, and of a
+            # tenant's queued ones the next one is its first.
+            models.Index(
+                # The last two so that no row is read for them, behind all of its text.
+                fields=("tenant_slug", "status", "priority", "id", "finished_at", "timeout"),
+                name="execution_queue",
                 condition=Q(finished_at=None),
+            ),
+            models.Index(
+                # With all that is asked of it: SQLite then takes no other one of the open rows.
+                fields=("tenant_slug", "background", "finished_at"),
+                name="execution_in_background",
+                condition=Q(background=True, finished_at=None),
             ),
         ]
         constraints = [

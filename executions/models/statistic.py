@@ -1,4 +1,4 @@
-"""What the dashboard is drawn from: executions counted by the hour as they end."""
+"""Executions counted as they end: by the hour for the dashboard, and for ever for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ class ExecutionCount(models.Model):
     error_code = models.CharField(max_length=8)
     count = models.PositiveBigIntegerField()
     cost = models.FloatField(default=0)
+    faults = models.PositiveBigIntegerField(
+        default=0,
+        # Older versions insert rows while this one is rolled out.
+        db_default=0,
+        help_text="Of these, what the provider failed at before any code of a tenant ran.",
+    )
 
     class Meta:
         constraints = (
@@ -39,6 +45,9 @@ class ExecutionTenantCount(models.Model):
     cost = models.FloatField(default=0)
     stored_bytes = models.PositiveBigIntegerField(
         default=0, help_text="Code, output, results, artifacts, and requests that were queued."
+    )
+    used_ms = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="How long they ran, in milliseconds."
     )
 
     class Meta:
@@ -70,3 +79,27 @@ class ExecutionLatency(models.Model):
 
     def __str__(self) -> str:
         return f"{self.hour:%Y-%m-%d %H} {self.provider} {self.bucket}"
+
+
+class ExecutionTotal(models.Model):
+    """How many there were of something since counting began, and how much of it in all.
+
+    A row is one series of `/metrics`: few, and never more with time. `label` is the status with its
+    error code of an outcome, and the upper bound in seconds of a duration's bucket.
+    """
+
+    kind = models.CharField(max_length=16)
+    provider = models.CharField(max_length=64)
+    label = models.CharField(max_length=32)
+    count = models.PositiveBigIntegerField()
+    amount = models.FloatField(default=0, help_text="Seconds of durations, cost of outcomes.")
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=("kind", "provider", "label"), name="execution_total_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.provider} {self.label}"

@@ -40,15 +40,42 @@ class Tenant(models.Model):
         "MiB in a day (UTC): queued requests, output, results and artifacts.",
         100 * 1024 * 1024,
     )
+    max_requests_per_minute = _bound(
+        "most requests per minute", "API requests with its keys, whatever they ask.", 10_000_000
+    )
+    max_executions_per_day = _bound(
+        "most executions per day", "In a day (UTC), however they came.", 1_000_000_000
+    )
+    max_seconds_per_day = _bound(
+        "most seconds per day",
+        "Seconds that its executions run in a day (UTC). Each reserves its timeout until it ends.",
+        1_000_000_000,
+    )
+    max_sessions = _bound(
+        "most sessions",
+        "Open at once; the one that was unused for longest makes room for another.",
+        10_000,
+    )
+    max_storage_mib = _bound("most storage", "MiB of saved files of its sessions.", 2**30)
 
     keep_code_days = models.PositiveSmallIntegerField(
-        "keep code", null=True, blank=True, help_text=f"{_DAYS} Code and arguments."
+        "keep code",
+        null=True,
+        blank=True,
+        help_text=f"{_DAYS} Code, arguments, and for whom it was run.",
     )
     keep_output_days = models.PositiveSmallIntegerField(
         "keep output", null=True, blank=True, help_text=f"{_DAYS} Output and results."
     )
     keep_artifacts_days = models.PositiveSmallIntegerField(
         "keep artifacts", null=True, blank=True, help_text=f"{_DAYS} Files left behind."
+    )
+    keep_records_days = models.PositiveSmallIntegerField(
+        "keep records",
+        null=True,
+        blank=True,
+        help_text="Days until all of an execution goes but its ledger entry, and never fewer than "
+        "SANDBOX_RECORDS_FLOOR_DAYS; 0 keeps for ever, empty is as the installation has it.",
     )
 
     minimum_isolation = models.CharField(

@@ -3,7 +3,7 @@
 Every way in records an execution first, and `open_record` asks here. What is counted are the rows
 that have not ended, so a bound holds over all web processes and workers together; whoever ends a
 row, for whatever reason, makes room by it. What is used up in a day is counted by the hour, with
-the dashboard's figures (`services.statistics`).
+the dashboard's figures (`services.statistics`). The words and the bounds are `services.quotas`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Count, Sum
 from django.utils import timezone
 
 from executions.models import Execution, ExecutionTenantCount, Tenant
+from executions.services.quotas import MIB, Quota, bound, bound_on_running
 from providers.errors import RateLimited
-from providers.services.kept import Kept
-
-MIB = 1024 * 1024
 
 # Seconds. Runs are short, and a queue empties by what workers run.
 _RETRY_RUNNING = 1.0
@@ -30,101 +26,180 @@ _RETRY_QUEUED = 5.0
 
 _EXECUTIONS = Execution._meta.db_table
 _COUNTS = ExecutionTenantCount._meta.db_table
+_RUNNING, _QUEUED = Execution.Status.RUNNING.value, Execution.Status.QUEUED.value
 
+# When the day began (UTC), by the one clock that all hosts share.
+_TODAY = {
+    "sqlite": "STRFTIME('%%Y-%%m-%%d 00:00:00', 'NOW')",
+    "postgresql": "DATE_TRUNC('day', STATEMENT_TIMESTAMP() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'",
+}
+_OPEN = f"FROM {_EXECUTIONS} WHERE finished_at IS NULL AND tenant_slug = %(tenant)s"
+# Each as it is quickest: to SQLite a CASE for every row is five times what it takes to count twice,
+# to PostgreSQL every subquery is as much as the counting.
+_HELD = {
+    "sqlite": f"SELECT (SELECT COUNT(*) {_OPEN} AND status = '{_RUNNING}') AS running,"
+    f" (SELECT COUNT(*) {_OPEN} AND background) AS background,"
+    f" (SELECT COUNT(*) {_OPEN} AND status = '{_QUEUED}') AS queued,"
+    f" (SELECT SUM(timeout) {_OPEN}) AS seconds",
+    "postgresql": f"SELECT COUNT(*) FILTER (WHERE status = '{_RUNNING}') AS running,"
+    f" COUNT(*) FILTER (WHERE background) AS background,"
+    f" COUNT(*) FILTER (WHERE status = '{_QUEUED}') AS queued, SUM(timeout) AS seconds {_OPEN}",
+}
 # One statement over the index of open rows and today's hours: within every execution.
 _COUNT = (
-    f"SELECT (SELECT COUNT(*) FROM {_EXECUTIONS}"  # noqa: S608  names of our own models
-    " WHERE finished_at IS NULL AND tenant_slug = %s AND status = %s),"
-    f" (SELECT SUM(stored_bytes) FROM {_COUNTS} WHERE tenant_slug = %s AND hour >= %s)"
+    "SELECT running, background, queued, seconds, number, ms, bytes FROM ({held}) AS held,"  # noqa: S608
+    " (SELECT SUM(count) AS number, SUM(used_ms) AS ms, SUM(stored_bytes) AS bytes"
+    f" FROM {_COUNTS} WHERE tenant_slug = %(tenant)s AND hour >= {{today}}) AS today"
 )
+
+_LOCK = "SELECT pg_{}advisory_xact_lock(hashtextextended(%s, 14))"
 
 _crowded: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What a tenant may have at once (`running`, `queued`) and store in a day, in bytes."""
+class Held:
+    """What a tenant has at once, and has used of a day.
+
+    `executions` are those that ended today and those that are open; `seconds` what the former ran,
+    and `reserved` what the latter may run; `stored` is bytes.
+    """
 
     running: int
     queued: int
-    stored_bytes: int
+    executions: int
+    seconds: float
+    reserved: float
+    stored: int
 
-    @classmethod
-    def of(cls, tenant: Tenant) -> Bounds:
-        """Its own, and the installation's where it has none."""
-        return cls(
-            _own(tenant.max_running, settings.SANDBOX_MAX_RUNNING),
-            _own(tenant.max_queued, settings.SANDBOX_MAX_QUEUED),
-            _own(tenant.max_stored_mib, settings.SANDBOX_MAX_STORED_MIB) * MIB,
-        )
+
+@dataclass(frozen=True)
+class Wanted:
+    """One more execution: what it may run in seconds, and the bytes that it stores right away.
+
+    What runs in the `background` of a session has no place among those that run at once.
+    """
+
+    status: Execution.Status
+    seconds: float
+    payload_bytes: int = 0
+    background: bool = False
 
 
 @contextmanager
-def counted_alone(tenant_slug: str) -> Iterator[None]:
+def counted_alone(tenant_slug: str, *, wait: bool = True) -> Iterator[bool]:
     """A transaction in which no other process begins or claims an execution of this tenant.
 
     What is counted in it stays true until its rows are written. SQLite's transactions begin as
-    writers (see sandbox_site.database), and there is one writer.
+    writers (see sandbox_site.database), and there is one writer. False where another process has
+    such a transaction open and this one is not to `wait` for it.
     """
     with transaction.atomic():
-        if connection.vendor == "postgresql":
-            # Not the row itself: every execution that refers to it would wait.
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 14))", [tenant_slug]
-                )
-        yield
+        if connection.vendor != "postgresql":
+            yield True
+            return
+        # Not the row itself: every execution that refers to it would wait.
+        with connection.cursor() as cursor:
+            if wait:
+                cursor.execute(_LOCK.format(""), [tenant_slug])
+                is_alone = True
+            else:
+                cursor.execute(_LOCK.format("try_"), [tenant_slug])
+                is_alone = bool(cursor.fetchone()[0])
+        yield is_alone
 
 
-def refuse_beyond_bounds(tenant: Tenant, status: Execution.Status, payload_bytes: int = 0) -> None:
-    """Raise RateLimited if the tenant may not have one more execution of this status.
+def refuse_beyond_bounds(tenant: Tenant, wanted: Wanted) -> None:
+    """Raise RateLimited if the tenant may not have one more execution like this.
 
-    `payload_bytes` is what would be stored with it right away. Only within `counted_alone` is the
-    answer still true when it is acted upon. What runs already is finished, so a day's last
-    executions may store more than its bound.
+    Only within `counted_alone` is the answer still true when it is acted upon. What runs already
+    is finished, so a day's last executions may store more than its bound; how long they may run
+    is reserved before.
     """
-    refusal = _refusal(tenant, status, payload_bytes)
+    refusal = _refusal(tenant, wanted)
     if refusal is not None:
         _crowded.add(tenant.slug)
         raise refusal
     _crowded.discard(tenant.slug)
 
 
-def _refusal(tenant: Tenant, status: Execution.Status, payload_bytes: int) -> RateLimited | None:
-    bounds = Bounds.of(tenant)
-    today = connection.ops.adapt_datetimefield_value(_today())
+def held_by(tenant: Tenant) -> Held:
+    """What it has now. One statement."""
+    sql = _COUNT.format(held=_HELD[connection.vendor], today=_TODAY[connection.vendor])
     with connection.cursor() as cursor:
-        cursor.execute(_COUNT, [tenant.slug, status.value, tenant.slug, today])
-        held, stored = cursor.fetchone()
-    bound, what, retry_after = (
-        (bounds.queued, "queued", _RETRY_QUEUED)
-        if status == Execution.Status.QUEUED
-        else (bounds.running, "running", _RETRY_RUNNING)
+        cursor.execute(sql, {"tenant": tenant.slug})
+        running, background, queued, reserved, ended, ms, stored = cursor.fetchone()
+    return Held(
+        running=running - background,
+        queued=queued,
+        executions=int(ended or 0) + running + queued,
+        seconds=int(ms or 0) / 1000,
+        reserved=float(reserved or 0),
+        stored=int(stored or 0),
     )
-    if held >= bound:
-        return RateLimited(
-            f"The tenant has {held} executions {what}, and may have {bound}. "
-            "Wait until one has ended; an administrator can raise the bound.",
-            retry_after=retry_after,
-        )
-    if (stored or 0) + payload_bytes >= bounds.stored_bytes:
-        return RateLimited(
-            f"The tenant may store {bounds.stored_bytes // MIB} MiB in a day, and "
-            f"{(stored or 0) // MIB} are used. An administrator can raise the bound.",
-            retry_after=(_today() + timedelta(days=1) - timezone.now()).total_seconds(),
-        )
-    return None
 
 
-def in_use(tenant: Tenant) -> Bounds:
-    """What it has running and queued now, and has stored today."""
-    open_rows = Execution.objects.filter(finished_at=None, tenant_slug=tenant.slug).order_by()
-    held = dict(open_rows.values_list("status").annotate(Count("pk")))
-    today = ExecutionTenantCount.objects.filter(tenant_slug=tenant.slug, hour__gte=_today())
-    return Bounds(
-        held.get(Execution.Status.RUNNING, 0),
-        held.get(Execution.Status.QUEUED, 0),
-        int(today.aggregate(stored=Sum("stored_bytes"))["stored"] or 0),
+def _refusal(tenant: Tenant, wanted: Wanted) -> RateLimited | None:
+    held = held_by(tenant)
+    return (
+        (None if wanted.background else _beyond_places(tenant, held, wanted.status))
+        or _beyond_executions(tenant, held)
+        or _beyond_seconds(tenant, held, wanted.seconds)
+        or _beyond_stored(tenant, held, wanted.payload_bytes)
+    )
+
+
+def _beyond_places(tenant: Tenant, held: Held, status: Execution.Status) -> RateLimited | None:
+    has, quota, retry_after = (
+        (held.queued, Quota.QUEUED, _RETRY_QUEUED)
+        if status == Execution.Status.QUEUED
+        else (held.running, Quota.RUNNING, _RETRY_RUNNING)
+    )
+    if has < (most := bound(tenant, quota)):
+        return None
+    return RateLimited(
+        f"The tenant has {has} executions {quota}, and may have {most}. "
+        "Wait until one has ended; an administrator can raise the bound.",
+        field=quota.value,
+        retry_after=retry_after,
+    )
+
+
+def _beyond_executions(tenant: Tenant, held: Held) -> RateLimited | None:
+    if held.executions < (most := bound(tenant, Quota.EXECUTIONS)):
+        return None
+    return RateLimited(
+        f"The tenant may have {most} executions in a day (UTC), and has had them. "
+        "An administrator can raise the bound.",
+        field=Quota.EXECUTIONS.value,
+        retry_after=seconds_of_today(),
+    )
+
+
+def _beyond_seconds(tenant: Tenant, held: Held, seconds: float) -> RateLimited | None:
+    most = bound(tenant, Quota.SECONDS)
+    if held.seconds + held.reserved + seconds <= most:
+        return None
+    return RateLimited(
+        f"The tenant's executions may run {most} s in a day (UTC). {held.seconds:.1f} s are used, "
+        f"{held.reserved:g} s are reserved for what has not ended, and this one reserves its "
+        f"timeout, {seconds:g} s. Name a shorter timeout or wait; an administrator can raise the "
+        "bound.",
+        field=Quota.SECONDS.value,
+        # What is reserved and not used comes back soon.
+        retry_after=_RETRY_QUEUED if held.seconds + seconds <= most else seconds_of_today(),
+    )
+
+
+def _beyond_stored(tenant: Tenant, held: Held, payload_bytes: int) -> RateLimited | None:
+    most = bound(tenant, Quota.STORED_BYTES)
+    if held.stored + payload_bytes < most:
+        return None
+    return RateLimited(
+        f"The tenant may store {most // MIB} MiB in a day, and "
+        f"{held.stored // MIB} are used. An administrator can raise the bound.",
+        field=Quota.STORED_BYTES.value,
+        retry_after=seconds_of_today(),
     )
 
 
@@ -139,26 +214,14 @@ def may_claim(tenant_slug: str) -> bool:
     running = Execution.objects.filter(
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
     )
-    return running.count() < bound_on_running(tenant_slug)
+    return running.count() - running.filter(background=True).count() < bound_on_running(tenant_slug)
 
 
-def bound_on_running(tenant_slug: str) -> int:
-    """As of a second ago at most. A tenant that is gone has the installation's."""
-    return _own(_own_running().get(tenant_slug), settings.SANDBOX_MAX_RUNNING)
-
-
-_own_running = Kept(
-    lambda: dict(
-        Tenant.objects.filter(max_running__isnull=False).values_list("slug", "max_running")
-    ),
-    Tenant,
-)
-
-
-def _own(bound: int | None, otherwise: int) -> int:
-    return otherwise if bound is None else bound
-
-
-def _today() -> datetime:
+def tomorrow() -> datetime:
+    """When what is counted by the day begins anew."""
     now = timezone.now()
-    return datetime(now.year, now.month, now.day, tzinfo=now.tzinfo)
+    return datetime(now.year, now.month, now.day, tzinfo=UTC) + timedelta(days=1)
+
+
+def seconds_of_today() -> float:
+    return (tomorrow() - timezone.now()).total_seconds()

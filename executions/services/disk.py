@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from django.db import connection
 
 from providers.errors import ProviderUnavailable
 
+logger = logging.getLogger(__name__)
+
 # A stat costs microseconds, but there may be a thousand requests a second.
 LOOKED_AT_SECONDS = 1.0
 # Files that can still be made. A disk without room for one more cannot be told from a full one.
@@ -18,6 +21,7 @@ INODES = 1_000
 _RETRY_SECONDS = 30.0
 
 _looked_at: tuple[float, str] = (float("-inf"), "")
+_told = False
 
 
 def refuse_when_full() -> None:
@@ -32,6 +36,7 @@ def disk_problem() -> str:
     now = time.monotonic()
     if now - _looked_at[0] > LOOKED_AT_SECONDS:
         _looked_at = (now, _look())
+        _tell(_looked_at[1])
     return _looked_at[1]
 
 
@@ -39,6 +44,20 @@ def look_again_at_disk() -> None:
     """Trust nothing that was seen before."""
     global _looked_at
     _looked_at = (float("-inf"), "")
+
+
+def _tell(problem: str) -> None:
+    """Once when it begins and once when it is over, however often it is looked at."""
+    global _told
+    is_news, _told = bool(problem) != _told, bool(problem)
+    if is_news and problem:
+        logger.critical(
+            "ALERT: %s Nothing new is run; what runs is still recorded.",
+            problem,
+            extra={"alert": "disk_nearly_full"},
+        )
+    elif is_news:
+        logger.warning("there is room on the disk again")
 
 
 def _look() -> str:
@@ -64,6 +83,8 @@ def _look() -> str:
 def _folders() -> dict[str, Path]:
     """Where we write, by the name of what moves it."""
     folders = {"DATA_DIR": Path(settings.DATA_DIR)}
+    if settings.STORAGE_FOLDER:
+        folders["STORAGE_URL"] = Path(settings.STORAGE_FOLDER)
     if connection.vendor == "sqlite":
         database = Path(str(connection.settings_dict["NAME"])).parent
         if database != folders["DATA_DIR"] and database.is_dir():

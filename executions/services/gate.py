@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from executions.text import from_json, storable, to_json, without_surrogates
-from providers.base import ArtifactFile, ExecutionResult, Limits, SandboxInstance
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.sandbox import Sandbox
+from providers.values import ArtifactFile, ExecutionResult, RunLimits
 
 # The key of a result's metadata that names what was wrong with the rest.
 REFUSED = "refused_by_the_gate"
@@ -25,6 +26,8 @@ PART_BYTES = 255
 MIME_CHARACTERS = 100
 MIME_TYPES_PER_OUTPUT = 12
 _NOTED = 50
+# Turns of stdout and stderr beyond which their order is not kept.
+MOST_PIECES = 4096
 
 # What databases and JSON readers hold exactly.
 _LARGEST = 2**53
@@ -40,18 +43,18 @@ class Checked:
     outputs_json: str
 
 
-def check_instance(instance: Any) -> SandboxInstance:
-    """The instance. Raises CreationFailed for what is none; nothing has run then."""
+def check_sandbox(sandbox: Any) -> Sandbox:
+    """The sandbox. Raises CreationFailed for what is none; nothing has run then."""
     if (
-        not isinstance(instance, SandboxInstance)
-        or not isinstance(instance.instance_id, str)
-        or not isinstance(instance.metadata, Mapping)
+        not isinstance(sandbox, Sandbox)
+        or not isinstance(getattr(sandbox, "ref", None), str)
+        or not isinstance(getattr(sandbox, "metadata", None), Mapping)
     ):
         raise CreationFailed("The provider answered with something that is no sandbox.")
-    return instance
+    return sandbox
 
 
-def check(answer: Any, limits: Limits) -> Checked:
+def check(answer: Any, limits: RunLimits) -> Checked:
     """What a provider answered with, within `limits` and of the right kinds. Changed in place.
 
     Raises ProviderUnavailable, `started`, for what is no ExecutionResult.
@@ -66,6 +69,7 @@ def check(answer: Any, limits: Limits) -> Checked:
         _check_stream(answer, stream, limits.output_bytes, refused)
     _check_numbers(answer, refused)
     result_json = _result(answer, limits)
+    _check_order(answer, refused)
     outputs_json = _outputs(answer, limits, metadata, refused)
     _artifacts(answer, limits, metadata, refused)
     if refused:
@@ -99,6 +103,36 @@ def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[
     setattr(result, flag, truncated)
 
 
+def _check_order(result: ExecutionResult, refused: list[str]) -> None:
+    """Kept where it adds up to what is kept of both streams, and says something: of one there is
+    no order."""
+    order, result.output_order = result.output_order, None
+    if order is None or not (result.stdout and result.stderr):
+        return
+    if not is_order(order):
+        refused.append(f"output_order: {_kind(order)}")
+        return
+    sizes = [sum(size for number, size in order if number == which) for which in (1, 2)]
+    if sizes == [len(result.stdout.encode()), len(result.stderr.encode())]:
+        result.output_order = [list(piece) for piece in order]
+
+
+def is_order(order: Any) -> bool:
+    return (
+        isinstance(order, list)
+        and len(order) <= MOST_PIECES
+        and all(
+            isinstance(piece, list)
+            and len(piece) == 2
+            and type(piece[0]) is int
+            and type(piece[1]) is int
+            and piece[0] in (1, 2)
+            and 0 < piece[1] < _LARGEST
+            for piece in order
+        )
+    )
+
+
 def _check_numbers(result: ExecutionResult, refused: list[str]) -> None:
     """A code that is none counts as a failure, and a verdict that is no boolean as none."""
     code = result.exit_code
@@ -116,7 +150,7 @@ def _check_numbers(result: ExecutionResult, refused: list[str]) -> None:
         result.execution_time = 0.0
 
 
-def _result(result: ExecutionResult, limits: Limits) -> str:
+def _result(result: ExecutionResult, limits: RunLimits) -> str:
     """The value of `main()` as JSON text; one that is none is a failure of the program's."""
     if not result.has_result:
         result.result = None
@@ -139,7 +173,7 @@ def _result(result: ExecutionResult, limits: Limits) -> str:
 
 
 def _outputs(
-    result: ExecutionResult, limits: Limits, metadata: dict[str, Any], refused: list[str]
+    result: ExecutionResult, limits: RunLimits, metadata: dict[str, Any], refused: list[str]
 ) -> str:
     """The rich outputs as JSON text; those that cannot be kept are counted."""
     if not isinstance(result.outputs, list | tuple):
@@ -151,12 +185,7 @@ def _outputs(
     kept: list[dict[str, Any]] = []
     room, skipped = limits.rich_output_bytes * 4 // 3 + 4096, 0
     for bundle in result.outputs:
-        text = ""
-        if len(kept) < limits.rich_output_count and _is_bundle(bundle):
-            try:
-                text = without_surrogates(to_json(bundle))
-            except ValueError:
-                text = ""
+        text = bundle_text(bundle) if len(kept) < limits.rich_output_count else ""
         size = len(text.encode()) if text else 0
         if not text or size > room:
             skipped += 1
@@ -171,6 +200,16 @@ def _outputs(
     return f"[{','.join(texts)}]" if texts else ""
 
 
+def bundle_text(bundle: Any) -> str:
+    """A rich output as JSON text, "" for what is none."""
+    if not _is_bundle(bundle):
+        return ""
+    try:
+        return without_surrogates(to_json(bundle))
+    except ValueError:
+        return ""
+
+
 def _is_bundle(bundle: Any) -> bool:
     return (
         isinstance(bundle, dict)
@@ -183,7 +222,7 @@ def _is_bundle(bundle: Any) -> bool:
 
 
 def _artifacts(
-    result: ExecutionResult, limits: Limits, metadata: dict[str, Any], refused: list[str]
+    result: ExecutionResult, limits: RunLimits, metadata: dict[str, Any], refused: list[str]
 ) -> None:
     if not isinstance(result.artifacts, list | tuple):
         refused.append(f"artifacts: {_kind(result.artifacts)}")

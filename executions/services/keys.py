@@ -1,21 +1,30 @@
-"""API keys: made, checked, revoked. Only here is a key's text ever known."""
+"""API keys: made, rotated, checked, revoked. Only here is a key's text ever known."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.core.exceptions import ValidationError
+from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from executions.models import ApiKey, Tenant
+from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS
 from executions.services.ledger.entering import enter_row
+from executions.services.refusals import UNKNOWN, note_refusal
 from providers.errors import InvalidConfiguration
+from sandbox_site.database import not_waiting_for_long
+
+logger = logging.getLogger(__name__)
 
 _PREFIX_LENGTH = 10
+_GIVEN_PREFIX_LENGTH = 4
 _USE_RECORDED_EVERY = timedelta(minutes=1)
+_PATIENCE_SECONDS = 0.5
 
 
 class Unauthenticated(Exception):
@@ -26,41 +35,123 @@ def create_api_key(
     tenant: Tenant,
     name: str,
     expires_at: datetime | None = None,
-    scope: str = ApiKey.Scope.EXECUTE,
+    scopes: str = USUAL_SCOPES,
+    **bounds: str,
 ) -> tuple[ApiKey, str]:
-    """A new key and its text, which is known only now. Raises InvalidConfiguration."""
+    """A new key and its text, which is known only now. Raises InvalidConfiguration.
+
+    `scopes` and each of the `bounds` (languages, providers, templates, addresses) are words with
+    spaces between; `minimum_isolation` is a level. Without scopes the key opens nothing.
+    """
     if not name or len(name) > 100:
         raise InvalidConfiguration("name: Must be 1 to 100 characters long.", field="name")
-    if scope not in ApiKey.Scope.values:
-        known = ", ".join(ApiKey.Scope.values)
-        raise InvalidConfiguration(f"scope: Must be one of: {known}.", field="scope")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidConfiguration("expires_at: Must be in the future.", field="expires_at")
     key_text = "cfd_" + secrets.token_urlsafe(32)
-    api_key = ApiKey.objects.create(
+    api_key = ApiKey(
         tenant=tenant,
         name=name,
         prefix=key_text[:_PREFIX_LENGTH],
         key_hash=_hash(key_text),
         expires_at=expires_at,
-        scope=scope,
+        scopes=scopes,
+        **bounds,
     )
+    try:
+        api_key.full_clean(exclude=("tenant", "key_hash"))
+    except ValidationError as error:
+        field, problems = next(iter(error.message_dict.items()))
+        raise InvalidConfiguration(f"{field}: {' '.join(problems)}", field=field) from error
+    api_key.save(force_insert=True)
     return api_key, key_text
 
 
-def authenticate(key_text: str) -> ApiKey:
+def rotate(
+    api_key: ApiKey,
+    valid_until: datetime,
+    *,
+    expires_at: datetime | None = None,
+    scopes: str | None = None,
+) -> tuple[ApiKey, str]:
+    """A new key in the place of this one, and its text. The old one is valid until then.
+
+    The new one is held to what the old one is, and has its scopes unless others are given. Raises
+    InvalidConfiguration for a key that is not valid any more.
+    """
+    with transaction.atomic():
+        former = ApiKey.objects.select_for_update().select_related("tenant").get(pk=api_key.pk)
+        if not former.is_valid(timezone.now()):
+            raise InvalidConfiguration("It is not valid any more: make a new one.", field="api_key")
+        bounds = {name: getattr(former, name) for name in (*WORD_BOUNDS, "minimum_isolation")}
+        new, key_text = create_api_key(
+            former.tenant,
+            former.name,
+            expires_at,
+            former.scopes if scopes is None else scopes,
+            **bounds,
+            rotated_from=former.prefix,
+        )
+        if former.expires_at is None or valid_until < former.expires_at:
+            ApiKey.objects.filter(pk=former.pk).update(expires_at=valid_until)
+        api_key.refresh_from_db(fields=["expires_at"])
+        enter_row(api_key, "rotated", {"tenant": former.tenant.slug, "new": new.prefix})
+    return new, key_text
+
+
+def keep_given_key(tenant: Tenant, name: str, key_text: str) -> bool:
+    """Make `key_text`, which was chosen elsewhere, the tenant's only key of this name.
+
+    Called again it changes nothing. Whether it did. Raises InvalidConfiguration for a text that is
+    a key already: another one's, or one that was revoked.
+    """
+    key_hash = _hash(key_text)
+    with transaction.atomic():
+        named = ApiKey.objects.filter(tenant=tenant, name=name, revoked_at=None)
+        if named.filter(key_hash=key_hash).exists():
+            return False
+        if ApiKey.objects.filter(key_hash=key_hash).exists():
+            raise InvalidConfiguration(
+                f"{name}: This key is another one's, or was revoked. Choose a new one.", field=name
+            )
+        for former in named:
+            revoke(former)
+        # Less of it than of our own, which are longer.
+        ApiKey.objects.create(
+            tenant=tenant, name=name, prefix=key_text[:_GIVEN_PREFIX_LENGTH], key_hash=key_hash
+        )
+    return True
+
+
+def authenticate(key_text: str, address: str = "") -> ApiKey:
     """The valid key, with its tenant, in one query. Raises Unauthenticated.
+
+    `address` is the client's. A refusal is entered in the ledger, as `note_refusal` does.
+    """
+    api_key, problem = look_up(key_text)
+    if api_key is not None and not problem and not api_key.allows_address(address):
+        problem = "address"
+    if api_key is None or problem:
+        note_refusal(api_key, problem, address=address)
+        raise Unauthenticated
+    _record_use(api_key, timezone.now())
+    return api_key
+
+
+def look_up(key_text: str) -> tuple[ApiKey | None, str]:
+    """The key, if there is one, and why it is not valid; "" for one that is.
 
     What is compared is the hash, by an index, so the time taken says nothing of the key.
     """
-    now = timezone.now()
     # Without an order, which would be compiled anew for each request, for one row at most.
     found = ApiKey.objects.select_related("tenant").filter(key_hash=_hash(key_text)).order_by()
     api_key = next(iter(found), None)
-    if api_key is None or not api_key.is_valid(now) or not api_key.tenant.is_active:
-        raise Unauthenticated
-    _record_use(api_key, now)
-    return api_key
+    if api_key is None:
+        return None, UNKNOWN
+    if api_key.revoked_at is not None:
+        return api_key, "revoked"
+    if not api_key.is_valid(timezone.now()):
+        return api_key, "expired"
+    return api_key, "" if api_key.tenant.is_active else "inactive tenant"
 
 
 def revoke(api_key: ApiKey) -> bool:
@@ -78,9 +169,14 @@ def _record_use(api_key: ApiKey, now: datetime) -> None:
     threshold = now - _USE_RECORDED_EVERY
     if api_key.last_used_at is not None and api_key.last_used_at > threshold:
         return
-    ApiKey.objects.filter(
-        Q(last_used_at=None) | Q(last_used_at__lte=threshold), pk=api_key.pk
-    ).update(last_used_at=now)
+    try:
+        with not_waiting_for_long(_PATIENCE_SECONDS):
+            ApiKey.objects.filter(
+                Q(last_used_at=None) | Q(last_used_at__lte=threshold), pk=api_key.pk
+            ).update(last_used_at=now)
+    except OperationalError as error:
+        # What is only read can be served while another writes, or while nothing can be written.
+        logger.warning("the use of key %s could not be noted: %s", api_key.prefix, error)
 
 
 def _hash(key_text: str) -> str:

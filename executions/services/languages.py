@@ -1,44 +1,32 @@
-"""Which languages the provider in force serves, asked for often and looked up rarely."""
+"""Which languages can be served, as far as it is known without waiting for anybody."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from time import monotonic
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable
 
 from executions.services.asking import guarded
-from providers.base import SandboxProvider
+from executions.services.routes import Step
 from providers.errors import InvalidConfiguration, SandboxError
+from providers.looks import languages_of
 from providers.manager import Lease
-
-_KEPT_SECONDS = 5.0
-
-_known: WeakKeyDictionary[SandboxProvider, tuple[float, list[str]]] = WeakKeyDictionary()
 
 
 def supported_languages(lease: Lease) -> list[str]:
-    """What the leased provider runs, at most 5 seconds old. Raises SandboxError."""
-    known = _known.get(lease.provider)
-    if known is None or monotonic() - known[0] > _KEPT_SECONDS:
-        told = guarded(lease.provider_id, lambda: list(lease.provider.get_supported_languages()))
-        known = monotonic(), sorted(name for name in told if isinstance(name, str))
-        _known[lease.provider] = known
-    return known[1]
+    """What the leased provider runs, a few seconds old. Raises SandboxError."""
+    told = guarded(lease.provider_id, lambda: languages_of(lease.provider))
+    return sorted(name for name in told if isinstance(name, str))
 
 
-def refuse_unsupported(
-    language: str, routes: Iterable[Callable[[], AbstractContextManager[Lease]]]
-) -> None:
+def refuse_unsupported(language: str, steps: Iterable[Step]) -> None:
     """Raise InvalidConfiguration for a language that none of the providers runs.
 
-    A provider that cannot be asked is no reason to refuse: the attempt is then made, and
-    recorded with what became of it.
+    A provider that cannot be asked, or is still starting, is no reason to refuse: the attempt is
+    then made, and recorded with what became of it.
     """
     known: set[str] = set()
-    for route in routes:
+    for step in steps:
         try:
-            with route() as lease:
+            with step.route(wait=False) as lease:
                 known.update(supported_languages(lease))
         except SandboxError:
             return

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from uuid import UUID
+from typing import Annotated
+
+from pydantic import Field
 
 from executions.models import Execution, Tenant
-from executions.services.requests import refuse
+from executions.services.claims import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
+from executions.services.declared import declared, one_of
+from executions.services.kinds import STORABLE, Id
+from executions.services.owned import executions_of
+from executions.services.shapes import Query
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
 
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+Cursor = Annotated[Id, Field(description="Where the previous page said to go on.")]
+
 _LARGE = ("pending", "code", "arguments", "result", "outputs", "stdout", "stderr")
-_EXACT = ("status", "language", "provider")
+_EXACT = ("status", "language", "provider", *CLAIMS, "trace_id")
 
 
-@dataclass(frozen=True)
+@declared
 class ExecutionFilter:
     """Which executions, and where to go on. Empty strings stand for no restriction."""
 
-    status: str = ""
-    language: str = ""
-    provider: str = ""
-    limit: int = DEFAULT_LIMIT
-    cursor: UUID | None = None
+    status: Annotated[str, one_of(Execution.Status.values)] = ""
+    language: Annotated[str, STORABLE] = ""
+    provider: Annotated[str, STORABLE] = ""
+    agent: Agent = ""
+    model: Model = ""
+    conversation: ConversationName = ""
+    on_behalf_of: OnBehalfOf = ""
+    trace_id: Annotated[str, STORABLE] = ""
+    limit: Limit = DEFAULT_LIMIT
+    cursor: Cursor | None = None
 
-    @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> ExecutionFilter:
-        """Raises InvalidConfiguration for a parameter that is unknown or malformed."""
-        known = (*_EXACT, "limit", "cursor")
-        for name in query:
-            if name not in known:
-                refuse(name, f"Unknown parameter. Known are: {', '.join(known)}.")
-        status = query.get("status", "")
-        if status and status not in Execution.Status.values:
-            refuse("status", f"Must be one of: {', '.join(Execution.Status.values)}.")
-        for name in ("language", "provider"):
-            if "\0" in query.get(name, ""):
-                refuse(name, "Must hold no NUL.")
-        return cls(
-            status=status,
-            language=query.get("language", ""),
-            provider=query.get("provider", ""),
-            limit=_limit(query.get("limit", "")),
-            cursor=_cursor(query.get("cursor", "")),
-        )
+
+LIST = Query(ExecutionFilter, empty_is_none=True)
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Page:
 
 def list_executions(tenant: Tenant, wanted: ExecutionFilter) -> Page:
     """One page, in one query, without what may be large. No count: a tenant may have millions."""
-    found = Execution.objects.filter(tenant=tenant).defer(*_LARGE).order_by("-id")
+    found = executions_of(tenant).defer(*_LARGE).order_by("-id")
     for name in _EXACT:
         if value := getattr(wanted, name):
             found = found.filter(**{name: value})
@@ -66,20 +61,3 @@ def list_executions(tenant: Tenant, wanted: ExecutionFilter) -> Page:
     more = len(executions) > wanted.limit
     executions = executions[: wanted.limit]
     return Page(executions, str(executions[-1].pk) if more else "")
-
-
-def _limit(text: str) -> int:
-    if not text:
-        return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_LIMIT):
-        refuse("limit", f"Must be 1 to {MAX_LIMIT}.")
-    return int(text)
-
-
-def _cursor(text: str) -> UUID | None:
-    if not text:
-        return None
-    try:
-        return UUID(text)
-    except ValueError:
-        refuse("cursor", "Must come from the answer before.")

@@ -2,27 +2,26 @@
 
 A request may bring 40 MiB of files. In the row they were written twice, held up every other writer
 meanwhile, and left a log and a database that stayed as large when they had gone. A file costs
-nobody a lock, and all of it is free again once it is removed. Encrypted, as the column is.
+nobody a lock, and all of it is free again once it is removed. Encrypted, as the column is, and
+where every host finds it, for the worker of any may take it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from uuid import UUID
 
-from django.conf import settings
-from django.db import models
+from django.core.files.base import ContentFile
 
 from executions.models import Execution
 from executions.services.requests import ExecutionRequest
+from executions.storage import QUEUE, kept
 from providers.errors import ProviderUnavailable
-from providers.fields import DecryptionError
+from providers.fields import DecryptionError, EncryptedJSONField
+from providers.services import Rotation
 
 logger = logging.getLogger(__name__)
 
@@ -47,89 +46,127 @@ def keep(execution: Execution, request: ExecutionRequest) -> None:
     if size_of(request) <= LARGE_BYTES:
         execution.pending = request.to_stored()
         return
-    path = _path(execution.pk)
-    draft = path.with_suffix(".draft")
+    storage = kept(QUEUE)
+    content = ContentFile(_encrypted(request.to_stored()).encode("ascii"))
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(_encrypted(request.to_stored()))
-        draft.rename(path)
+        storage.save(execution.pk.hex, content)
     except OSError as error:
-        _remove(draft)
         logger.exception("the request of execution %s could not be stored", execution.pk)
         raise ProviderUnavailable(
-            f"The request cannot be queued, DATA_DIR cannot be written: {error.strerror}."
+            f"The request cannot be queued, {storage.setting} cannot be written: {error.strerror}."
         ) from error
     execution.pending = dict(_ELSEWHERE)
 
 
-def take(execution: Execution) -> Mapping[str, Any]:
-    """What was kept, which is then gone from the disk: it is run now or never.
+def read(execution: Execution) -> Mapping[str, Any]:
+    """What was kept. It stays until the code is handed over: its reader may end before that.
 
     Raises ProviderUnavailable when it is not there or cannot be read.
     """
-    kept: Mapping[str, Any] | None = execution.pending
-    if kept is None:
+    stored: Mapping[str, Any] | None = execution.pending
+    if stored is None:
         raise ProviderUnavailable("The queued request cannot be read. Send it again.")
-    if kept != _ELSEWHERE:
-        return kept
+    if stored != _ELSEWHERE:
+        return stored
     try:
-        text = _path(execution.pk).read_text(encoding="ascii")
+        with kept(QUEUE).open(execution.pk.hex) as stream:
+            text = stream.read().decode("ascii")
         return cast("Mapping[str, Any]", _pending().to_python(text))
     except (OSError, UnicodeDecodeError, DecryptionError) as error:
         logger.exception("the request of execution %s cannot be read", execution.pk)
         raise ProviderUnavailable("The queued request is lost. Send it again.") from error
-    finally:
-        forget(execution.pk)
 
 
 def forget(execution_id: UUID) -> None:
     """Remove the file, if there is one."""
-    _remove(_path(execution_id))
+    remove(execution_id.hex)
+
+
+def forget_of(execution: Execution) -> None:
+    """Remove the file of an execution that needs it no more, where it may have one: asking costs
+    something.
+    """
+    if "pending" in execution.get_deferred_fields() or execution.pending == _ELSEWHERE:
+        forget(execution.pk)
 
 
 def remove_orphans() -> int:
     """Remove the files whose executions do not wait any more, as after a crash. How many."""
-    oldest = time.time() - ORPHAN_SECONDS
     try:
-        files = [each for each in _folder().iterdir() if each.stat().st_mtime < oldest]
+        found = orphans()
     except OSError:
+        logger.exception("the queued requests cannot be looked through")
         return 0
-    removed = 0
-    for file in files:
+    for name in found:
+        remove(name)
+    return len(found)
+
+
+def orphans() -> list[str]:
+    """The names of the files that no execution waits for. Raises OSError."""
+    oldest = time.time() - ORPHAN_SECONDS
+    old = [entry.name for entry in kept(QUEUE).entries() if entry.modified < oldest]
+    return [name for name in old if not _is_waited_for(name)]
+
+
+def missing() -> Iterator[UUID]:
+    """The executions that wait for a worker and whose files are not there. Raises OSError."""
+    waiting = Execution.objects.filter(finished_at=None, status=Execution.Status.QUEUED)
+    for pk in waiting.order_by("pk").values_list("pk", flat=True).iterator():
+        execution = waiting.filter(pk=pk).first()
+        if execution is None or execution.pending != _ELSEWHERE or kept(QUEUE).exists(pk.hex):
+            continue
+        # It may have been taken just now.
+        if waiting.filter(pk=pk).exists():
+            yield pk
+
+
+def _is_waited_for(name: str) -> bool:
+    try:
+        execution_id = UUID(hex=name)
+    except ValueError:
+        return False
+    return Execution.objects.filter(
+        pk=execution_id, pending__isnull=False, finished_at=None
+    ).exists()
+
+
+def rotate(dry_run: bool) -> Rotation:
+    """Encrypt what waits in files under the newest key. One that was taken meanwhile is passed over
+    or, at worst, an orphan."""
+    rotation = Rotation(Execution._meta.label, "pending, in files")
+    storage = kept(QUEUE)
+    for name in sorted(entry.name for entry in storage.entries() if "." not in entry.name):
         try:
-            waits = Execution.objects.filter(
-                pk=UUID(hex=file.stem), status=Execution.Status.QUEUED, finished_at=None
-            ).exists()
-        except ValueError:
-            waits = False
-        if not waits or file.suffix == ".draft":
-            _remove(file)
-            removed += 1
-    return removed
+            with storage.open(name) as stream:
+                text = stream.read().decode("ascii")
+            sealed = _pending().dumped_anew(text)
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError, DecryptionError):
+            rotation.failed.append(name)
+            continue
+        if sealed == text:
+            rotation.current += 1
+            continue
+        rotation.rotated += 1
+        if not dry_run and storage.exists(name):
+            storage.replace(name, sealed.encode("ascii"))
+    return rotation
 
 
 def _encrypted(stored: dict[str, Any]) -> str:
     """As a fixture holds the column, which is ciphertext under the keys in force."""
-    return _pending().value_to_string(Execution(pending=stored))
+    return str(_pending().value_to_string(Execution(pending=stored)))
 
 
-def _pending() -> models.Field[Any, Any]:
-    return cast("models.Field[Any, Any]", Execution._meta.get_field("pending"))
+def _pending() -> EncryptedJSONField:
+    return Execution._meta.get_field("pending")
 
 
-def _remove(file: Path) -> None:
+def remove(name: str) -> None:
+    """Remove a file by its name, if there is one."""
     try:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            file.unlink()
+        kept(QUEUE).delete(name)
     except OSError:
-        logger.exception("the queued request in %s could not be removed", file.name)
-
-
-def _folder() -> Path:
-    return Path(settings.DATA_DIR) / "queue"
-
-
-def _path(execution_id: UUID) -> Path:
-    return _folder() / execution_id.hex
+        logger.exception("the queued request in %s could not be removed", name)

@@ -45,9 +45,9 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
 
 
-def shown(text: str) -> Shown:
+def shown(text: str, most: int = MAX_CHARACTERS) -> Shown:
     """`text` as a page may hold it: harmless, of bounded length, in lines of bounded length."""
-    kept = text[:MAX_CHARACTERS].replace("\r\n", "\n")
+    kept = text[:most].replace("\r\n", "\n")
     cut_lines = 0
     lines = []
     for line in kept.split("\n"):
@@ -55,4 +55,4 @@ def shown(text: str) -> Shown:
             cut_lines += 1
             line = f"{line[:MAX_LINE]}… [{len(line) - MAX_LINE} more characters]"
         lines.append(visible(line))
-    return Shown("\n".join(lines), max(0, len(text) - MAX_CHARACTERS), cut_lines)
+    return Shown("\n".join(lines), max(0, len(text) - most), cut_lines)

@@ -1,66 +1,101 @@
 """The queue of executions that wait for a worker: the open rows themselves, served in turn.
 
-What a broker delivers only says that there is something to run. Which row is next is decided when
-one can be run: the tenant's who runs the fewest now, of these the one's whose turn is longest ago,
-and of a tenant's the oldest. So it does not matter how many one tenant has sent before another.
+A row that is committed is queued: nobody is told, every worker looks by itself. Which one is next
+is decided when one can be run: the tenant's who runs the fewest now, of these the one's whose turn
+is longest ago, and of a tenant's the oldest of the highest priority. So it does not matter how many
+one tenant has sent before another, or how urgent it finds them.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from uuid import UUID
 
-from django.db import transaction
-from django.db.models import Count
+from django.db import connection
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
-from django_q.tasks import async_task
 
-from executions.models import Execution
-from executions.services.admission import bound_on_running, counted_alone, may_claim
+from executions.models import Approval, Execution
+from executions.services import leases, payloads
+from executions.services.admission import counted_alone, may_claim
 from executions.services.disk import disk_problem
-from executions.services.record import Outcome, close_unrun, deadline_after
-from providers.errors import ProviderUnavailable
+from executions.services.quotas import bound_on_running
+from executions.services.record import QUEUE_ALLOWANCE, deadline_after
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
 
-TASK = "executions.tasks.run_queued_execution"
+# So often an execution goes back to the queue because the process that took it ended.
+MOST_PUT_BACK = 3
+_PUT_BACK = "put_back"
 
-# When this process last served each tenant. Another process has turns of its own.
+_EXECUTIONS = Execution._meta.db_table
+_OPEN = f"SELECT tenant_slug FROM {_EXECUTIONS} WHERE finished_at IS NULL"  # noqa: S608
+_RUNNING, _QUEUED = Execution.Status.RUNNING.value, Execution.Status.QUEUED.value
+
+_APPROVALS, _WAITS = Approval._meta.db_table, Approval.Status.WAITING.value
+_HELD = Exists(Approval.objects.filter(execution=OuterRef("pk"), status=_WAITS))
+
+# From one tenant to the next in the index of open rows, whatever number of rows each has: every
+# worker asks this many times a second. A name of our own model, and two of our own constants.
+_WAITING = f"""
+WITH RECURSIVE tenants (slug) AS (
+    SELECT ({_OPEN} ORDER BY tenant_slug LIMIT 1)
+    UNION ALL
+    SELECT ({_OPEN} AND tenant_slug > tenants.slug ORDER BY tenant_slug LIMIT 1)
+    FROM tenants WHERE tenants.slug IS NOT NULL
+)
+SELECT tenants.slug, (
+    SELECT COUNT(*) FROM {_EXECUTIONS}
+    WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_RUNNING}'
+) - (
+    SELECT COUNT(*) FROM {_EXECUTIONS}
+    WHERE background AND finished_at IS NULL AND tenant_slug = tenants.slug
+)
+FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {_EXECUTIONS}
+    WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_QUEUED}'
+    AND NOT EXISTS (
+        SELECT 1 FROM {_APPROVALS}
+        WHERE execution_id = {_EXECUTIONS}.id AND {_APPROVALS}.status = '{_WAITS}'
+    )
+)
+"""  # noqa: S608
+
+# When this process last served each tenant. Another process has turns of its own: of P of them a
+# tenant who runs the fewest waits for at most P executions of each other one, never for a backlog.
 _turns: dict[str, int] = {}
 _next_turn = itertools.count(1)
 _told = ""
-
-
-def enqueue(execution: Execution) -> Outcome:
-    """Tell the workers once the row is committed. The request itself stays with the row."""
-    try:
-        transaction.on_commit(lambda: async_task(TASK, str(execution.pk)))
-    except Exception:
-        logger.exception("execution %s could not be queued", execution.pk)
-        error = ProviderUnavailable("The queue cannot be reached. Try again or use mode sync.")
-        return close_unrun(execution, error)
-    return Outcome(execution)
 
 
 def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> Execution | None:
     """The execution whose turn it is, now running and the caller's to run; None when there is none.
 
     Left in the queue are those of tenants that run as many as they may, or whom `may_serve` passes
-    over, and all of them while the disk is nearly full.
+    over, and all of them while the disk is nearly full. A tenant of whom another process is just
+    claiming or recording one comes after those of whom none does.
     """
-    for tenant_slug in _in_turn():
-        if not may_serve(tenant_slug):
-            continue
-        if _is_held_up():
-            return None
-        with counted_alone(tenant_slug):
-            execution = _claim_oldest(tenant_slug) if may_claim(tenant_slug) else None
+    in_turn = [slug for slug in _in_turn() if may_serve(slug)]
+    if not in_turn or _is_held_up():
+        return None
+    # Before the transaction of a claim, in which none is taken.
+    leases.mine()
+    busy: list[str] = []
+    for tenant_slug in in_turn:
+        with counted_alone(tenant_slug, wait=False) as is_alone:
+            execution = _claim_first(tenant_slug) if is_alone else None
         if execution is not None:
-            _turns[tenant_slug] = next(_next_turn)
-            return execution
+            return _served(execution)
+        if not is_alone:
+            busy.append(tenant_slug)
+    for tenant_slug in busy:
+        with counted_alone(tenant_slug):
+            execution = _claim_first(tenant_slug)
+        if execution is not None:
+            return _served(execution)
     return None
 
 
@@ -69,7 +104,7 @@ def claim(execution_id: UUID | str) -> Execution | None:
 
     Several workers may want the same one. The conditional update lets one of them win.
     """
-    waiting = Execution.objects.filter(pk=execution_id, status=Execution.Status.QUEUED)
+    waiting = Execution.objects.filter(~_HELD, pk=execution_id, status=Execution.Status.QUEUED)
     try:
         execution = waiting.first()
     except DecryptionError:
@@ -80,34 +115,81 @@ def claim(execution_id: UUID | str) -> Execution | None:
     if execution is None:
         return None
     started_at, deadline = timezone.now(), deadline_after(execution.timeout)
+    owner = leases.mine()
     claimed = waiting.update(
-        status=Execution.Status.RUNNING, started_at=started_at, deadline=deadline, pending=None
+        status=Execution.Status.RUNNING,
+        process_id=owner,
+        started_at=started_at,
+        deadline=deadline,
     )
     if not claimed:
         return None
-    execution.status = Execution.Status.RUNNING
+    execution.status, execution.process_id = Execution.Status.RUNNING, owner
     execution.started_at, execution.deadline = started_at, deadline
     return execution
 
 
-def _in_turn() -> Iterator[str]:
-    """The tenants with something in the queue, whose turn is next first."""
-    waiting: dict[str, int] = {}
-    running: dict[str, int] = {}
-    counts = (
-        Execution.objects.filter(finished_at=None)
-        .order_by()
-        .values_list("tenant_slug", "status")
-        .annotate(number=Count("pk"))
+def hand_over(execution: Execution) -> None:
+    """Note that the code of a claimed execution is handed over now, and forget its request.
+
+    Before this it may go back to the queue, and after it never: both are an UPDATE of the row that
+    still has its request, and only one of them finds it. Raises NotOurs where it was too late.
+    """
+    if not _not_handed_over(execution).update(pending=None):
+        raise leases.NotOurs(
+            "The service had lost sight of this execution before its code was handed over, and "
+            "another process carries it out."
+        )
+    payloads.forget_of(execution)
+    execution.pending = None
+
+
+def put_back(execution: Execution) -> bool:
+    """Have an execution run by somebody else, of whose code nothing was handed over. Whether it is
+    in the queue again; a few times at most, because it may be what ends whoever takes it.
+    """
+    tries = execution.meta.get(_PUT_BACK, 0)
+    if execution.mode != Execution.Mode.ASYNC or tries >= MOST_PUT_BACK:
+        return False
+    return bool(
+        _not_handed_over(execution).update(
+            status=Execution.Status.QUEUED,
+            process_id=None,
+            started_at=None,
+            # From now on: an approval may have come long after it was made.
+            deadline=timezone.now() + QUEUE_ALLOWANCE,
+            meta={**execution.meta, _PUT_BACK: tries + 1},
+        )
     )
-    for tenant_slug, status, number in counts:
-        (waiting if status == Execution.Status.QUEUED else running)[tenant_slug] = number
-    for known in _turns.keys() - waiting.keys():
+
+
+def _not_handed_over(execution: Execution) -> QuerySet[Execution]:
+    """The row, while it is as it was claimed, by this process and then, and has its request.
+
+    By columns of its own alone: PostgreSQL looks at no other again after it waited for a lock.
+    """
+    claim = Q(process_id=execution.process_id, started_at=execution.started_at)
+    return Execution.objects.filter(
+        claim, pk=execution.pk, status=Execution.Status.RUNNING, pending__isnull=False
+    )
+
+
+def _served(execution: Execution) -> Execution:
+    _turns[execution.tenant_slug] = next(_next_turn)
+    return execution
+
+
+def _in_turn() -> list[str]:
+    """The tenants with something in the queue, whose turn is next first."""
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITING)
+        running: dict[str, int] = dict(cursor.fetchall())
+    for known in _turns.keys() - running.keys():
         # Whoever comes back to the queue has not been served in it.
         _turns.pop(known, None)
     # Who is at its bound is passed over without a lock: it is looked at several times a second.
-    served = (slug for slug in waiting if running.get(slug, 0) < bound_on_running(slug))
-    yield from sorted(served, key=lambda slug: (running.get(slug, 0), _turns.get(slug, 0)))
+    served = (slug for slug, number in running.items() if number < bound_on_running(slug))
+    return sorted(served, key=lambda slug: (running[slug], _turns.get(slug, 0)))
 
 
 def _is_held_up() -> bool:
@@ -120,9 +202,12 @@ def _is_held_up() -> bool:
     return bool(problem)
 
 
-def _claim_oldest(tenant_slug: str) -> Execution | None:
+def _claim_first(tenant_slug: str) -> Execution | None:
+    """Within `counted_alone`."""
+    if not may_claim(tenant_slug):
+        return None
     waiting = Execution.objects.filter(
-        finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.QUEUED
+        ~_HELD, finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.QUEUED
     )
-    oldest = waiting.order_by("pk").values_list("pk", flat=True).first()
-    return claim(oldest) if oldest else None
+    first = waiting.order_by("priority", "pk").values_list("pk", flat=True).first()
+    return claim(first) if first else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,26 +15,43 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
 from executions.models import ApiKey, Artifact, Execution, Tenant
-from executions.services import payloads, statistics
-from executions.services.admission import counted_alone, refuse_beyond_bounds, was_refused
+from executions.services import leases, payloads, statements, statistics
+from executions.services.admission import (
+    Wanted,
+    counted_alone,
+    refuse_beyond_bounds,
+    was_refused,
+)
+from executions.services.away import DatabaseAway, problem_of
+from executions.services.claims import CLAIMS, trace_id_of
 from executions.services.disk import look_again_at_disk, refuse_when_full
+from executions.services.execution_log import log_execution
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
+from executions.services.ongoing import refuse_when_stopping
+from executions.services.policies.in_force import POLICY, rules_for
 from executions.services.requests import ExecutionRequest
-from executions.services.spending import refuse_over_budget
+from executions.services.sessions import turns
+from executions.services.sessions.errors import Conflict
+from executions.services.spending import refuse_over_budget, spend
+from executions.services.webhooks import outbox
+from executions.services.webhooks.receivers import Webhook
 from executions.text import storable
-from providers.base import ExecutionResult, InputFile
 from providers.errors import (
+    BLOCKED,
     InvalidConfiguration,
     ProviderUnavailable,
     RateLimited,
     SandboxError,
 )
-
-audit_log = logging.getLogger("executions.audit")
+from providers.values import ExecutionResult, InputFile
 
 QUEUE_ALLOWANCE = timedelta(hours=1)
+# It ends with its session, whatever the time.
+BACKGROUND_ALLOWANCE = timedelta(days=3650)
 START_ALLOWANCE = timedelta(minutes=2)
+# Each is lost to somebody else with the same idempotency key who then did not run it.
+_KEY_ATTEMPTS = 5
 
 
 class IdempotencyConflict(InvalidConfiguration):
@@ -73,50 +90,101 @@ class Outcome:
     error: SandboxError | None = None
 
 
-def open_record(request: ExecutionRequest, caller: Caller) -> tuple[Execution, bool]:
+Beside = Callable[[Execution], None]
+
+
+def open_record(
+    request: ExecutionRequest, caller: Caller, beside: Beside | None = None
+) -> tuple[Execution, bool]:
     """The row of a new attempt and True, or the one its idempotency key stands for and False.
 
     Raises RateLimited beyond the tenant's bounds or a budget and ProviderUnavailable when the disk
-    is nearly full, each before anything is recorded, and IdempotencyConflict when the key came
-    with another request before.
+    is nearly full or the service stops, each before anything is recorded, and IdempotencyConflict
+    when the key came with another request before. Conflict for a session that has ended.
+    DatabaseAway with an id says that there may be a row of that id all the same, of which nothing
+    was run. `beside` writes what belongs to the new row, in its transaction.
     """
-    queued = request.mode == Execution.Mode.ASYNC
-    status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
-    size = payloads.size_of(request) if queued else 0
-    execution: Execution | None = None
-    try:
-        refuse_over_budget(caller.tenant.slug)
-        refuse_when_full()
-        if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
-            # Before anything is hashed or written for it.
-            refuse_beyond_bounds(caller.tenant, status, size)
-        execution = _unsaved(request, caller, status)
-        if queued:
-            payloads.keep(execution, request)
-        _save_within_bounds(execution, caller.tenant, size)
-    except BaseException as problem:
-        if queued and execution is not None:
-            payloads.forget(execution.pk)
-        if isinstance(problem, IntegrityError | RateLimited | ProviderUnavailable):
-            # What a known key stands for is told, whatever there is room for.
+    for _ in range(_KEY_ATTEMPTS):
+        try:
+            return _insert(request, caller, beside), True
+        except DatabaseAway:
+            raise
+        except (IntegrityError, RateLimited, ProviderUnavailable, Conflict) as problem:
+            # What a known key stands for is told, whatever there is room for, and also once its
+            # session has ended.
             recorded = _recorded(caller.tenant, request)
             if recorded is not None:
                 return recorded, False
+            if not isinstance(problem, IntegrityError) or request.idempotency_key is None:
+                raise
+            # Who held the key has ended meanwhile without having run anything: it is free.
+    raise ProviderUnavailable(
+        "Others with the same idempotency key came and went meanwhile. Send it again.",
+        retry_after=1.0,
+    )
+
+
+def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) -> Execution:
+    queued = request.mode == Execution.Mode.ASYNC
+    status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
+    size = payloads.size_of(request) if queued else 0
+    wanted = Wanted(status, request.longest, size, request.background)
+    refuse_when_stopping()
+    refuse_over_budget(caller.tenant.slug)
+    refuse_when_full()
+    if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
+        # Before anything is hashed or written for it.
+        refuse_beyond_bounds(caller.tenant, wanted)
+    if request.webhook is not None:
+        outbox.refuse_unsigned(caller.tenant)
+    execution = _unsaved(request, caller, status)
+    try:
+        if queued:
+            payloads.keep(execution, request)
+        _save_within_bounds(execution, caller.tenant, wanted, beside, request.webhook)
+    except BaseException:
+        if queued:
+            payloads.forget(execution.pk)
         raise
-    return execution, True
+    return execution
 
 
-def _save_within_bounds(execution: Execution, tenant: Tenant, size: int) -> None:
+def _save_within_bounds(
+    execution: Execution,
+    tenant: Tenant,
+    wanted: Wanted,
+    beside: Beside | None,
+    webhook: Webhook | None,
+) -> None:
+    is_committing = False
     try:
         with counted_alone(tenant.slug):
-            refuse_beyond_bounds(tenant, Execution.Status(execution.status), size)
-            execution.save(force_insert=True)
-            if size:
-                statistics.count_stored(tenant.slug, size)
-    except OperationalError:
+            refuse_beyond_bounds(tenant, wanted)
+            if execution.session_id is not None:
+                turns.take(execution)
+            statements.insert(execution)
+            if beside is not None:
+                beside(execution)
+            if webhook is not None:
+                outbox.expect_end(execution, tenant, webhook)
+            if wanted.payload_bytes:
+                statistics.count_stored(tenant.slug, wanted.payload_bytes)
+            is_committing = True
+    except OperationalError as error:
         look_again_at_disk()
+        if is_committing and (problem := problem_of(error)):
+            raise _unsure(execution, problem) from error
         refuse_when_full()
         raise
+
+
+def _unsure(execution: Execution, problem: str) -> DatabaseAway:
+    """Of a commit that was not answered nobody knows whether it was carried out."""
+    if execution.mode == Execution.Mode.ASYNC:
+        text = f"{problem} The request may have been queued: ask for the execution by its id."
+        return DatabaseAway(text, ran=None, record_id=execution.pk)
+    text = f"{problem} Nothing was run: send the request again."
+    return DatabaseAway(text, ran=False, record_id=execution.pk)
 
 
 def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
@@ -130,6 +198,8 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         api_key_name=caller.api_key.name if caller.api_key else "",
         api_key_prefix=caller.api_key.prefix if caller.api_key else "",
         subject=request.subject,
+        **{name: getattr(request, name) or None for name in (*CLAIMS, "traceparent")},
+        trace_id=trace_id_of(request.traceparent) or None,
         request_id=caller.request_id,
         client_address=caller.client_address,
         idempotency_key=request.idempotency_key,
@@ -137,17 +207,37 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         language=request.language,
         entrypoint=request.entrypoint,
         mode=request.mode,
+        priority=Execution.Priority[request.priority.upper()].value,
         code=request.code if keep_code else "",
         code_hash=request.code_hash,
         arguments=request.arguments_json,
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
-        timeout=request.seconds,
+        meta=_policy(caller),
+        timeout=request.longest,
+        session_id=request.session,
+        context=request.context,
+        background=request.background,
         status=status,
+        # What runs in the background outlives whoever has started it.
+        process_id=None if queued or request.background else leases.mine(),
         created_at=now,
         started_at=None if queued else now,
-        deadline=now + QUEUE_ALLOWANCE if queued else deadline_after(request.seconds),
+        deadline=_deadline(request, queued, now),
     )
+
+
+def _policy(caller: Caller) -> dict[str, Any]:
+    """Which one it is asked for under. The one that it runs under is said when it has ended."""
+    owner = caller.replay_of or caller.tenant
+    rules = rules_for(owner.tenant_slug if isinstance(owner, Execution) else owner.slug)
+    return {POLICY: rules.stated} if rules is not None else {}
+
+
+def _deadline(request: ExecutionRequest, queued: bool, now: datetime) -> datetime:
+    if request.background:
+        return now + BACKGROUND_ALLOWANCE
+    return now + QUEUE_ALLOWANCE if queued else deadline_after(request.longest)
 
 
 def file_facts(file: InputFile) -> dict[str, Any]:
@@ -158,6 +248,23 @@ def file_facts(file: InputFile) -> dict[str, Any]:
 def deadline_after(seconds: float) -> datetime:
     """When an execution that starts now must have ended, whatever became of its process."""
     return timezone.now() + timedelta(seconds=seconds) + START_ALLOWANCE
+
+
+def record_end(
+    execution: Execution,
+    status: Execution.Status,
+    values: Mapping[str, Any],
+    artifacts: Sequence[Artifact] = (),
+) -> bool:
+    """Close what ran and count what it cost, in one transaction. As `close_record`."""
+    cost = values.get("cost")
+    if not cost:
+        return close_record(execution, status, values, artifacts)
+    with transaction.atomic():
+        won = close_record(execution, status, values, artifacts)
+        if won:
+            spend(execution.tenant_slug, cost)
+    return won
 
 
 def close_record(
@@ -176,30 +283,31 @@ def close_record(
     values = {
         **changes,
         "status": status,
-        "finished_at": timezone.now(),
+        # What is recorded late says when it ended, and the ledger's entry when it was entered.
+        "finished_at": changes.get("finished_at") or timezone.now(),
         "pending": None,
+        "process_id": None,
         "artifact_count": len(artifacts),
     }
     if status == Execution.Status.SUCCEEDED and settings.SANDBOX_STORE_CODE == "on_error":
         values["code"] = ""
-    still_open = Execution.objects.filter(pk=execution.pk, finished_at=None)
-    if only_if:
-        still_open = still_open.filter(status=only_if)
     ended = copy.copy(execution)
     for name, value in values.items():
         setattr(ended, name, value)
     content = execution_content(ended, artifacts)
-    size = _stored_bytes(ended, artifacts)
+    size, ran_ms = _stored_bytes(ended, artifacts), used_ms(ended, execution.timeout)
     entry = None
     with transaction.atomic():
-        won = still_open.update(**values) == 1
+        won = statements.end(execution, values, only_if=only_if)
         if won:
+            if ended.mode == Execution.Mode.ASYNC:
+                outbox.come_due(ended.pk)
             for artifact in artifacts:
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
-            statistics.count(ended, size)
+            statistics.count(ended, size, ran_ms)
     if ended.mode == Execution.Mode.ASYNC:
-        payloads.forget(ended.pk)
+        payloads.forget_of(execution)
     if not won:
         execution.refresh_from_db()
         return False
@@ -216,10 +324,28 @@ def _stored_bytes(ended: Execution, artifacts: Sequence[Artifact]) -> int:
     return files + sum(len(text.encode()) for text in texts)
 
 
+def used_ms(ended: Execution, reserved: float) -> int:
+    """How long it ran, in milliseconds: of what was reserved for it, what does not come back.
+
+    Who ran it has measured that, and tells the total with it. Where somebody else closes what had
+    begun, it counts until then. What is longer than its timeout is our doing and not the tenant's.
+    """
+    if ended.retryable or ended.started_at is None or ended.finished_at is None:
+        return 0
+    if ended.total_ms is not None and not ended.background:
+        ms = ended.run_ms or 0.0
+    else:
+        ms = (ended.finished_at - ended.started_at).total_seconds() * 1000
+    most = math.inf if ended.background else reserved * 1000
+    return max(0, round(min(ms, most)))
+
+
 def close_unrun(execution: Execution, error: SandboxError) -> Outcome:
     """End a record whose code was never handed to a provider."""
-    changes = {**error_changes(error.code, error.message, error.field), "retryable": True}
-    close_record(execution, Execution.Status.ERROR, changes)
+    blocked = error.entry is BLOCKED
+    status = Execution.Status.BLOCKED if blocked else Execution.Status.ERROR
+    changes = error_changes(error.code, error.message, error.field)
+    close_record(execution, status, {**changes, "retryable": not blocked})
     log_execution(execution)
     return Outcome(execution, error=error)
 
@@ -230,38 +356,6 @@ def error_changes(code: str, message: str, field: str | None = None) -> dict[str
         "error_message": storable(message),
         "error_field": storable(field or "")[:100],
     }
-
-
-def log_execution(execution: Execution, instance_id: str = "") -> None:
-    """One log record per execution, with figures and names but neither code nor output."""
-    peak = execution.meta.get("memory_peak_bytes")
-    entry = execution.ledger_entry
-    facts = {
-        "timestamp": (execution.finished_at or timezone.now()).isoformat(),
-        "operation": "execute_code",
-        "execution_id": str(execution.pk),
-        "request_id": execution.request_id,
-        "tenant_id": execution.tenant_slug,
-        "api_key": execution.api_key_prefix,
-        "provider": execution.provider,
-        "config_version": execution.config_version,
-        "runtime": execution.runtime,
-        "region": execution.meta.get("region"),
-        "instance_id": instance_id,
-        "language": execution.language,
-        "code_hash": execution.code_hash,
-        "status": execution.status,
-        "exit_code": execution.exit_code,
-        "error_code": execution.error_code or None,
-        "duration_ms": execution.total_ms,
-        "queue_ms": execution.queue_ms,
-        "start_ms": execution.start_ms,
-        "run_ms": execution.run_ms,
-        "ledger_sequence": entry.sequence if entry else None,
-        "ledger_digest": entry.digest if entry else None,
-        "memory_used_mb": round(peak / 2**20, 1) if isinstance(peak, (int, float)) else None,
-    }
-    audit_log.info("execution %s", execution.status, extra=facts)
 
 
 def _recorded(tenant: Tenant, request: ExecutionRequest) -> Execution | None:

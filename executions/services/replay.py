@@ -8,23 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from django.conf import settings
 from django.db import transaction
 
 from executions.models import Execution
 from executions.services.actor import current_actor
+from executions.services.declared import refuse
 from executions.services.ledger import append
 from executions.services.record import Caller, Outcome
-from executions.services.requests import ExecutionRequest, refuse
-from executions.services.routing import Route
+from executions.services.requests import ExecutionRequest
+from executions.services.routes import Route
 from executions.services.run import running
 from executions.services.tenants import internal_tenant
 from executions.services.waiting import Waits, wait_for
 from executions.text import from_json
-from providers.manager import Lease, manager, start_provider
+from providers.manager import Lease, manager
 from providers.models import ProviderConfig
 from providers.services import two_person_rule
 from providers.services.apart import waiting_apart
 from providers.services.routing import planned
+from providers.starting import start_provider
 
 MAX_LINES = 1_000
 
@@ -61,12 +64,17 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
         refuse("code", "Is not kept, only its hash.")
     if execution.input_files:
         refuse("files", "Came with it and are not kept, only their hashes.")
+    # Without a provider the record has the most that it might have taken.
+    seconds = execution.timeout if execution.provider else None
+    # What came over the bridge may have taken more than others may ask for.
+    is_usual = seconds is not None and seconds > settings.SANDBOX_MAX_TIMEOUT_SEC
     request = ExecutionRequest(
         execution.code,
         language=execution.language,
         arguments=from_json(execution.arguments) if execution.arguments else None,
         entrypoint=cast("Any", execution.entrypoint),
-        timeout=execution.timeout,
+        timeout=None if is_usual else seconds,
+        usual_timeout=seconds if is_usual else None,
         subject=f"replay by {current_actor()}"[:255],
     )
     if request.code_hash != execution.code_hash:
@@ -96,12 +104,17 @@ def route_to(provider_id: str) -> Route:
     row = ProviderConfig.objects.filter(provider_id=provider_id).first()
     if row is None:
         refuse("provider", f"There is no configuration of {provider_id!r}.")
-    if row.is_active:
-        return manager.lease
+    was_active = row.is_active
 
     @contextmanager
-    def lease() -> Iterator[Lease]:
-        """One that is started for this run and closed after it."""
+    def lease(*, wait: bool = True) -> Iterator[Lease]:
+        """The one in service, or else one that is started for this run and closed after it."""
+        if was_active:
+            with manager.lease(wait=wait) as active:
+                # Another one may be in its place by now, and the ledger has it that this one runs.
+                if active.provider_id == provider_id:
+                    yield active
+                    return
         with waiting_apart():
             provider = start_provider(row)
         try:

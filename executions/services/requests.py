@@ -5,16 +5,38 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from django.conf import settings
+from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
+from executions.services.claims import (
+    CLAIMS,
+    Agent,
+    ConversationName,
+    Model,
+    OnBehalfOf,
+    Traceparent,
+)
+from executions.services.declared import STRICT, Rule, declared, one_of, refuse
+from executions.services.kinds import (
+    STORABLE,
+    Code,
+    ContextId,
+    Environment,
+    Id,
+    LanguageName,
+    Subject,
+    Timeout,
+)
+from executions.services.shapes import Body
+from executions.services.webhooks.receivers import Webhook
 from executions.text import is_storable, to_json
-from providers.base import Entrypoint, InputFile, Limits
-from providers.errors import InvalidConfiguration
+from providers.values import Entrypoint, InputFile, RunLimits
 
 MAX_ARGUMENTS_BYTES = 1024 * 1024
 MAX_FILES = 100
@@ -25,42 +47,136 @@ MAX_PATH_BYTES = 512
 
 API_ENTRYPOINTS = ("auto", "main", "script")
 MODES = ("sync", "async")
+PRIORITIES = ("low", "normal", "high")
+
+_PART = r"(?!\.{1,2}(/|$))[^/\u0000]{1,255}"
+_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
-def refuse(name: str, problem: str) -> NoReturn:
-    raise InvalidConfiguration(f"{name}: {problem}", field=name)
+def run_limits() -> RunLimits:
+    """The bounds of every run."""
+    return RunLimits(output_bytes=settings.SANDBOX_MAX_OUTPUT_KB * 1000)
+
+
+def _decoded(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("Must be a string.")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("Must be base64.") from None
+
+
+class _SentFile(BaseModel):
+    """An input file as JSON has it. Its path is checked among those of the others."""
+
+    model_config = STRICT
+
+    path: Annotated[
+        str,
+        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": _PATH}),
+        Field(description="Relative to the workspace, without '..'."),
+    ]
+    content_base64: Annotated[
+        bytes,
+        BeforeValidator(_decoded),
+        WithJsonSchema({"type": "string", "pattern": _BASE64}),
+        Field(description=f"At most {MAX_FILE_BYTES} bytes, {MAX_FILES_BYTES} with the others."),
+    ]
 
 
 @dataclass(frozen=True)
+class _AsSent:
+    """An input file, or the JSON that describes one."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_wrap_validator_function(self._read, handler.generate_schema(_SentFile))
+
+    @staticmethod
+    def _read(file: Any, read: Callable[[Any], _SentFile]) -> InputFile:
+        if isinstance(file, InputFile):
+            return file
+        sent = read(file)
+        return InputFile(path=sent.path, content=sent.content_base64)
+
+
+Files = Annotated[
+    Sequence[Annotated[InputFile, _AsSent()]], Field(max_length=MAX_FILES), Rule(tuple)
+]
+
+IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255), STORABLE]
+
+
+@declared
 class ExecutionRequest:
-    """Code and how to run it. `timeout` is seconds, the configured default when None.
+    """Code and how to run it. `timeout` is seconds; None leaves it to the provider that runs it.
 
     Raises InvalidConfiguration naming the field at fault. `subject` is whom the caller acts for.
+    `session`, with the `context` and the environment `env` in it, is where it runs; `background` is
+    a command there that nobody waits for. `usual_timeout` is what it takes where `timeout` is None,
+    cut to what the provider carries out; its bound is for whoever names it.
     """
 
-    code: str
-    language: str = "python"
-    arguments: Mapping[str, Any] | None = None
+    code: Annotated[Code, Field(description="Its bound is bytes of UTF-8.")]
+    language: Annotated[
+        LanguageName,
+        Field(
+            description="`python` where none is named; in a session, that of its context.",
+            json_schema_extra=lambda schema: schema.pop("default", None),
+        ),
+    ] = ""
+    arguments: Annotated[
+        Mapping[str, Any] | None,
+        Field(description=f"What `main` is called with: at most {MAX_ARGUMENTS_BYTES} bytes."),
+    ] = None
     entrypoint: Entrypoint = "auto"
-    timeout: float | None = None
-    files: Sequence[InputFile] = ()
-    mode: str = "sync"
-    idempotency_key: str | None = None
-    subject: str = ""
+    timeout: Annotated[
+        Timeout | None, Field(description="Seconds. Left out, it is the provider's own.")
+    ] = None
+    files: Files = ()
+    mode: Annotated[str, one_of(MODES)] = "sync"
+    idempotency_key: IdempotencyKey | None = None
+    subject: Subject = ""
+    session: Annotated[Id | None, Field(description="An open session to run in.")] = None
+    context: Annotated[
+        ContextId,
+        Field(description="Of the session's contexts; `default` where none is named."),
+    ] = ""
+    background: bool = False
+    usual_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    env: Annotated[Environment, Field(description="Only in a session.")] = field(
+        default_factory=dict
+    )
+    agent: Agent = ""
+    model: Model = ""
+    conversation: ConversationName = ""
+    on_behalf_of: OnBehalfOf = ""
+    traceparent: Traceparent = ""
+    priority: Annotated[
+        Annotated[str, one_of(PRIORITIES)],
+        Field(description="In the queue, among the tenant's own; only with mode async."),
+    ] = "normal"
+    webhook: Annotated[
+        Webhook | None, Field(description="Told when it has ended; only with mode async.")
+    ] = None
     arguments_json: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        _check_code(self.code)
-        _check_short_text("language", self.language, 32, required=True)
-        if self.entrypoint not in get_args(Entrypoint):
-            refuse("entrypoint", f"Must be one of: {', '.join(API_ENTRYPOINTS)}.")
-        if self.mode not in MODES:
-            refuse("mode", f"Must be one of: {', '.join(MODES)}.")
-        if self.idempotency_key is not None:
-            _check_short_text("idempotency_key", self.idempotency_key, 255, required=True)
-        _check_short_text("subject", self.subject, 255)
+        if not self.language and self.session is None:
+            object.__setattr__(self, "language", "python")
+        for name in ("context", "env"):
+            if self.session is None and getattr(self, name):
+                refuse(name, "Only what runs in a session has one.")
+        if self.priority != "normal" and self.mode != "async":
+            refuse("priority", "Only what is queued has one, with mode async.")
+        if self.priority != "normal" and self.session is not None:
+            refuse("priority", "In a session code runs in the order in which it came.")
+        if self.webhook is not None and self.mode != "async":
+            refuse("webhook", "Only what runs with mode async has one: others are waited for.")
         _check_files(self.files)
-        object.__setattr__(self, "timeout", _checked_timeout(self.timeout))
         object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
 
     @property
@@ -68,31 +184,48 @@ class ExecutionRequest:
         return "sha256:" + hashlib.sha256(self.code.encode()).hexdigest()
 
     @property
-    def limits(self) -> Limits:
-        return Limits(output_bytes=settings.SANDBOX_MAX_OUTPUT_KB * 1000)
+    def limits(self) -> RunLimits:
+        return run_limits()
 
     @property
-    def seconds(self) -> float:
-        """The timeout in force."""
-        return cast("float", self.timeout)
+    def longest(self) -> float:
+        """What it takes at most, in seconds, wherever it runs."""
+        if self.timeout is not None:
+            return self.timeout
+        return max(float(settings.SANDBOX_MAX_TIMEOUT_SEC), self.usual_timeout or 0)
+
+    def run_hash(self) -> str:
+        """Of all that decides what runs, and as what; a request that was stored has it still."""
+        return _hash_of(self._run_parts())
 
     def fingerprint(self) -> str:
         """What two requests with the same idempotency key must share."""
-        digest = hashlib.sha256()
+        parts = self._run_parts()
+        # Not the trace: a request that is sent again has another parent in it.
+        if claims := {name: said for name in CLAIMS if (said := getattr(self, name))}:
+            parts.append(to_json(claims))
+        if self.webhook is not None:
+            parts.append(self.webhook.url)
+        if self.priority != "normal":
+            parts.append(self.priority)
+        return _hash_of(parts)
+
+    def _run_parts(self) -> list[str]:
         parts = [
             self.code_hash,
             self.language,
             self.entrypoint,
             self.mode,
             self.subject,
-            repr(self.timeout),
+            # The version before this one recorded its default for a request that names none.
+            repr(float(settings.SANDBOX_TIMEOUT_SEC) if self.timeout is None else self.timeout),
             self.arguments_json,
         ]
         for file in self.files:
             parts += [file.path, hashlib.sha256(file.content).hexdigest()]
-        for part in parts:
-            digest.update(f"{len(part)}:{part}".encode())
-        return digest.hexdigest()
+        if self.session is not None:
+            parts += [str(self.session), self.context, to_json(dict(self.env))]
+        return parts
 
     def to_stored(self) -> dict[str, Any]:
         """What a worker needs to run this later, as JSON."""
@@ -108,74 +241,72 @@ class ExecutionRequest:
             ],
             "mode": self.mode,
             "subject": self.subject,
+            **self._place(),
         }
+
+    def _place(self) -> dict[str, Any]:
+        if self.session is None:
+            return {}
+        return {"session": str(self.session), "context": self.context, "env": dict(self.env)}
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ExecutionRequest:
-        return cls(**{**stored, "files": _decoded_files(stored["files"])})
+        return cls(**stored)
 
 
-_JSON_KEYS = (
-    *(each.name for each in fields(ExecutionRequest) if each.init and each.name != "subject"),
-    "session",
+def _hash_of(parts: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()
+
+
+# What needs a run that nobody waits for.
+_ONLY_ASYNC = {
+    "anyOf": [
+        {"required": ["mode"], "properties": {"mode": {"const": "async"}}},
+        {
+            "properties": {
+                "webhook": {"type": "null"},
+                "priority": {"pattern": "^normal$"},
+            }
+        },
+    ]
+}
+
+RUN = Body(
+    ExecutionRequest,
+    "ExecutionRequest",
+    ours=("subject", "background", "usual_timeout", "traceparent"),
+    only={"entrypoint": API_ENTRYPOINTS},
+    says={
+        "anyOf": [
+            {
+                "required": ["session"],
+                "properties": {
+                    "session": {"type": "string"},
+                    "priority": {"pattern": "^normal$"},
+                },
+            },
+            {"properties": {"context": {"maxLength": 0}, "env": {"maxProperties": 0}}},
+        ],
+        "allOf": [_ONLY_ASYNC],
+    },
 )
-
-
-def request_from_json(body: Any) -> ExecutionRequest:
-    """The request in the body of `POST /api/v1/executions`. Null stands for a key left out."""
-    if not isinstance(body, dict):
-        refuse("body", "Must be a JSON object.")
-    for key in body:
-        if key not in _JSON_KEYS:
-            refuse(_shown(key), f"Unknown field. Known are: {', '.join(_JSON_KEYS)}.")
-    given = {key: value for key, value in body.items() if value is not None}
-    if "session" in given:
-        refuse("session", "Sessions are not offered yet. Leave it out or send null.")
-    if "code" not in given:
-        refuse("code", "This field is required.")
-    if given.get("entrypoint", "auto") not in API_ENTRYPOINTS:
-        refuse("entrypoint", f"Must be one of: {', '.join(API_ENTRYPOINTS)}.")
-    if "files" in given:
-        given["files"] = _decoded_files(given["files"])
-    return ExecutionRequest(**given)
-
-
-def _check_code(code: Any) -> None:
-    if not isinstance(code, str):
-        refuse("code", "Must be a string.")
-    if not code.strip():
-        refuse("code", "Must not be empty.")
-    if not is_storable(code):
-        refuse("code", "Must hold neither NUL nor lone surrogates.")
-    if len(code.encode()) > settings.SANDBOX_MAX_CODE_BYTES:
-        refuse("code", f"Must be at most {settings.SANDBOX_MAX_CODE_BYTES} bytes of UTF-8.")
-
-
-def _check_short_text(name: str, value: Any, longest: int, *, required: bool = False) -> None:
-    if not isinstance(value, str):
-        refuse(name, "Must be a string.")
-    if (required and not value) or len(value) > longest:
-        refuse(name, f"Must be {1 if required else 0} to {longest} characters long.")
-    if not is_storable(value):
-        refuse(name, "Must hold neither NUL nor lone surrogates.")
-
-
-def _checked_timeout(timeout: Any) -> float:
-    if timeout is None:
-        timeout = settings.SANDBOX_TIMEOUT_SEC
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        refuse("timeout", "Must be a number of seconds.")
-    longest = settings.SANDBOX_MAX_TIMEOUT_SEC
-    if not 0 < timeout <= longest or math.isnan(timeout):
-        refuse("timeout", f"Must be more than 0 and at most {longest} seconds.")
-    return float(timeout)
+CELL = Body(
+    ExecutionRequest,
+    "Cell",
+    ours=(
+        *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
+        *("traceparent", "priority"),
+    ),
+    says={"allOf": [_ONLY_ASYNC]},
+)
 
 
 def _checked_arguments(arguments: Any) -> str:
     if arguments is None:
         return ""
-    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-        refuse("arguments", "Must be an object with names as its keys.")
     try:
         text = to_json(dict(arguments))
     except ValueError as error:
@@ -189,33 +320,7 @@ def _checked_arguments(arguments: Any) -> str:
     return text
 
 
-def _decoded_files(files: Any) -> tuple[InputFile, ...]:
-    if not isinstance(files, list):
-        refuse("files", "Must be a list.")
-    if len(files) > MAX_FILES:
-        refuse("files", f"At most {MAX_FILES} files can be sent.")
-    return tuple(_decoded_file(f"files[{index}]", file) for index, file in enumerate(files))
-
-
-def _decoded_file(name: str, file: Any) -> InputFile:
-    if not isinstance(file, dict):
-        refuse(name, "Must be an object with path and content_base64.")
-    for key in file:
-        if key not in ("path", "content_base64"):
-            refuse(f"{name}.{_shown(key)}", "Unknown field. Known are: path, content_base64.")
-    for key in ("path", "content_base64"):
-        if not isinstance(file.get(key), str):
-            refuse(f"{name}.{key}", "Must be a string.")
-    try:
-        content = base64.b64decode(file["content_base64"], validate=True)
-    except (binascii.Error, ValueError):
-        refuse(f"{name}.content_base64", "Must be base64.")
-    return InputFile(path=file["path"], content=content)
-
-
 def _check_files(files: Sequence[InputFile]) -> None:
-    if len(files) > MAX_FILES:
-        refuse("files", f"At most {MAX_FILES} files can be sent.")
     if sum(len(file.content) for file in files) > MAX_FILES_BYTES:
         refuse("files", f"Must be at most {MAX_FILES_BYTES} bytes together.")
     taken: set[tuple[str, ...]] = set()
@@ -243,8 +348,3 @@ def _path_parts(name: str, path: str) -> tuple[str, ...]:
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > 255 for part in parts):
         refuse(name, f"Must be at most {MAX_PATH_BYTES} bytes, and each part at most 255.")
     return parts
-
-
-def _shown(key: str) -> str:
-    """A key the caller made up, fit to be shown in an answer."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in key[:100])

@@ -1,24 +1,30 @@
 """Erasing what need not be kept any longer, and keeping the proof of what it was.
 
-Bodies go, hashes stay. An erasure is entered in the ledger before the bodies are gone for good,
-so that the verifier tells it from a deletion behind our back.
+Bodies go, hashes stay; of a record that goes as a whole the ledger's entry stays. An erasure is
+entered in the ledger before anything is gone for good, so that the verifier tells it from a
+deletion behind our back. What is on legal hold stays.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 
 from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from executions.ids import first_uuid7
-from executions.models import Artifact, Execution, Tenant
+from executions.models import Artifact, Execution, LedgerEntry, Tenant
 from executions.services.code_search import forget_code
+from executions.services.holds import Held, held_by_ledger, held_of
+from executions.services.late_results import erase_late_results
 from executions.services.ledger import append
 from executions.services.ledger.canonical import moment
 from executions.services.ledger.records import ERASURE
@@ -27,17 +33,24 @@ logger = logging.getLogger(__name__)
 
 # Each may hold several hundred kilobytes.
 BATCH = 100
-KINDS = ("code", "output", "artifacts")
-_TEXTS = {"code": ("code", "arguments"), "output": ("stdout", "stderr", "result", "outputs")}
+# Of one transaction, or a single execution: SQLite has one lock, and others wait for it.
+BATCH_BYTES = 32 * 1024
+_RECORDS_AT_ONCE = 20
+KINDS = ("code", "output", "artifacts", "records")
+_TEXTS = {
+    "code": ("code", "arguments", "on_behalf_of"),
+    "output": ("stdout", "stderr", "result", "outputs"),
+}
 
 
 @dataclass
 class Erasure:
-    """What of one tenant and one kind of data was erased, or would be."""
+    """What of one tenant and one kind of data was erased, or would be, and what was not."""
 
     tenant: str
     data: str
     created_before: datetime
+    held: Held = field(default_factory=Held)
     executions: int = 0
     bytes: int = 0
 
@@ -46,18 +59,26 @@ def apply_retention(
     *, dry_run: bool = False, report: Callable[[Erasure], None] = lambda erasure: None
 ) -> list[Erasure]:
     """Erase everything whose time is over. Running it again does only what is left."""
-    now = timezone.now()
-    return [
-        erasure
-        for tenant_slug, data, days in _rules()
-        if (
-            erasure := _erase(
-                Erasure(tenant_slug, data, now - timedelta(days=days)),
-                dry_run,
-                report,
-            )
-        ).executions
-    ]
+    now, by_ledger = timezone.now(), held_by_ledger(thorough=True)
+    found = []
+    for tenant_slug, data, days in _rules():
+        held = held_of(tenant_slug, by_ledger.get(tenant_slug, Held()))
+        erasure = Erasure(tenant_slug, data, now - timedelta(days=days), held)
+        if held.everything:
+            logger.info("%s is on legal hold: its %s is kept", tenant_slug, data)
+            continue
+        if data == "output" and not dry_run:
+            erase_late_results(tenant_slug, erasure.created_before, but_of=held.executions)
+        if _erase(erasure, dry_run, report).executions:
+            found.append(erasure)
+    return found
+
+
+def records_erased_until() -> datetime | None:
+    """Of what was made before then whole records may be gone; None where none ever was erased."""
+    stated = (entry.stated for entry in LedgerEntry.objects.filter(kind=ERASURE).iterator())
+    found = [each["created_before"] for each in stated if each["data"] == "records"]
+    return datetime.fromisoformat(max(found)) if found else None
 
 
 def _rules() -> Iterator[tuple[str, str, int]]:
@@ -73,7 +94,8 @@ def _rules() -> Iterator[tuple[str, str, int]]:
             if days is None:
                 days = settings.SANDBOX_KEEP_DAYS[data]
             if days:
-                yield slug, data, days
+                floor = settings.SANDBOX_RECORDS_FLOOR_DAYS if data == "records" else 0
+                yield slug, data, max(days, floor)
 
 
 def _erase(erasure: Erasure, dry_run: bool, report: Callable[[Erasure], None]) -> Erasure:
@@ -83,10 +105,10 @@ def _erase(erasure: Erasure, dry_run: bool, report: Callable[[Erasure], None]) -
     after = None
     while batch := list((due.filter(pk__gt=after) if after else due).order_by("pk")[:BATCH]):
         after = batch[-1].pk
-        erasure.executions += len(batch)
-        erasure.bytes += sum(_size(execution, erasure.data) for execution in batch)
-        if not dry_run:
-            _erase_batch(erasure.data, batch)
+        sizes = {execution.pk: _size(execution, erasure.data) for execution in batch}
+        erased = batch if dry_run else _erase_batch(erasure, batch)
+        erasure.executions += len(erased)
+        erasure.bytes += sum(sizes[execution.pk] for execution in erased)
         report(erasure)
     return erasure
 
@@ -99,6 +121,7 @@ def _enter(erasure: Erasure, executions: int) -> bool:
             "data": erasure.data,
             "created_before": moment(erasure.created_before),
             "executions": executions,
+            "held": sorted(map(str, erasure.held.executions)),
         }
         append(ERASURE, erasure.tenant, content)
     return executions > 0
@@ -107,41 +130,89 @@ def _enter(erasure: Erasure, executions: int) -> bool:
 def _due(erasure: Erasure) -> QuerySet[Execution]:
     """Ended executions with something left to erase, found by what their ids say of their time."""
     texts = _TEXTS.get(erasure.data)
-    if texts is None:
+    holds: Q
+    if erasure.data == "records":
+        holds = Q()
+    elif texts is None:
         kept = Artifact.objects.filter(execution=OuterRef("pk")).exclude(file="")
         holds = Q(artifact_count__gt=0) & Q(Exists(kept))
     else:
-        holds = ~Q(**dict.fromkeys(texts, ""))
-    return Execution.objects.filter(
-        holds,
-        tenant_slug=erasure.tenant,
-        pk__lt=first_uuid7(erasure.created_before),
-        created_at__lt=erasure.created_before,
-        finished_at__isnull=False,
-    ).only("pk", "code_hash", *(texts or ()))
+        # Null is no text, and not more than the empty one.
+        holds = reduce(or_, (Q(**{f"{name}__gt": ""}) for name in texts))
+    return (
+        Execution.objects.filter(
+            holds,
+            tenant_slug=erasure.tenant,
+            pk__lt=first_uuid7(erasure.created_before),
+            created_at__lt=erasure.created_before,
+            finished_at__isnull=False,
+        )
+        .exclude(pk__in=erasure.held.executions)
+        .only("pk", "code_hash", *(texts or ()))
+    )
 
 
-def _erase_batch(data: str, batch: list[Execution]) -> None:
-    """One batch in one transaction. Files go last: a row may miss its file, never the reverse."""
-    ids = [execution.pk for execution in batch]
-    files = []
-    with transaction.atomic():
-        if texts := _TEXTS.get(data):
-            Execution.objects.filter(pk__in=ids).update(**dict.fromkeys(texts, ""))
+def _erase_batch(erasure: Erasure, batch: list[Execution]) -> list[Execution]:
+    """Erase this of them, a few in each transaction. Those of which it is gone now."""
+    data = erasure.data
+    # What was put on hold since it was entered what goes.
+    held = held_of(erasure.tenant)
+    batch = [each for each in batch if not held.everything and each.pk not in held.executions]
+    if data in ("artifacts", "records"):
+        batch = [execution for execution in batch if _erase_artifacts(execution)]
+    if data == "artifacts":
+        return batch
+    if data == "records":
+        return _erase_records(batch)
+    for few in _few_at_once(data, batch):
+        ids = [execution.pk for execution in few]
+        with transaction.atomic():
             if data == "code":
-                forget_code({execution.code_hash for execution in batch})
-        else:
-            artifacts = Artifact.objects.filter(execution__in=ids).exclude(file="")
-            files = [(artifact.file.storage, str(artifact.file.name)) for artifact in artifacts]
-            artifacts.update(file="")
-    for storage, name in files:
-        try:
-            storage.delete(name)
-        except OSError:
-            logger.exception("artifact file %s could not be removed", name)
+                forget_code({execution.code_hash for execution in few}, but_of=ids)
+            Execution.objects.filter(pk__in=ids).update(**dict.fromkeys(_TEXTS[data], ""))
+    return batch
+
+
+def _erase_records(batch: list[Execution]) -> list[Execution]:
+    """What the ledger says of them stays."""
+    for start in range(0, len(batch), _RECORDS_AT_ONCE):
+        few = batch[start : start + _RECORDS_AT_ONCE]
+        ids = [execution.pk for execution in few]
+        with transaction.atomic():
+            forget_code({execution.code_hash for execution in few}, but_of=ids)
+            Execution.objects.filter(pk__in=ids).delete()
+    return batch
+
+
+def _erase_artifacts(execution: Execution) -> bool:
+    """The bytes go first, and their names when they are gone: what fails is tried the next time."""
+    kept = execution.artifacts.exclude(file="")
+    try:
+        for artifact in kept:
+            artifact.file.storage.delete(str(artifact.file.name))
+    except (OSError, SuspiciousOperation):
+        logger.exception("artifacts of execution %s could not be removed", execution.pk)
+        return False
+    kept.update(file="")
+    return True
+
+
+def _few_at_once(data: str, batch: list[Execution]) -> Iterator[list[Execution]]:
+    few: list[Execution] = []
+    size = 0
+    for execution in batch:
+        size += _size(execution, data)
+        if few and size > BATCH_BYTES:
+            yield few
+            few, size = [], _size(execution, data)
+        few.append(execution)
+    if few:
+        yield few
 
 
 def _size(execution: Execution, data: str) -> int:
+    if data == "records":
+        return 0
     if data == "artifacts":
         return sum(artifact.size_bytes for artifact in execution.artifacts.all() if artifact.file)
-    return sum(len(getattr(execution, name).encode()) for name in _TEXTS[data])
+    return sum(len((getattr(execution, name) or "").encode()) for name in _TEXTS[data])

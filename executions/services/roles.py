@@ -36,6 +36,10 @@ _OPERATES = Q(
         "add_apikey",
         "change_apikey",
         "replay_execution",
+        "cancel_execution",
+        "operate_session",
+        "acknowledge_alert",
+        "resend_webhookdelivery",
     ),
 )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django.db import DatabaseError
@@ -13,9 +12,13 @@ from django.db import DatabaseError
 from executions.services.asking import guarded
 from executions.services.isolation import require_provider
 from executions.services.languages import supported_languages
+from executions.services.policies.in_force import BlockedByPolicy
 from executions.services.requests import ExecutionRequest
+from executions.services.routes import Route, Step, lender, lent
+from executions.services.timeouts import longest_at
+from executions.services.waiting import Waits
 from executions.text import storable
-from providers import errors
+from providers import errors, looks
 from providers.base import FILES
 from providers.errors import (
     InvalidConfiguration,
@@ -24,15 +27,12 @@ from providers.errors import (
     SandboxError,
 )
 from providers.isolation import IsolationUnmet
-from providers.manager import Lease, manager
-from providers.named import lease_of
-from providers.services import breaker
+from providers.manager import Lease, StillStarting, manager
+from providers.services import ahead, breaker
 from providers.services.probing import doubt
 from providers.services.routing import planned, reachable
 
 logger = logging.getLogger(__name__)
-
-Route = Callable[[], AbstractContextManager[Lease]]
 
 # A full or throttled provider is left too: that is what overflowing to another one means.
 _LEAVABLE = (
@@ -52,14 +52,6 @@ class Unfit(PassedOver):
     """It could never carry out this request."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A provider to try. Without an id it is whichever is active, or one the caller chose."""
-
-    route: Route
-    provider_id: str = ""
-
-
 def steps_for(language: str, tenant_slug: str, route: Route | None = None) -> list[Step]:
     """What to try for a request, in order; `route` alone where the caller has chosen."""
     if route is not None:
@@ -67,22 +59,20 @@ def steps_for(language: str, tenant_slug: str, route: Route | None = None) -> li
     ids = planned(tenant_slug, language)
     if not ids:
         return [Step(manager.lease)]
-    return [Step(_lender(provider_id), provider_id) for provider_id in ids]
+    return [Step(lender(provider_id), provider_id) for provider_id in ids]
 
 
-def languages_for(tenant_slug: str) -> list[str]:
-    """Every language that a request of the tenant can be served in now. Raises SandboxError.
+def languages_for(
+    tenant_slug: str, may_use: Callable[[str], bool] = lambda provider_id: True
+) -> Waits[list[str]]:
+    """Every language that a request of the tenant can be served in now, by the providers that it
+    `may_use`. Raises SandboxError.
 
     Providers that cannot be asked are left out, unless there is no other.
     """
-    offered: dict[str, set[str]] = {}
-    failure: SandboxError | None = None
-    for provider_id in {*reachable(tenant_slug), ""}:
-        try:
-            with lease_of(provider_id) if provider_id else manager.lease() as lease:
-                offered[provider_id] = set(supported_languages(lease))
-        except SandboxError as error:
-            failure = error
+    offered, failure = yield from _offers(tenant_slug, may_use, patient=not ahead.is_on())
+    if not offered and isinstance(failure, StillStarting):
+        offered, failure = yield from _offers(tenant_slug, may_use, patient=True)
     if not offered and failure is not None:
         raise failure
     return sorted(
@@ -95,36 +85,77 @@ def languages_for(tenant_slug: str) -> list[str]:
     )
 
 
-def _lender(provider_id: str) -> Route:
-    return lambda: lease_of(provider_id)
+def _offers(
+    tenant_slug: str, may_use: Callable[[str], bool], *, patient: bool
+) -> Waits[tuple[dict[str, list[str]], SandboxError | None]]:
+    """What each provider offers, and why one does not."""
+    offered: dict[str, list[str]] = {}
+    failure: SandboxError | None = None
+    for provider_id in {*filter(may_use, reachable(tenant_slug)), ""}:
+        step = Step(lender(provider_id) if provider_id else manager.lease, provider_id)
+        try:
+            with ExitStack() as held:
+                lease = yield from lent(step, held, lambda: patient)
+                if may_use(lease.provider_id):
+                    offered[provider_id] = supported_languages(lease)
+        except SandboxError as error:
+            if failure is None or isinstance(error, StillStarting):
+                failure = error
+    return offered, failure
 
 
-def admit(
-    step: Step, request: ExecutionRequest, floor: str, *, is_only: bool, is_last: bool
-) -> None:
-    """Raise PassedOver, or RateLimited for one that is full, where a step need not be tried.
+def admitted(
+    step: Step,
+    request: ExecutionRequest,
+    floor: str,
+    held: ExitStack,
+    *,
+    is_only: bool,
+    is_last: bool,
+) -> Waits[Lease]:
+    """The step's provider, until `held` is closed, if it is to be tried.
 
-    One that cannot be isolated as `floor` demands is IsolationUnmet.
+    Raises PassedOver, or RateLimited for one that is full, where it need not be; IsolationUnmet for
+    one that cannot be isolated as `floor` demands. The breaker is asked first, because all else may
+    take its time, and what else is asked is known already. Only the last one is waited for while it
+    starts, if somebody starts the others.
 
     The only provider there is is always asked: a wrong guess about it would cost an answer.
     """
     if is_only:
-        return
-    with step.route() as lease:
-        provider, name = lease.provider, step.provider_id
-        require_provider(lease, floor)
-        languages = supported_languages(lease)
-        longest = guarded(name, lambda: provider.max_timeout)
-        if request.language not in languages:
-            raise Unfit(f"{step.provider_id} does not run {request.language}.")
-        if longest is not None and request.seconds > longest:
-            raise Unfit(f"{step.provider_id} runs code for {longest:g} s at most.")
-        if request.files and FILES not in provider.capabilities:
-            raise Unfit(f"{step.provider_id} takes no files.")
-        if not is_last and guarded(name, provider.is_full):
-            raise RateLimited(f"{step.provider_id} is full.")
-    if not breaker.admits(step.provider_id):
-        raise PassedOver(f"{step.provider_id} is out of service for now.")
+        return (yield from lent(step, held))
+    standing = breaker.standing_of(step.provider_id)
+    if standing.is_out:
+        raise _out_of_service(step)
+    try:
+        lease = yield from lent(step, held, lambda: is_last or not ahead.is_on())
+    except StillStarting:
+        if is_last or not ahead.is_on():
+            raise
+        raise PassedOver(f"{step.provider_id} is still starting.") from None
+    _require_fit(lease, step.provider_id, request, floor)
+    if not is_last and guarded(step.provider_id, lambda: looks.is_full(lease.provider)):
+        raise RateLimited(f"{step.provider_id} is full.")
+    if not standing.claim():
+        raise _out_of_service(step)
+    return lease
+
+
+def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str) -> None:
+    provider = lease.provider
+    require_provider(lease, floor)
+    languages = supported_languages(lease)
+    longest = longest_at(lease)
+    if request.language not in languages:
+        raise Unfit(f"{name} does not run {request.language}.")
+    if longest is not None and request.timeout is not None and request.timeout > longest:
+        raise Unfit(f"{name} runs code for {longest:g} s at most.", field="timeout")
+    if request.files and FILES not in provider.capabilities:
+        raise Unfit(f"{name} takes no files.")
+
+
+def _out_of_service(step: Step) -> PassedOver:
+    return PassedOver(f"{step.provider_id} is out of service for now.")
 
 
 @contextmanager
@@ -143,17 +174,22 @@ class Hops:
         self.recorded: list[dict[str, Any]] = []
         self._failure: SandboxError | None = None
         self._unfit_only = True
+        self._unfit_for: set[str | None] = set()
         self._unmet = False
+        self._blocked_only = True
 
     def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         """Note a failure, for the record and for the breaker."""
         unmet = isinstance(error, IsolationUnmet)
-        passed_over = isinstance(error, PassedOver) or unmet
+        blocked = isinstance(error, BlockedByPolicy)
+        passed_over = isinstance(error, PassedOver) or unmet or blocked
         self._unmet = self._unmet or unmet
-        if unmet and step.provider_id:
+        self._blocked_only = self._blocked_only and blocked
+        if (unmet or blocked) and step.provider_id:
             with _reporting(step.provider_id):
                 breaker.give_back(step.provider_id)
         self._unfit_only = self._unfit_only and isinstance(error, Unfit)
+        self._unfit_for.add(error.field)
         if step.provider_id:
             self.recorded.append(
                 {
@@ -173,6 +209,12 @@ class Hops:
                         doubt(step.provider_id)
                     else:
                         breaker.report_failure(step.provider_id, error)
+
+    def given_up(self, step: Step) -> None:
+        """Note that it was not let end, which says nothing of the provider."""
+        if step.provider_id:
+            with _reporting(step.provider_id):
+                breaker.give_back(step.provider_id)
 
     def served(
         self, step: Step, milliseconds: float, start_ms: float, *, alone: bool, died: bool = False
@@ -195,11 +237,13 @@ class Hops:
 
     @staticmethod
     def may_leave(error: SandboxError) -> bool:
-        return error.entry in _LEAVABLE
+        return error.entry in _LEAVABLE or isinstance(error, BlockedByPolicy)
 
     def telling(self, error: SandboxError) -> SandboxError:
         """The error to tell: what went wrong, rather than that the last one was passed over."""
-        not_asked = isinstance(error, PassedOver | IsolationUnmet)
+        if self._blocked_only:
+            return error
+        not_asked = isinstance(error, PassedOver | IsolationUnmet | BlockedByPolicy)
         failure = self._failure if not_asked else error
         if failure is not None and (
             not self._unmet or failure.started or failure.entry not in breaker.ILL
@@ -210,5 +254,8 @@ class Hops:
             return error
         if self._unmet:
             return IsolationUnmet(f"No provider of the route is isolated enough. {reasons}")
-        kind = InvalidConfiguration if self._unfit_only else ProviderUnavailable
-        return kind(f"No provider of the route can serve this. {reasons}")
+        message = f"No provider of the route can serve this. {reasons}"
+        if not self._unfit_only:
+            return ProviderUnavailable(message)
+        [*fields] = self._unfit_for
+        return InvalidConfiguration(message, field=fields[0] if len(fields) == 1 else None)

@@ -8,7 +8,7 @@ from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
 from executions.models import SavedFilter
-from executions.services.requests import refuse
+from executions.services.declared import refuse
 
 MOST = 50
 _NOT_KEPT = ("p", "e", "_popup", "_to_field")

@@ -12,6 +12,7 @@ from django.db.models import F, Sum
 from django.utils import timezone
 
 from executions.models import Budget, Spending, SpendingAlert
+from executions.services.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept
 from providers.services.routing import prices
@@ -24,7 +25,8 @@ _PLACES = Decimal("0.00000001")
 
 
 def cost_of(provider_id: str, timings: Mapping[str, Any]) -> Decimal | None:
-    """The estimate for a run: its seconds in a sandbox, starting included, times the price.
+    """The estimate for a run: by its provider's price and its seconds in a sandbox, starting
+    included.
 
     None where the provider has no price, or where it never got so far as to have a sandbox.
     """
@@ -34,7 +36,7 @@ def cost_of(provider_id: str, timings: Mapping[str, Any]) -> Decimal | None:
     if price is None:
         return None
     milliseconds = Decimal(timings["start_ms"] + (timings.get("run_ms") or 0.0))
-    return (price * milliseconds / 1000).quantize(_PLACES)
+    return price.of(milliseconds / 1000).quantize(_PLACES)
 
 
 def spend(tenant_slug: str, cost: Decimal) -> None:
@@ -57,8 +59,22 @@ def refuse_over_budget(tenant_slug: str) -> None:
             message = f"{whose} budget for this {budget.period} is used up."
             _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, f"{message} {spent:.4f} spent.")
             raise RateLimited(
-                f"{message} An administrator can raise it.", retry_after=_seconds_left(budget)
+                f"{message} An administrator can raise it.",
+                field=_quota_of(budget).value if budget.tenant_slug else OF_ALL_BUDGETS,
+                retry_after=_seconds_left(budget),
             )
+
+
+def budgets_of(tenant_slug: str) -> dict[Quota, tuple[Decimal, Decimal, datetime]]:
+    """The tenant's own budgets: what may be spent, what is, and when it begins anew.
+
+    That of all together is told to nobody: it would say what others spend.
+    """
+    return {
+        _quota_of(budget): (budget.limit, _spent(budget), _end_of(budget))
+        for budget in _budgets()
+        if budget.tenant_slug == tenant_slug
+    }
 
 
 def watch_spending() -> int:
@@ -115,14 +131,21 @@ def _alert(kind: SpendingAlert.Kind, tenant_slug: str, message: str) -> bool:
     return is_new
 
 
+def _quota_of(budget: Budget) -> Quota:
+    is_daily = budget.period == Budget.Period.DAY
+    return Quota.BUDGET_OF_DAY if is_daily else Quota.BUDGET_OF_MONTH
+
+
 def _seconds_left(budget: Budget) -> float:
+    return (_end_of(budget) - timezone.now()).total_seconds()
+
+
+def _end_of(budget: Budget) -> datetime:
     now = timezone.now()
     if budget.period == Budget.Period.DAY:
-        end = datetime(now.year, now.month, now.day, tzinfo=now.tzinfo) + timedelta(days=1)
-    else:
-        following = (now.replace(day=1) + timedelta(days=32)).replace(day=1)
-        end = datetime(following.year, following.month, 1, tzinfo=now.tzinfo)
-    return (end - now).total_seconds()
+        return datetime(now.year, now.month, now.day, tzinfo=now.tzinfo) + timedelta(days=1)
+    following = (now.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return datetime(following.year, following.month, 1, tzinfo=now.tzinfo)
 
 
 def _today() -> date:

@@ -1,39 +1,48 @@
-"""Executions whose process is gone: their records are ended, so that none stays open for ever."""
+"""Executions that nobody will run or end: their records are ended, and none stays open for ever.
+
+What a process runs is not among them, whatever any clock says: it ends with its process
+(`services.deaths`) or by it (`services.leases`).
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from django.utils import timezone
+from django.db.models import Q
+from django.db.models.functions import Now
 
-from executions.models import Execution
+from executions.models import Approval, Execution
 from executions.services import payloads
-from executions.services.record import close_record, error_changes, log_execution
-from providers.errors import UNAVAILABLE
+from executions.services.deaths import close_lost
 
+# A row that is no process's was written by a version without leases, by whose deadline it goes.
 GRACE = timedelta(seconds=30)
+# What is queued has an hour, and the clock it is compared with may be ahead by so much.
+QUEUE_GRACE = timedelta(minutes=10)
 
 _AT_ONCE = 1000
 _NEVER_RUN = "No worker took the execution in time; it was not run."
+_NOT_APPROVED = "Nobody has approved the execution in time; it was not run."
 _LOST = "The process that ran it ended; the code may have run in part."
+
+_NOT_TAKEN = Q(status=Execution.Status.QUEUED, deadline__lt=Now() - QUEUE_GRACE)
+_NOBODYS = Q(status=Execution.Status.RUNNING, process=None, deadline__lt=Now() - GRACE)
 
 
 def end_stale_executions() -> int:
-    """End what is open past its deadline and a grace, with SB009. How many were ended."""
+    """End what is open past its deadline and a grace, with SB009. How many were ended.
+
+    The time is the database's, so that a host's clock decides nothing where there are several.
+    """
     ended = 0
-    stale = Execution.objects.filter(finished_at=None, deadline__lt=timezone.now() - GRACE)
+    stale = Execution.objects.filter(_NOT_TAKEN | _NOBODYS, finished_at=None)
     # In the order of the index of open rows: in another one every row there is would be read.
-    stale = stale.order_by("tenant_slug", "status", "pk")
+    stale = stale.order_by("tenant_slug", "status", "priority", "pk")
     for execution in stale.defer("pending", "code", "arguments")[:_AT_ONCE]:
         queued = execution.status == Execution.Status.QUEUED
-        changes = error_changes(UNAVAILABLE.code, _NEVER_RUN if queued else _LOST)
-        if close_record(
-            execution,
-            Execution.Status.ERROR,
-            {**changes, "retryable": queued},
-            only_if=execution.status,
-        ):
-            log_execution(execution)
-            ended += 1
+        why = _NEVER_RUN if queued else _LOST
+        if queued and Approval.objects.filter(execution=execution.pk, status="waiting").exists():
+            why = _NOT_APPROVED
+        ended += close_lost(execution, why, retryable=queued)
     payloads.remove_orphans()
     return ended

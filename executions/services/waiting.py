@@ -6,7 +6,7 @@ web server gives its thread back and goes on with another when the future is don
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -32,6 +32,12 @@ def wait_for(work: Waits[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def at_once(call: Callable[[], T]) -> Waits[T]:
+    """What need not wait, where something else might have to."""
+    return call()
+    yield
 
 
 def _wait(future: Future[Any]) -> None:

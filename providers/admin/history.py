@@ -21,6 +21,7 @@ from providers.admin.pages import (
     diff_table,
     subject_name,
 )
+from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange
 from providers.services import ConfigurationConflict, history, request_rollback
@@ -49,7 +50,7 @@ def _restore(request: HttpRequest, version: ConfigVersion, reason: str) -> bool:
 
 
 @admin.register(ConfigVersion)
-class ConfigVersionAdmin(ConfigVersionModelAdmin):
+class ConfigVersionAdmin(ReadOnly, ConfigVersionModelAdmin):
     list_display = ("name", "created_at", "author", "approved_by", "reason", "changes")
     list_display_links = ("name",)
     list_filter = ("author",)
@@ -67,15 +68,6 @@ class ConfigVersionAdmin(ConfigVersionModelAdmin):
         "content_hash",
         "difference",
     )
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ConfigVersion]:
         return only_visible(request, super().get_queryset(request).defer("content"))

@@ -32,8 +32,11 @@ def author_of(request: HttpRequest) -> str:
 
 
 def provider_name(provider_id: str) -> str:
+    """In words, with the name of the configuration where it is not the first of its class."""
+    name = provider_id.partition("@")[2]
     try:
-        return registry.get(provider_id).name
+        found: str = registry.get(provider_id).name
+        return f"{found}, {name}" if name else found
     except InvalidConfiguration:
         return f"{provider_id} (not available)"
 

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from providers.admin.guarded import only_visible
 from providers.admin.pages import PendingChangeModelAdmin, badge, diff_table, subject_name
+from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.models import PendingChange
 from providers.services import ConfigurationConflict, NotPermitted, approve, approvers, reject
@@ -23,7 +24,7 @@ _TONES = {"waiting": "warn", "approved": "good", "rejected": "bad"}
 
 
 @admin.register(PendingChange)
-class PendingChangeAdmin(PendingChangeModelAdmin):
+class PendingChangeAdmin(ReadOnly, PendingChangeModelAdmin):
     list_display = ("what", "state", "author", "reason", "created_at", "decided_by", "decided_at")
     list_filter = ("status",)
     search_fields = ("subject", "shown_as", "author", "reason")
@@ -39,15 +40,6 @@ class PendingChangeAdmin(PendingChangeModelAdmin):
         "decided_at",
         "difference",
     )
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def may_decide(self, request: HttpRequest) -> bool:
         return request.user.has_perm("providers.change_pendingchange")

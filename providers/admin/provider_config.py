@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from django.contrib import admin, messages
@@ -10,7 +11,6 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import escape, format_html_join
@@ -25,6 +25,7 @@ from providers.admin.pages import (
     badge,
     provider_name,
 )
+from providers.admin.picking import asked_for, pick_page
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.forms import REASON, VERSION, ProviderConfigForm, build_form
@@ -36,14 +37,11 @@ from providers.services import (
     stored_config,
     two_person_rule,
 )
+from providers.services.configuration import Unreadable, is_readable
 from providers.services.trial import Trial, try_provider
 
 Action = PendingChange.Action
 
-_LOST = (
-    "The stored configuration cannot be decrypted: the key it was written with is not in "
-    "FERNET_KEYS. Put that key back, or enter the whole configuration anew."
-)
 _WAITS = "It waits for a second administrator, under pending changes."
 _HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at")
 _STATE = ("provider_name", "health", "in_service", "version", "updated_at")
@@ -52,14 +50,14 @@ _SHOWN = (*_STATE, "enforced_by")
 
 def _provider_of(request: HttpRequest, row: ProviderConfig | None) -> type[SandboxProvider] | None:
     try:
-        return registry.get(row.provider_id if row else request.GET.get("provider", ""))
+        return registry.get(row.provider_id if row else asked_for(request))
     except InvalidConfiguration:
         return None
 
 
-def _provider_or_404(provider_id: str) -> type[SandboxProvider]:
+def _form_of(provider_id: str, stored: Mapping[str, Any] | None) -> type[ProviderConfigForm]:
     try:
-        return registry.get(provider_id)
+        return build_form(provider_id, stored)
     except InvalidConfiguration:
         raise Http404 from None
 
@@ -115,9 +113,10 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             schema = registry.get(row.provider_id).config_fields
         except InvalidConfiguration:
             schema = {}
-        config = stored_config(row)
-        if config is None:
-            return _LOST
+        try:
+            config = stored_config(row) or {}
+        except Unreadable as error:
+            return error.message
         shown = mask_secrets(schema, config).items()
         labelled = ((schema[key].label if key in schema else key, value) for key, value in shown)
         return format_html_join("", "<div>{}: {}</div>", labelled)
@@ -132,14 +131,14 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         provider = _provider_of(request, obj)
         if provider is None or not self._may_edit(request, obj):
             return super().get_form(request, obj, change, fields=())
-        return build_form(provider, stored_config(obj))
+        return build_form(obj.provider_id if obj else asked_for(request), stored_config(obj))
 
     def has_change_permission(
         self, request: HttpRequest, obj: ProviderConfig | None = None
     ) -> bool:
-        # Of a provider whose package is gone there is no form: its page is only to be read.
-        editable = obj is None or _provider_of(request, obj) is not None
-        return editable and super().has_change_permission(request, obj)
+        # Without its package or its key there is no form: the page is only to be read.
+        editable = obj is None or (_provider_of(request, obj) is not None and is_readable(obj))
+        return super().has_change_permission(request, obj) and editable
 
     def get_fieldsets(self, request: HttpRequest, obj: ProviderConfig | None = None) -> Any:
         provider = _provider_of(request, obj)
@@ -148,10 +147,8 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             return [*state, (None, {"fields": ("configuration",)})]
         form = self.get_form(request, obj, change=obj is not None)
         description: str = escape(provider.description)
-        if obj and stored_config(obj) is None:
-            description = _LOST
         options = {"fields": list(form.base_fields), "description": description}
-        return [(provider.name, options), *state]
+        return [(provider_name(form.provider_id), options), *state]
 
     def _may_edit(self, request: HttpRequest, row: ProviderConfig | None) -> bool:
         if row is None:
@@ -181,12 +178,13 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             raise PermissionDenied
         provider = _provider_of(request, None)
         if provider is None:
-            return self._pick(request)
-        row = self.get_queryset(request).filter(provider_id=provider.id).first()
+            return pick_page(self, request)
+        provider_id = asked_for(request)
+        row = self.get_queryset(request).filter(provider_id=provider_id).first()
         if row is not None and request.method == "GET":
             return HttpResponseRedirect(f"../{row.pk}/change/")
         return super().add_view(
-            request, form_url, {**(extra_context or {}), **self._live(request, provider.id, None)}
+            request, form_url, {**(extra_context or {}), **self._live(request, provider_id, None)}
         )
 
     def change_view(
@@ -215,18 +213,6 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
                 subject=provider_id, status=PendingChange.Status.WAITING
             ).count(),
         }
-
-    def _pick(self, request: HttpRequest) -> HttpResponse:
-        providers = registry.all_providers()
-        configured = {row.provider_id: row for row in self.get_queryset(request)}
-        context = {
-            **self.admin_site.each_context(request),
-            "opts": self.model._meta,
-            "title": "Choose a provider",
-            "providers": [(p, configured.get(p.id)) for p in providers.values()],
-            "broken": registry.broken(),
-        }
-        return TemplateResponse(request, "admin/providers/providerconfig/pick.html", context)
 
     def save_model(
         self, request: HttpRequest, obj: ProviderConfig, form: ProviderConfigForm, change: bool
@@ -342,11 +328,11 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         wrap = self.admin_site.admin_view
         return [
             path(
-                "live/<slug:provider_id>/validate/",
+                "live/<str:provider_id>/validate/",
                 wrap(self.validate_view),
                 name="providers_validate",
             ),
-            path("live/<slug:provider_id>/test/", wrap(self.test_view), name="providers_test"),
+            path("live/<str:provider_id>/test/", wrap(self.test_view), name="providers_test"),
             *super().get_urls(),
         ]
 
@@ -362,7 +348,8 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         if "_stored" in request.POST:
             if not request.user.has_perm("providers.test_providerconfig"):
                 raise PermissionDenied
-            trial = try_provider(_provider_or_404(provider_id).id, author=author_of(request))
+            _form_of(provider_id, None)
+            trial = try_provider(provider_id, author=author_of(request))
         else:
             row, form = self._unsaved(request, provider_id)
             errors = {key: " ".join(map(str, texts)) for key, texts in form.errors.items()}
@@ -387,6 +374,6 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             raise PermissionDenied
         if request.method != "POST":
             raise Http404
-        form_class = build_form(_provider_or_404(provider_id), stored_config(row))
+        form_class = _form_of(provider_id, stored_config(row))
         form = form_class(request.POST, instance=row or ProviderConfig())
         return row, form

@@ -44,13 +44,13 @@ class StepInline(_StepInline):
 
 @admin.register(Route)
 class RouteAdmin(GuardedAdmin, _RouteAdmin):
-    list_display = ("__str__", "strategy", "minimum_isolation", "is_active")
+    list_display = ("__str__", "strategy", "region", "minimum_isolation", "is_active")
     inlines = (StepInline,)
 
 
 @admin.register(ProviderPrice)
 class PriceAdmin(GuardedAdmin, _PriceAdmin):
-    list_display = ("provider_id", "per_second")
+    list_display = ("provider_id", "per_second", "per_run", "per_gb_second", "memory_gb")
 
 
 @admin.register(CircuitBreaker)

@@ -28,13 +28,14 @@ def translate(
     secrets: Sequence[Secret],
     *,
     creating: bool = False,
-    running: bool = False,
 ) -> SandboxError:
-    """The SandboxError for what the SDK raised.
+    """The SandboxError for what the SDK raised."""
+    told = _translated(error, secrets, creating)
+    told.answered = "status" if getattr(error, "status_code", 0) else ""
+    return told
 
-    `running` says that code was being handed over. It then counts as started, but where the
-    service's own answer, or the lack of a connection, rules that out.
-    """
+
+def _translated(error: BaseException, secrets: Sequence[Secret], creating: bool) -> SandboxError:
     said = scrub(_message(error), secrets)
     status = error.status_code if isinstance(error, HTTPError) else None
     if status in (401, 403):
@@ -51,7 +52,7 @@ def translate(
     if status is not None and status >= 400:
         if creating and status != 503:
             return CreationFailed(f"Aliyun could not create a sandbox. {said}")
-        return ProviderUnavailable(f"Aliyun is not available. {said}", started=running)
+        return ProviderUnavailable(f"Aliyun is not available. {said}")
     # Uploads and downloads raise what httpx raised, all else wraps it.
     cause = error if isinstance(error, httpx.HTTPError) else error.__cause__
     if isinstance(cause, httpx.ConnectError):
@@ -59,10 +60,10 @@ def translate(
             f"Aliyun cannot be reached. Check the network, region and endpoints. {said}"
         )
     if isinstance(cause, httpx.TimeoutException) or isinstance(error, TimeoutError):
-        return ConnectionFailed(f"Aliyun does not answer in time. {said}", started=running)
+        return ConnectionFailed(f"Aliyun does not answer in time. {said}")
     if status == 0 and cause is None and creating:
         return CreationFailed(f"Aliyun could not create a sandbox. {said}")
-    return ConnectionFailed(f"Aliyun's answer is cut off or no JSON. {said}", started=running)
+    return ConnectionFailed(f"Aliyun's answer is cut off or no JSON. {said}")
 
 
 def _message(error: BaseException) -> str:

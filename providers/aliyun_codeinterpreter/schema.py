@@ -85,7 +85,8 @@ FIELDS = {
         default=MAX_SECONDS,
         min=1,
         max=MAX_SECONDS,
-        description="The service's own limit is 30. Runs that ask for more are refused.",
+        description="Runs that name no time have this one, those that ask for more are refused. "
+        "The service's own limit is 30.",
     ),
     "data_endpoint": ConfigField(
         "string",

@@ -36,6 +36,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.remote.secret import Secret, scrub
+from providers.remote.service import Gone
 
 _STATUS = re.compile(r"\s*(\d{3})\b")
 
@@ -45,13 +46,14 @@ def translate(
     secrets: Sequence[Secret],
     *,
     creating: bool = False,
-    running: bool = False,
 ) -> SandboxError:
-    """The SandboxError for what the SDK raised.
+    """The SandboxError for what the SDK raised."""
+    told = _translated(error, secrets, creating)
+    told.answered = "status" if _has_status(error) else ""
+    return told
 
-    `running` says that code was being handed over. It then counts as started, but where the
-    service's own answer, or the lack of a connection, rules that out.
-    """
+
+def _translated(error: BaseException, secrets: Sequence[Secret], creating: bool) -> SandboxError:
     said = scrub(str(error) or type(error).__name__, secrets)
     status = _status(error)
     if isinstance(error, AuthenticationException) or status in (401, 403):
@@ -59,37 +61,35 @@ def translate(
     if isinstance(error, RateLimitException) or status == 429:
         return RateLimited(f"E2B's rate limit is reached. {said}")
     if isinstance(error, ServiceBusyException) or status == 503:
-        return ProviderUnavailable(f"E2B is busy. {said}", started=running)
+        return ProviderUnavailable(f"E2B is busy. {said}")
     if isinstance(error, SandboxNotRunningException) or status == 502:
-        return ProviderUnavailable(f"The E2B sandbox is gone. {said}", started=running)
+        return Gone(f"The E2B sandbox is gone. {said}")
     if isinstance(error, NotFoundException) or status == 404:
         if creating:
             return CreationFailed(f"E2B does not know the template. Check template. {said}")
         return ProviderUnavailable(f"The E2B sandbox is gone. {said}")
     if isinstance(error, SandboxUnreachableException):
-        return ProviderUnavailable(f"The E2B sandbox cannot be reached. {said}", started=running)
+        return ProviderUnavailable(f"The E2B sandbox cannot be reached. {said}")
     if isinstance(error, (TimeoutException, httpx.TimeoutException, TimeoutError)):
-        return ConnectionFailed(f"E2B does not answer in time. {said}", started=running)
+        return ConnectionFailed(f"E2B does not answer in time. {said}")
     if isinstance(error, NotEnoughSpaceException):
-        return ProviderUnavailable(f"The E2B sandbox's disk is full. {said}", started=running)
+        return ProviderUnavailable(f"The E2B sandbox's disk is full. {said}")
     if isinstance(error, (httpx.ConnectError, ConnectionError)):
         return ConnectionFailed(
             f"E2B cannot be reached. Check the network, domain and api_url. {said}"
         )
     if isinstance(error, (TemplateException, InvalidArgumentException)):
-        return CreationFailed(f"E2B refuses the request. {said}", started=running)
+        return CreationFailed(f"E2B refuses the request. {said}")
     if isinstance(error, SandboxException) and status is not None:
         if creating:
             return CreationFailed(f"E2B could not create a sandbox. {said}")
-        return ProviderUnavailable(f"E2B failed. {said}", started=running)
+        return ProviderUnavailable(f"E2B failed. {said}")
     if isinstance(error, (httpx.TransportError, OSError, json.JSONDecodeError, ConnectError)):
-        return ConnectionFailed(f"E2B's answer is cut off or no JSON. {said}", started=running)
-    return ConnectionFailed(
-        f"E2B's answer is not understood ({type(error).__name__}). {said}", started=running
-    )
+        return ConnectionFailed(f"E2B's answer is cut off or no JSON. {said}")
+    return ConnectionFailed(f"E2B's answer is not understood ({type(error).__name__}). {said}")
 
 
-def has_status(error: BaseException) -> bool:
+def _has_status(error: BaseException) -> bool:
     """Whether somebody answered, with a status that tells of an error."""
     known = AuthenticationException | RateLimitException | ServiceBusyException
     return isinstance(error, known) or _status(error) is not None

@@ -37,7 +37,8 @@ FIELDS = {
         default=30,
         min=5,
         max=300,
-        description="Runs that ask for more are refused. A sandbox lives a minute longer.",
+        description="Runs that name no time have this one, those that ask for more are refused. "
+        "A sandbox lives a minute longer.",
     ),
     "internet_access": ConfigField(
         "boolean",

@@ -1,11 +1,19 @@
 """Take the files a program left behind, without being led astray by it.
 
-Runs when every process of the program has been killed, so nothing changes underneath. Links are
-never followed, neither files nor folders; devices, sockets and pipes are not opened.
+Links are never followed, neither files nor folders; devices, sockets and pipes are not opened. Of a
+single run every process has been killed before, but in a kept sandbox a program may change what is
+looked at: so each folder is entered from the one above it, and what was opened is looked at again.
 """
 
 import os
 import stat
+
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    # Size, time of the last change in nanoseconds, inode.
+    Mark = tuple[int, int, int]
 
 DEPTH_LIMIT = 4
 SCAN_LIMIT = 2000
@@ -22,55 +30,114 @@ def collect(
         os.rmdir(root)
         return [], []
     except OSError:
-        return _collect(root, limits)
+        return _collect(root, limits, {})
+
+
+def look(root: str) -> "dict[str, Mark]":
+    """What is below `root` now, for `collect_new` to compare with."""
+    marks: "dict[str, Mark]" = {}
+    for name, _, status in _walk(root, []):
+        marks[name] = _mark(status)
+    return marks
+
+
+def collect_new(
+    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
+) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
+    """The same as `collect` of what was added or changed since `before`. Nothing is removed."""
+    return _collect(root, limits, before)
+
+
+def _mark(status: os.stat_result) -> "Mark":
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _collect(
-    root: str, limits: "dict[str, int]"
+    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     found: "list[tuple[str, bytes]]" = []
     skipped: "list[list[str]]" = []
     room = limits["artifacts_total_bytes"]
-    folders = [(root, "", 0)]
+    for name, folder, status in _walk(root, skipped):
+        if before.get(name) == _mark(status):
+            continue
+        if len(found) >= limits["artifact_count"]:
+            _skip(skipped, name, "too many files")
+            continue
+        content = _read(name.rpartition("/")[2], folder, min(limits["artifact_bytes"], room))
+        if isinstance(content, str):
+            _skip(skipped, name, content)
+            continue
+        room -= len(content)
+        found.append((name, content))
+    return found, skipped
+
+
+def _walk(root: str, skipped: "list[list[str]]") -> "Iterator[tuple[str, int, os.stat_result]]":
+    """Everything below `root` but folders that are entered: name, its open folder, its status."""
+    folders: "list[list[str]]" = [[]]
     scanned = 0
     while folders and scanned <= SCAN_LIMIT:
-        path, prefix, depth = folders.pop(0)
+        path = folders.pop(0)
+        prefix = "".join(f"{name}/" for name in path)
         try:
-            # gVisor follows a link in spite of O_NOFOLLOW when O_DIRECTORY is set too.
-            if not _is_folder(path):
-                continue
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            folder = _open_folder([root, *path])
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError:
             _skip(skipped, prefix, "unreadable")
             continue
         try:
-            names = _names(folder)
-        except OSError:
-            _skip(skipped, prefix, "unreadable")
-            names = []
-        for name in names:
-            scanned += 1
             try:
+                names = _names(folder)
+            except OSError:
+                _skip(skipped, prefix, "unreadable")
+                names = []
+            for name in names:
+                scanned += 1
                 if not _is_plain(name):
                     _skip(skipped, prefix, "name is not plain text")
-                elif _is_folder(name, folder) and depth < DEPTH_LIMIT:
-                    folders.append((f"{path}/{name}", f"{prefix}{name}/", depth + 1))
-                elif len(found) >= limits["artifact_count"]:
-                    _skip(skipped, prefix + name, "too many files")
+                    continue
+                try:
+                    status = os.lstat(name, dir_fd=folder)
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    # Of a folder that may be read and not entered, nothing can be looked at.
+                    _skip(skipped, prefix + name, "unreadable")
+                    continue
+                if stat.S_ISDIR(status.st_mode) and len(path) < DEPTH_LIMIT:
+                    folders.append([*path, name])
                 else:
-                    content = _read(name, folder, min(limits["artifact_bytes"], room))
-                    if isinstance(content, str):
-                        _skip(skipped, prefix + name, content)
-                        continue
-                    room -= len(content)
-                    found.append((prefix + name, content))
-            except OSError:
-                # Of a folder that may be read and not entered, the entries cannot be looked at.
-                _skip(skipped, prefix + name, "unreadable")
-        os.close(folder)
+                    yield prefix + name, folder, status
+        finally:
+            os.close(folder)
     if scanned > SCAN_LIMIT:
         _skip(skipped, "", "too many entries")
-    return found, skipped
+
+
+def _open_folder(path: "list[str]") -> int:
+    """Open a folder by way of those above it. Raises OSError, also for a link in any place."""
+    above: "int | None" = None
+    try:
+        for name in path:
+            status = os.lstat(name, dir_fd=above)
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(name)
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+            if above is not None:
+                os.close(above)
+            above = folder
+            # gVisor follows a link in spite of O_NOFOLLOW when O_DIRECTORY is set too.
+            opened = os.fstat(folder)
+            if (opened.st_dev, opened.st_ino) != (status.st_dev, status.st_ino):
+                raise NotADirectoryError(name)
+    except BaseException:
+        if above is not None:
+            os.close(above)
+        raise
+    assert above is not None
+    return above
 
 
 def _skip(skipped: "list[list[str]]", name: str, reason: str) -> None:
@@ -88,10 +155,6 @@ def _names(folder: int) -> "list[str]":
     return sorted(names)
 
 
-def _is_folder(name: str, folder: "int | None" = None) -> bool:
-    return stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
-
-
 def _is_plain(name: str) -> bool:
     try:
         return name.isprintable() and bool(name.encode())
@@ -101,13 +164,15 @@ def _is_plain(name: str) -> bool:
 
 def _read(name: str, folder: int, bound: int) -> "bytes | str":
     """The content, or the reason why it is left out."""
-    if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
-        return "not a regular file"
     try:
+        if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
+            return "not a regular file"
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return "unreadable"
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return "not a regular file"
         chunks: "list[bytes]" = []
         room = bound + 1
         while room > 0:

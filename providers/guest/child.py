@@ -7,9 +7,14 @@ import sys
 
 from . import python_runner, wire
 from .job import PROGRAMS, limit_cpu_time, write_files
-from .kernel import become, forbid_message_queues, open_to_kin
+from .kernel import become, forbid_message_queues, keep_apart, open_to_kin
 
 JOB, REPORT = 3, 4
+# How a child ends that could not become one; by the second, for want of processes and the like.
+FAILED, EXHAUSTED = 71, 72
+
+# Below which number a context of a shell has its own two.
+SHELL_DESCRIPTORS = 252
 
 # A crash with a limit of 0 still starts the machine's handler where core dumps are piped to one.
 # At 1 byte the kernel does nothing (do_coredump in fs/coredump.c).
@@ -26,6 +31,7 @@ def become_child(
 
     Nothing of the supervisor's stays open: the channel to the host is closed here.
     """
+    code = FAILED
     try:
         # A process group of its own: a signal to the one we were born into would reach others.
         os.setsid()
@@ -40,23 +46,31 @@ def become_child(
         os.dup2(job, JOB, inheritable=is_program)
         os.dup2(report, REPORT, inheritable=is_program)
         os.closerange(REPORT + 1, 1024)
-        if template["uid"] is not None:
-            become(template["uid"])  # type: ignore[arg-type]
-        open_to_kin()
-        for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
-            resource.setrlimit(kind, (bound, bound))
-        forbid_message_queues()
+        confine(template)
         language = template["language"]
         if language == "python":
             python_runner.serve(JOB, REPORT, template)
         elif language == "nodejs":
+            # It cannot do so itself when it becomes a context.
+            keep_apart()
             _exec(template["command"])  # type: ignore[arg-type]
         else:
             _serve_shell(template)
     except BaseException as error:
+        code = EXHAUSTED if wire.is_exhaustion(error) else FAILED
         os.write(2, f"the sandbox's runner failed: {error!r}\n".encode())
     finally:
-        os._exit(71)
+        os._exit(code)
+
+
+def confine(template: "dict[str, object]") -> None:
+    """Be the program's user, within the limits of a program. Raises OSError."""
+    if template["uid"] is not None:
+        become(template["uid"])  # type: ignore[arg-type]
+    open_to_kin()
+    for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
+        resource.setrlimit(kind, (bound, bound))
+    forbid_message_queues()
 
 
 def bounds(limits: "dict[str, int | None]") -> "list[tuple[int, int]]":
@@ -93,11 +107,33 @@ def _serve_shell(template: "dict[str, object]") -> None:
     if frame is None:
         os._exit(0)
     header, parts = frame
+    if header.get("type") == "context":
+        _be_shell_context(template, header, parts)
     os.closerange(JOB, REPORT + 1)
     write_files(parts)
     with open(PROGRAMS["bash"], "wb") as file:
         file.write(parts["code"])
+    os.environ.update(header["environment"])  # type: ignore[call-overload]
     if "arguments" in parts:
         os.environ["ARGUMENTS"] = parts["arguments"].decode()
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _exec([*template["command"], PROGRAMS["bash"]])  # type: ignore[misc]
+
+
+def _be_shell_context(
+    template: "dict[str, object]", header: "dict[str, object]", parts: "dict[str, bytes]"
+) -> None:
+    keep_apart()
+    os.environ.update(header["environment"])  # type: ignore[call-overload]
+    if header["cwd"]:
+        os.makedirs(str(header["cwd"]), exist_ok=True)
+        os.chdir(str(header["cwd"]))
+    # Scripts use the first ones themselves.
+    job = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], SHELL_DESCRIPTORS) - 2
+    os.dup2(JOB, job)
+    os.dup2(REPORT, job + 1)
+    os.closerange(JOB, REPORT + 1)
+    shell: "list[str]" = template["command"]  # type: ignore[assignment]
+    text = parts["runner"].decode()
+    options = ("--norc", "--noprofile", "-c")
+    _exec([*shell, *options, text, "bash", str(job), str(job + 1), ""])

@@ -3,11 +3,12 @@
 The engine has set up namespaces, limits and file systems. What is left is the system call filter.
 """
 
-from . import kernel, supervisor
+from . import kernel, notices, supervisor
 
 
 def main(seccomp: bytes) -> None:
     """Filter system calls, supervise. Never returns."""
+    descriptor = notices.open_notices()
     if seccomp:
         kernel.filter_system_calls(seccomp)
-    supervisor.main()
+    supervisor.main(descriptor)

@@ -10,7 +10,7 @@ import sys
 
 from . import plots, wire
 
-TEXT_LIMIT = 100_000
+TEXT_LIMIT = 200_000
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -30,6 +30,9 @@ class Outputs:
     def __init__(self, report: int) -> None:
         """Frames go to the descriptor `report`."""
         self.room = 0
+        # What each frame says beside its kind.
+        self.mark: "dict[str, object]" = {}
+        self.write = wire.write_all
         self._report = report
         self._process = os.getpid()
         self._writing = _thread.allocate_lock()
@@ -69,16 +72,23 @@ class Outputs:
         except Exception as error:
             _complain("an open figure cannot be shown", error)
 
-    def report(self, frame: bytes) -> None:
-        """Write one frame, never in the middle of another."""
+    def end_cell(self) -> None:
+        """Show the figures that are open still and were not shown, and close them all."""
+        self.finish()
+        self._shown.clear()
+        plots.close_figures()
+
+    def report(self, frame: bytes) -> bool:
+        """Write one frame, never in the middle of another. Whether it could be written."""
         if os.getpid() != self._process:
-            return
+            return True
         with self._writing:
             try:
-                wire.write_all(self._report, frame)
+                self.write(self._report, frame)
             except OSError:
                 # The program has closed all descriptors: nothing can be told any more.
-                return
+                return False
+        return True
 
     def _represent(self, value: object) -> "dict[str, bytes]":
         if plots.is_figure(value):
@@ -104,7 +114,7 @@ class Outputs:
         # An empty one is counted as left out.
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0
-        self.report(wire.pack({"type": "output"}, parts))
+        self.report(wire.pack({"type": "output", **self.mark}, parts))
 
 
 def encode(mime: str, data: object) -> bytes:

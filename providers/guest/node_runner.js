@@ -158,13 +158,23 @@ function writeFiles (parts) {
   }
 }
 
+function beContext ({ header, parts }) {
+  const context = new Module(path.join(path.dirname(__filename), 'node_context.js'), null)
+  context.filename = context.id
+  context.paths = []
+  context._compile(parts.get('runner').toString(), context.id)
+  context.exports({ job: JOB, report, encode, callsMain, acorn, ProgramError }, header)
+}
+
 function serve () {
   acorn.parse('function main () {}', SCRIPT)
   report({ type: 'ready' })
   const job = readFrame()
-  writeFiles(job.parts)
   // What was written must not be lost when the process exits before the pipes had room for it.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
+  if (job.header.type === 'context') return beContext(job)
+  Object.assign(process.env, job.header.environment)
+  writeFiles(job.parts)
   let result
   const emit = process.emit
   // Not a listener, because the program's own come later and may still print or set the exit code.

@@ -1,5 +1,6 @@
 """Given to an image's interpreter as text, once per image: what is in there, the guest compiled.
 
+Its argument is a JSON object of the commands that each language may have.
 The sources come over descriptor 0 as a JSON object of [file name for tracebacks, text] by module.
 The compiled modules go back as this very interpreter marshals them, so that later containers of
 the image need not compile them again; for the host they are bytes without a meaning.
@@ -11,6 +12,7 @@ import json
 import marshal
 import resource
 import shutil
+import subprocess
 import sys
 
 
@@ -20,18 +22,28 @@ def _kernel_messages() -> bytes:
     return buffer.raw[: max(count, 0)]
 
 
+def _version(path: str) -> str:
+    """What the interpreter says of itself, empty when it says nothing in time."""
+    try:
+        asked = subprocess.run([path, "--version"], capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout[:1000].decode("utf-8", "replace")
+
+
 def main() -> None:
     modules = {
         name: marshal.dumps(compile(text, file, "exec", dont_inherit=True))
         for name, (file, text) in json.load(sys.stdin).items()
     }
+    interpreters = {}
+    for language, names in json.loads(sys.argv[1]).items():
+        interpreters[language] = next(filter(None, map(shutil.which, names)), None)
+    interpreters["python"] = sys.executable
     answer = {
         "version": ".".join(map(str, sys.version_info[:3])),
-        "interpreters": {
-            "python": sys.executable,
-            "nodejs": shutil.which("node") or shutil.which("nodejs"),
-            "bash": shutil.which("bash"),
-        },
+        "interpreters": interpreters,
+        "versions": {name: _version(path) for name, path in interpreters.items() if path},
         "user_processes": resource.getrlimit(resource.RLIMIT_NPROC)[1],
         # Only gVisor's own kernel says so, whatever the engine calls the runtime.
         "gvisor": b"gVisor" in _kernel_messages(),

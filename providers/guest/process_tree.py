@@ -18,7 +18,14 @@ class Child:
             # The program may open /dev/stdout and the like again, so the pipes must be its own.
             for fd in (stdout_out, stderr_out):
                 os.fchown(fd, template["uid"], template["uid"])  # type: ignore[arg-type]
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            # A kept sandbox whose program has used up the processes tries again later.
+            for fd in (job_in, report_out, stdout_out, stderr_out):
+                os.close(fd)
+            self.close()
+            raise
         if self.pid == 0:
             become_child(template, job_in, report_out, stdout_out, stderr_out)
         for fd in (job_in, report_out, stdout_out, stderr_out):

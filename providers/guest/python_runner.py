@@ -9,6 +9,7 @@ from .job import PROGRAMS, limit_cpu_time, write_files
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     import _ast
+    from collections.abc import Callable
 
 # The program may replace what is in `os`, and would come back to whoever called us.
 _exit = os._exit
@@ -38,11 +39,17 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     wire.write_all(report, wire.pack({"type": "ready"}, []))
     preload.use_the_wait(job)
     frame = wire.read_frame(job, wire.Parser(sys.maxsize))
-    os.close(job)
     if frame is None:
         os._exit(0)
     header, parts = frame
     del frame
+    if header.get("type") == "context":
+        # Only here: a single run does not pay for it.
+        from . import python_context
+
+        python_context.serve(job, outputs, header, advised=bool(template["advise"]))
+    os.close(job)
+    os.environ.update(header["environment"])  # type: ignore[call-overload]
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _complete_sys_path()
     write_files(parts)
@@ -75,10 +82,14 @@ def run(
     arguments: "bytes | None",
     result_limit: int,
     outputs: "display.Outputs | None" = None,
+    step: "Callable[..., bytes | None] | None" = None,
 ) -> "tuple[int, bytes | None]":
-    """The exit code, and the JSON text of what `main()` returned, if it was called and did."""
+    """The exit code, and the JSON text of what `main()` returned, if it was called and did.
+
+    `step` runs the code where it is not to be run as a program of its own.
+    """
     try:
-        returned = _run(code, entrypoint, arguments, outputs)
+        returned = (step or _run)(code, entrypoint, arguments, outputs)
         if returned is not None and len(returned) > result_limit:
             raise ProgramError(
                 f"main() returned {len(returned)} bytes of JSON, the limit is {result_limit}"

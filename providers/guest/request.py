@@ -5,56 +5,17 @@ import select
 import time
 
 from . import advice, artifacts, wire
+from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
 from .processes import Times, cpu_seconds
 
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .stream import Stream
+
 MEMORY_CHECK_SECONDS = 0.025
-
-# Longest name and most representations of one rich output.
-MIME_LIMIT, BUNDLE_LIMIT = 100, 12
-
-
-class Capture:
-    """The first `limit` bytes of a pipe; the rest is read and dropped, and counted as truncated."""
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd = fd
-        self.truncated = False
-        self._room = limit
-        self._chunks: "list[bytes]" = []
-        os.set_blocking(fd, False)
-
-    def read(self) -> bool:
-        """Take what is there. False at the end of the pipe."""
-        try:
-            return self._take()
-        except BlockingIOError:
-            return True
-
-    def drain(self) -> None:
-        """Everything that is left; only when no writer is alive any more.
-
-        The pipe's end is not waited for: in a message that nobody will receive, its other end may
-        outlive every process.
-        """
-        try:
-            while self._take():
-                continue
-        except BlockingIOError:
-            return
-
-    def _take(self) -> bool:
-        data = os.read(self.fd, 1 << 18)
-        if len(data) > self._room:
-            self.truncated = True
-        self._chunks.append(data[: self._room])
-        self._room -= len(self._chunks[-1])
-        return bool(data)
-
-    @property
-    def content(self) -> bytes:
-        return b"".join(self._chunks)
 
 
 class Run:
@@ -67,6 +28,7 @@ class Run:
         memory: "Memory | None",
         *,
         advised: bool = False,
+        stream: "Stream | None" = None,
     ) -> None:
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
         self.child = child
@@ -76,18 +38,19 @@ class Run:
         self.memory_peak = 0
         self.done: "dict[str, object] | None" = None
         self.done_parts: "dict[str, bytes]" = {}
-        self.outputs: "list[dict[str, bytes]]" = []
-        self.outputs_skipped = 0
+        self.order = Order()
+        self.outputs = Bundles(limits)
         self.remarks: "list[list[object]] | None" = None
         self.remarks_dropped = 0
         self._advised = advised
-        self._outputs_room = limits["rich_output_bytes"]
         self._memory = memory
+        self._stream = stream
         self._times = Times()
         self._cpu_before = cpu_seconds(child.pid)
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
-        self.stdout = Capture(child.stdout, limits["output_bytes"])
-        self.stderr = Capture(child.stderr, limits["output_bytes"])
+        bound, take = limits["output_bytes"], stream.take if stream else None
+        self.stdout = Capture(child.stdout, bound, STDOUT, self.order, take)
+        self.stderr = Capture(child.stderr, bound, STDERR, self.order, take)
         self._reports: "wire.Parser | None" = wire.Parser(
             max(limits["result_bytes"], limits["rich_output_bytes"]) + 4096
         )
@@ -107,6 +70,7 @@ class Run:
             os.set_blocking(self.child.job, False)
             poll.register(self.child.job, select.POLLOUT)
         next_check = 0.0
+        streaming = False
         while self.done is None and self.child.exit_code is None:
             now = time.monotonic()
             if now >= self._deadline:
@@ -119,8 +83,13 @@ class Run:
                     if self._memory_exceeded(self._memory):
                         return
                 wait = min(wait, MEMORY_CHECK_SECONDS)
+            if self._stream is not None and self._stream.waits != streaming:
+                streaming = self._stream.waits
+                poll.register(self._stream.fd, select.POLLOUT if streaming else 0)
             for fd, _ in poll.poll(wait * 1000 + 1):
-                if fd == self.child.job:
+                if self._stream is not None and fd == self._stream.fd:
+                    self._stream.write()
+                elif fd == self.child.job:
                     self._feed(pending)
                     if not pending:
                         poll.unregister(fd)
@@ -168,7 +137,8 @@ class Run:
         try:
             for header, parts in self._reports.feed(data):
                 if header.get("type") == "output":
-                    self._keep_output(parts)
+                    if self.outputs.add(parts) and self._stream is not None:
+                        self._stream.send("output", list(parts.items()))
                 elif header.get("type") == "advice":
                     self._keep_remarks(header.get("remarks"))
                 elif header.get("type") == "done" and self.done is None:
@@ -187,21 +157,10 @@ class Run:
         self.remarks, dropped = advice.checked(claimed)
         self.remarks_dropped += dropped
 
-    def _keep_output(self, parts: "dict[str, bytes]") -> None:
-        size = sum(map(len, parts.values()))
-        named = 0 < len(parts) <= BUNDLE_LIMIT and all(
-            len(mime) <= MIME_LIMIT and mime.isascii() for mime in parts
-        )
-        full = len(self.outputs) >= self.limits["rich_output_count"] or size > self._outputs_room
-        if named and not full:
-            self._outputs_room -= size
-            self.outputs.append(parts)
-        else:
-            self.outputs_skipped += 1
-
     def finish(self) -> None:
         """End what is left of the program and take in the rest of its output and its report."""
         self.child.kill_all()
+        self.memory_peak = max(self.memory_peak, self.child.memory_peak)
         self.stdout.drain()
         self.stderr.drain()
         os.set_blocking(self.child.report, False)
@@ -232,29 +191,38 @@ class Run:
 
 
 def answer(run: Run, request_id: object, seconds: float) -> bytes:
-    """The answer frame. All in it but the verdicts and measurements is the program's own claim."""
+    """The answer frame of a single run."""
+    header, parts = outcome(run, seconds, *artifacts.collect("artifacts", run.limits))
+    return wire.pack({"type": "result", "id": request_id, **header}, parts)
+
+
+def outcome(
+    run: "Run | Cell",
+    seconds: float,
+    files: "list[tuple[str, bytes]]",
+    skipped: "list[list[str]]",
+) -> "tuple[dict[str, object], list[tuple[str, bytes]]]":
+    """What came of a run. All in it but verdicts and measurements is the program's own claim."""
     parts = [("stdout", run.stdout.content), ("stderr", run.stderr.content)]
-    has_result = "result" in run.done_parts and run.exit_code == 0
-    if has_result:
+    if "result" in run.done_parts and run.exit_code == 0:
         parts.append(("result", run.done_parts["result"]))
-    for number, bundle in enumerate(run.outputs):
+    for number, bundle in enumerate(run.outputs.kept):
         parts += [(f"output:{number}:{mime}", content) for mime, content in bundle.items()]
-    files, skipped = artifacts.collect("artifacts", run.limits)
     parts += [(f"artifact:{name}", content) for name, content in files]
-    header = {
-        "type": "result",
-        "id": request_id,
+    header: "dict[str, object]" = {
         "exit_code": run.exit_code,
         "timed_out": run.timed_out,
         "out_of_memory": run.out_of_memory,
         "stdout_truncated": run.stdout.truncated,
         "stderr_truncated": run.stderr.truncated,
+        "order": run.order.entries,
+        "order_cut": run.order.is_cut,
         "artifacts_skipped": skipped,
-        "outputs_skipped": run.outputs_skipped,
+        "outputs_skipped": run.outputs.skipped,
         "remarks": run.remarks,
         "remarks_dropped": run.remarks_dropped,
         "seconds": seconds,
         "cpu_seconds": run.cpu_seconds,
-        "memory_peak_bytes": max(run.memory_peak, run.child.memory_peak),
+        "memory_peak_bytes": run.memory_peak,
     }
-    return wire.pack(header, parts)
+    return header, parts

@@ -16,7 +16,7 @@ import sys
 import time
 
 from . import preload, python_runner, wire
-from .child import REPORT, bounds
+from .child import EXHAUSTED, REPORT, bounds
 from .image_content import fill_tmp
 from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
@@ -30,9 +30,13 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def main() -> None:
-    """Be the first process for the template given as JSON in argv[1], channel on 0 and 1."""
+def main(notices: int = -1) -> None:
+    """Be the first process for the template given as JSON in argv[1], channel on 0 and 1.
+
+    `notices` is a descriptor for them that was opened before system calls were filtered.
+    """
     template: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
+    template["notices"] = notices
     channel_in, channel_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
@@ -78,14 +82,23 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)
+    # A channel that does not end with its host: nobody may come any more.
+    alone: "float | None" = template.get("alone_seconds")  # type: ignore[assignment]
     while True:
+        if alone is not None and not wire.wait(channel_in, select.POLLIN, alone):
+            os._exit(0)
         frame = wire.read_frame(channel_in, wire.Parser(wire.REQUEST_LIMIT))
         if frame is None:
             os._exit(0)
+        if frame[0].get("op") == "keep":
+            # Only here: a single run does not pay for it.
+            from . import keeping
+
+            keeping.keep(template, child, frame[0], wakeup, channel_in, channel_out)
         again = _serve(template, child, frame, wakeup, channel_in, channel_out)
         if untouched is None or not again:
             # The end of a container is much work for an engine. When, is for the host to say.
-            wire.wait(channel_in, select.POLLIN)
+            wire.wait(channel_in, select.POLLIN, alone)
             os._exit(0)
         del frame
         child.close()
@@ -109,8 +122,10 @@ def _warm_up(template: "dict[str, object]", channel_out: int) -> Child:
     child = Child(template)
     ready = wire.read_frame(child.report, wire.Parser(0))
     if ready is None:
+        child.kill_all()
         complaint = os.read(child.stderr, 2000).decode("utf-8", "replace").strip()
-        _give_up(channel_out, f"the runner did not start: {complaint}")
+        exhausted = child.exit_code == EXHAUSTED
+        _give_up(channel_out, f"the runner did not start: {complaint}", exhausted=exhausted)
     wire.write_all(channel_out, wire.pack({"type": "ready", "python": sys.version.split()[0]}, []))
     return child
 
@@ -130,13 +145,20 @@ def _serve(
     # Elsewhere than in process 1 of a namespace these places are the machine's.
     places = [os.getcwd(), *PLACES] if os.getpid() == 1 else []
     memory = Memory(places) if template["watch_memory"] else None
-    run = Run(child, request, memory, advised=bool(template.get("advise")))
+    stream = None
+    if request.get("stream") is True:
+        # Only here: what nobody follows does not pay for it.
+        from .stream import Stream
+
+        stream = Stream(channel_out, request["id"])
+    run = Run(child, request, memory, advised=bool(template.get("advise")), stream=stream)
     job = wire.chunks(
         {
             "entrypoint": request["entrypoint"],
             "timeout": request["timeout"],
             "result_bytes": run.limits["result_bytes"],
             "rich_output_bytes": run.limits["rich_output_bytes"],
+            "environment": request.get("environment") or {},
         },
         list(parts.items()),
     )
@@ -144,10 +166,13 @@ def _serve(
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()
+    if stream is not None:
+        stream.finish()
     wire.write_all(channel_out, answer(run, request["id"], seconds))
     return again
 
 
-def _give_up(channel_out: int, reason: str) -> "NoReturn":
-    wire.write_all(channel_out, wire.pack({"type": "failed", "reason": reason[:2000]}, []))
+def _give_up(channel_out: int, reason: str, *, exhausted: bool = False) -> "NoReturn":
+    failed = {"type": "failed", "reason": reason[:2000], "exhausted": exhausted}
+    wire.write_all(channel_out, wire.pack(failed, []))
     os._exit(70)

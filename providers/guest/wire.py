@@ -4,14 +4,20 @@
 `header["parts"]`, a list of [name, size]. The host uses this module too.
 """
 
+import errno
 import os
 import select
 
 HEADER_LIMIT = 256 * 1024
 REQUEST_LIMIT = 128 * 1024 * 1024
 
-# The zygote's first byte on a sandbox's channel; a pidfd comes with the one, a text with the other.
-STARTED, FAILED = b"S", b"F"
+# The zygote's first byte on a sandbox's channel: a pidfd comes with the first, a text with the
+# others. EXHAUSTED is a failure for want of what the machine may have again in a moment.
+STARTED, FAILED, EXHAUSTED = b"S", b"F", b"E"
+_EXHAUSTION = (
+    *(errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOSPC, errno.EUSERS),
+)
 
 try:
     # CPython's own accelerators. `import json` pulls in `re` and costs 8 ms in every sandbox.
@@ -58,6 +64,13 @@ def _refuse(value: object) -> object:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether it says that processes, memory, descriptors or namespaces are used up."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in _EXHAUSTION
+    )
+
+
 class FrameError(Exception):
     """The other side does not keep to the protocol."""
 
@@ -68,9 +81,14 @@ def pack(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> bytes
 
 
 def chunks(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> "list[bytes]":
-    """One frame as the bytes to be written one after the other, without a copy of the parts."""
+    """One frame as the bytes to be written one after the other, without a copy of the parts.
+
+    Raises ValueError for a part whose name is not Unicode.
+    """
+    "".join(name for name, _ in parts).encode()
     named = [[name, len(content)] for name, content in parts]
-    text = dumps({**header, "parts": named}).encode()
+    # A surrogate, as in a file's name that is not UTF-8, becomes the escape that JSON has for it.
+    text = dumps({**header, "parts": named}).encode("utf-8", "backslashreplace")
     return [len(text).to_bytes(4, "big") + text, *(content for _, content in parts)]
 
 
@@ -150,7 +168,7 @@ def _part_sizes(header: object) -> "list[tuple[str, int]]":
     return sizes
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: "bytes | memoryview") -> None:
     """Write everything, however long the other side takes to read."""
     view = memoryview(data)
     while view:
@@ -175,9 +193,9 @@ def read_frame(fd: int, parser: Parser) -> "tuple[dict[str, object], dict[str, b
             return frames[0]
 
 
-def wait(fd: int, events: int) -> None:
-    """Wait until `fd` is ready for what `events` names, or has ended."""
+def wait(fd: int, events: int, seconds: "float | None" = None) -> bool:
+    """Wait until `fd` is ready for what `events` names, or has ended. False after the time."""
     # Under gVisor a blocking socket that comes from the host answers EAGAIN now and then.
     poll = select.poll()
     poll.register(fd, events)
-    poll.poll()
+    return bool(poll.poll(None if seconds is None else seconds * 1000))

@@ -1,9 +1,9 @@
 """Process 1 inside bubblewrap: a warm interpreter that forks one sandbox per request.
 
 A run in a sandbox forked here costs 13 ms of CPU in all, one in a bubblewrap and an interpreter
-started for it 36 (docs/architecture.md). No user code ever runs in the zygote itself. Each sandbox
-leaves every namespace, gets a root of its own (root.py), and loses all privilege before it forks
-the child that runs user code.
+started for it 36 (docs/internals/decisions.md). No user code ever runs in the zygote itself. Each
+sandbox leaves every namespace, gets a root of its own (root.py), and loses all privilege before it
+forks the child that runs user code.
 
 The host speaks over descriptor 0, a SOCK_SEQPACKET socket. A message is the template as JSON with
 two descriptors or more: the sandbox's channel, the seccomp program, and the process lists of its
@@ -11,16 +11,22 @@ cgroups. The answer comes on the channel: one byte with a pidfd of the sandbox's
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
+import errno
 import fcntl
 import gc
 import os
 import resource
+import select
 import socket
 import struct
 import sys
 
-from . import kernel, preload, root, supervisor, wire
+from . import kernel, notices, preload, root, supervisor, wire
 from .child import NO_CORE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 MESSAGE_LIMIT = 64 * 1024
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
@@ -53,12 +59,26 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 4)
+        try:
+            message, fds, flags, _ = socket.recv_fds(control, MESSAGE_LIMIT, 4)
+        except (OSError, MemoryError) as error:
+            if not wire.is_exhaustion(error):
+                raise
+            # The message stays where it is.
+            select.select([], [], [], 0.01)
+            continue
         if not message:
             os._exit(0)
-        template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
-        _preload(template)
-        _start(layout, template, control, fds)
+        try:
+            if flags & socket.MSG_CTRUNC:
+                # Without them all a sandbox would be outside its cgroup, or without its filter.
+                raise OSError(errno.EMFILE, "descriptors were lost")
+            template: "dict[str, object]" = wire.loads(message.decode())  # type: ignore[assignment]
+            _preload(template)
+            _start(layout, template, control, fds)
+        except Exception as error:
+            # Nothing that one start lacks ends the others from here.
+            _report_failure(fds, error)
         for fd in fds:
             os.close(fd)
 
@@ -89,57 +109,97 @@ def _start(
     control: socket.socket,
     fds: "list[int]",
 ) -> None:
-    """Fork a sandbox's first process into namespaces of its own, and hand it over."""
+    """Fork a sandbox's first process into namespaces of its own, and hand it over.
+
+    Raises what a call that fails raises, in this process alone.
+    """
     namespaces = _NAMESPACES | (kernel.NEW_USER if template["uid"] is None else 0)
     released, release = os.pipe()
-    pid = -1
     try:
         if not _tried:
             pid = kernel.fork_into(namespaces)
             if pid == 0:
-                control.close()
-        else:
-            # Libraries such as numpy's have threads, which have to be told of a fork.
-            if os.fork() != 0:
-                return
-            control.close()
-            kernel.unshare(namespaces)
-            pid = os.fork()
-        if pid == 0:
-            os.close(release)
-            # What the host hears first is who we are.
-            os.read(released, 1)
-            os.close(released)
-            _be_sandbox(layout, template, fds)
-        _hand_over(fds[0], pid)
-    except Exception as error:
-        if pid > 0:
-            os.kill(pid, _signal.SIGKILL)
-        _report_failure(fds[0], error)
+                _be_released(layout, template, control, fds, (released, release))
+            _hand_over(fds[0], pid)
+        # Libraries such as numpy's have threads, which have to be told of a fork.
+        elif os.fork() == 0:
+            _start_from_a_fork(layout, template, control, fds, (released, release), namespaces)
     finally:
         os.close(released)
         os.close(release)
-    if _tried:
+
+
+def _start_from_a_fork(
+    layout: root.Layout,
+    template: "dict[str, object]",
+    control: socket.socket,
+    fds: "list[int]",
+    gate: "tuple[int, int]",
+    namespaces: int,
+) -> "NoReturn":
+    """What a process between does, whose namespaces are left before it forks."""
+    try:
+        kernel.unshare(namespaces)
+        pid = os.fork()
+        if pid == 0:
+            _be_released(layout, template, control, fds, gate)
+        _hand_over(fds[0], pid)
+    except Exception as error:
+        _report_failure(fds, error)
+    finally:
         os._exit(0)
 
 
-def _report_failure(channel: int, error: Exception) -> None:
-    """Tell the host, unless it has given this sandbox up; the others from here go on."""
-    with socket.socket(fileno=os.dup(channel)) as to_host:
-        try:
-            to_host.sendall(wire.FAILED + repr(error).encode()[:2000])
-        except OSError:
-            return
+def _be_released(
+    layout: root.Layout,
+    template: "dict[str, object]",
+    control: socket.socket,
+    fds: "list[int]",
+    gate: "tuple[int, int]",
+) -> "NoReturn":
+    """Be the sandbox once the host has heard who we are: that comes first on the channel."""
+    try:
+        released, release = gate
+        control.close()
+        os.close(release)
+        os.read(released, 1)
+        os.close(released)
+        _be_sandbox(layout, template, fds)
+    finally:
+        # Whatever happens, this process does not go on as a zygote.
+        os._exit(70)
+
+
+def _report_failure(fds: "list[int]", error: Exception) -> None:
+    """Tell the host, unless it has given this sandbox up, or the channel itself was lost."""
+    kind = wire.EXHAUSTED if wire.is_exhaustion(error) else wire.FAILED
+    try:
+        # A descriptor for a socket may be what is missing.
+        os.write(fds[0], kind + repr(error).encode()[:2000])
+    except (OSError, IndexError):
+        return
 
 
 def _hand_over(channel: int, pid: int) -> None:
-    """Give the host a hold on the sandbox's first process. Raises OSError."""
-    pidfd = os.pidfd_open(pid)
+    """Give the host a hold on the sandbox's first process, or end that. Raises OSError."""
+    pidfd = -1
     try:
+        pidfd = os.pidfd_open(pid)
         with socket.socket(fileno=os.dup(channel)) as to_host:
             socket.send_fds(to_host, [wire.STARTED], [pidfd])
+    except BaseException:
+        _end(pid)
+        raise
     finally:
-        os.close(pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def _end(pid: int) -> None:
+    try:
+        os.kill(pid, _signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _map_users(uid: int, gid: int) -> None:
@@ -184,6 +244,7 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
         if uid is not None:
             kernel.become(uid)
         kernel.drop_capabilities()
+        template["notices"] = notices.open_notices()
         program = os.read(seccomp, 1 << 16)
         os.close(seccomp)
         if program:
@@ -191,8 +252,9 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
         template["uid"] = None
         supervisor.supervise(template, channel, channel)
     except BaseException as error:
-        reason = f"the sandbox did not start: {error!r}"[:2000]
-        os.write(channel, wire.pack({"type": "failed", "reason": reason}, []))
-    finally:
-        # Whatever happens, this process does not go on as a zygote.
-        os._exit(70)
+        failed = {
+            "type": "failed",
+            "reason": f"the sandbox did not start: {error!r}"[:2000],
+            "exhausted": wire.is_exhaustion(error),
+        }
+        os.write(channel, wire.pack(failed, []))

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
 
-from providers.base import (
-    ARGUMENTS,
-    ARTIFACTS,
-    FILES,
-    Entrypoint,
-    ExecutionResult,
-    Health,
-    InputFile,
-    Limits,
-    SandboxInstance,
-    SandboxProvider,
+from providers.base import OF_OUR_GUEST, Health, SandboxProvider
+from providers.errors import (
+    NotInitialized,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+    before_the_code,
 )
-from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
 from providers.isolation import FIELD, NONE, meets, of_runtime
+from providers.languages import normalize_language, offered_names
+from providers.local.sessions import LocalSessions
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.pool import Pool, PoolSettings
-from providers.pool.requests import Job, make_template, run_request
-from providers.pool.sandbox import Sandbox
+from providers.pool.requests import check_job, check_spec, make_template
+from providers.pool.sandbox import Sandbox as WarmSandbox
 from providers.pool.settings import FIELDS, module_names
-from providers.pool.template import Template, normalize_language
+from providers.pool.template import Template
+from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
+from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
 from providers.waiting import carried_out
 
 logger = logging.getLogger(__name__)
@@ -50,7 +47,8 @@ class LocalProvider(SandboxProvider):
     description = "Single-use sandboxes on this machine: bubblewrap, or gVisor without a daemon."
     icon = "computer"
     tags = ("self-hosted", "no daemon")
-    capabilities = frozenset({ARGUMENTS, ARTIFACTS, FILES})
+    capabilities = OF_OUR_GUEST
+    knows_at_once = True
     config_fields = {
         "launcher": ConfigField(
             "string",
@@ -80,7 +78,7 @@ class LocalProvider(SandboxProvider):
             "Most sandboxes at once",
             default=16,
             min=1,
-            max=256,
+            max=512,
             description="Warm and busy together, in each server process. Callers beyond it wait.",
         ),
         "queue_timeout": ConfigField(
@@ -90,6 +88,14 @@ class LocalProvider(SandboxProvider):
             min=1,
             max=300,
             description="A caller who got no sandbox in this time is refused with SB008.",
+        ),
+        "timeout": ConfigField(
+            "integer",
+            "Longest run (seconds)",
+            min=1,
+            max=86_400,
+            description="Runs that name no time have this one, and those that ask for more are "
+            "refused. Empty: SANDBOX_TIMEOUT_SEC and SANDBOX_MAX_TIMEOUT_SEC.",
         ),
         "max_memory": ConfigField(
             "string",
@@ -105,10 +111,12 @@ class LocalProvider(SandboxProvider):
         self._loop: BackgroundLoop | None = None
         self._launcher: Launcher | None = None
         self._pool: Pool | None = None
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._lock = threading.Lock()
+        self._limits = SandboxLimits()
+        self._lent: dict[str, WarmSandbox] = {}
         self._capacity = 0
+        self._timeout: float | None = None
         self._sharing = ""
+        self._sessions: LocalSessions | None = None
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -116,7 +124,7 @@ class LocalProvider(SandboxProvider):
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
-        limits = replace(Limits(), memory_bytes=MEMORY_SIZES[config["max_memory"]] * 1024 * 1024)
+        limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] * 1024 * 1024)
         pool_settings = PoolSettings(
             size=config["pool_size"],
             capacity=max(config["max_sandboxes"], config["pool_size"]),
@@ -136,6 +144,9 @@ class LocalProvider(SandboxProvider):
             loop.stop()
             raise
         self._loop, self._launcher, self._pool = loop, launcher, pool
+        self._limits = limits
+        self._timeout = config["timeout"]
+        self._sessions = LocalSessions(config, launcher.runtime)
         self._capacity = pool_settings.capacity
         self._sharing = pool_settings.isolation
         return True
@@ -143,87 +154,70 @@ class LocalProvider(SandboxProvider):
     def initialize_apart(self, config: Mapping[str, Any]) -> bool:
         return self.initialize({**config, "pool_size": 1})
 
-    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
-        return self.submit_create_instance(template, owner=owner).result()
+    def initialize_to_attach(self, config: Mapping[str, Any]) -> bool:
+        self._timeout = config["timeout"]
+        self._sessions = LocalSessions(config, "")
+        return True
 
-    def submit_create_instance(
-        self, template: str = "python", *, owner: str = ""
-    ) -> Future[SandboxInstance]:
+    def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
+        if spec.kept:
+            return self._kept().keep(spec, owner)
+        return self.submit_open(spec, owner).result()
+
+    def attach(self, ref: str) -> KeptSandbox:
+        return self._kept().attach(ref)
+
+    def submit_open(self, spec: SandboxSpec, owner: str) -> Future[Sandbox]:
         loop, pool = self._opened()
-        return loop.submit(self._take(pool, normalize_language(template), owner))
+        if spec.kept:
+            return super().submit_open(spec, owner)
+        check_spec(spec, self._limits)
+        return loop.submit(self._take(pool, normalize_language(spec.template), owner))
 
-    async def _take(self, pool: Pool, language: str, owner: str) -> SandboxInstance:
-        sandbox = await pool.acquire(language, owner)
-        instance_id = f"local-{os.getpid()}-{sandbox.number}"
-        with self._lock:
-            self._sandboxes[instance_id] = sandbox
+    async def _take(self, pool: Pool, template: str, owner: str) -> Sandbox:
+        warm = await pool.acquire(template, owner)
         metadata = {
-            "runtime": sandbox.runtime,
-            "isolation": of_runtime(sandbox.runtime),
+            "runtime": warm.runtime,
+            "isolation": of_runtime(warm.runtime),
             "sharing": self._sharing,
         }
-        return SandboxInstance(instance_id, self.id, "running", metadata)
+        ref = f"local-{os.getpid()}-{warm.number}"
+        self._lent[ref] = warm
+        return LocalSandbox(self, ref, metadata)
+
+    @property
+    def network(self) -> str:
+        return "none"
+
+    @property
+    def max_timeout(self) -> float | None:
+        return self._timeout
 
     @property
     def isolation(self) -> str:
         return of_runtime(self._launcher.runtime) if self._launcher else ""
 
     def is_full(self) -> bool:
-        return len(self._sandboxes) >= self._capacity
+        return len(self._lent) >= self._capacity
 
-    def execute_code(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float = 10,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        entrypoint: Entrypoint = "auto",
-        files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
-    ) -> ExecutionResult:
-        return self.submit_execute_code(
-            instance_id,
-            code,
-            language,
-            timeout,
-            arguments,
-            entrypoint=entrypoint,
-            files=files,
-            limits=limits,
-        ).result()
+    def begin(self, ref: str, job: Job, emit: Emit | None) -> Future[ExecutionResult]:
+        """Have the sandbox of this name run it. Raises SandboxError; nothing has run then."""
+        with before_the_code():
+            loop, _ = self._opened()
+            warm = self._lent.get(ref)
+            if warm is None:
+                raise ProviderUnavailable(f"There is no sandbox {ref!r}.")
+            self.check_timeout(job)
+            check_job(job, warm.template)
+        return loop.submit(warm.run(job, emit))
 
-    def submit_execute_code(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float = 10,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        entrypoint: Entrypoint = "auto",
-        files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
-    ) -> Future[ExecutionResult]:
-        loop, _ = self._opened()
-        with self._lock:
-            sandbox = self._sandboxes.get(instance_id)
-        if sandbox is None:
-            raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
-        job = Job(code, language, timeout, arguments, entrypoint, files, limits or Limits())
-        return loop.submit(sandbox.run(run_request(job, sandbox.template)))
-
-    def destroy_instance(self, instance_id: str) -> bool:
-        with self._lock:
-            sandbox = self._sandboxes.pop(instance_id, None)
-        if sandbox is None or self._loop is None or self._pool is None:
+    def take_back(self, ref: str) -> bool:
+        """End the sandbox of this name, with nobody waiting for it. False when it was not there."""
+        warm = self._lent.pop(ref, None)
+        if warm is None or self._loop is None or self._pool is None:
             return False
-        self._loop.start(self._pool.release(sandbox))
+        self._loop.start(self._pool.release(warm))
         return True
-
-    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
-        return carried_out(lambda: self.destroy_instance(instance_id))
 
     def health_check(self) -> Health:
         if self._pool is None:
@@ -232,14 +226,20 @@ class LocalProvider(SandboxProvider):
         healthy = stats["idle"] + stats["busy"] > 0 or not stats["failing"]
         return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
 
+    def pool_figures(self) -> Mapping[str, Any]:
+        pool = self._pool
+        return {} if pool is None else pool.stats()
+
     def get_supported_languages(self) -> list[str]:
         if self._launcher is None:
             return []
-        languages = self._launcher.languages()
-        return languages + (["javascript"] if "nodejs" in languages else [])
+        return offered_names(self._launcher.languages())
 
     def close(self) -> None:
         loop, pool, launcher = self._loop, self._pool, self._launcher
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            sessions.close()
         if loop is None or pool is None or launcher is None:
             return
         # First, because what still runs ends now, and would hand back what is being destroyed.
@@ -249,10 +249,35 @@ class LocalProvider(SandboxProvider):
         launcher.close()
         loop.stop()
 
+    def _kept(self) -> LocalSessions:
+        if self._sessions is None:
+            raise NotInitialized(f"The local provider is {self._reason}.")
+        return self._sessions
+
     def _opened(self) -> tuple[BackgroundLoop, Pool]:
         if self._loop is None or self._pool is None:
             raise NotInitialized(f"The local provider is {self._reason}.")
         return self._loop, self._pool
+
+
+class LocalSandbox(Sandbox):
+    """A sandbox of the pool, lent for one run."""
+
+    def __init__(self, provider: LocalProvider, ref: str, metadata: dict[str, Any]) -> None:
+        self.ref, self.metadata = ref, metadata
+        self._provider = provider
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        return self.submit_run(job, emit).result()
+
+    def submit_run(self, job: Job, emit: Emit | None = None) -> Future[ExecutionResult]:
+        return self._provider.begin(self.ref, job, emit)
+
+    def close(self) -> bool:
+        return self._provider.take_back(self.ref)
+
+    def submit_close(self) -> Future[bool]:
+        return carried_out(self.close)
 
 
 # The launchers that have worked in this process. One of them is not left for a weaker one because
@@ -260,26 +285,47 @@ class LocalProvider(SandboxProvider):
 _proven: set[str] = set()
 
 
+# Why a launcher was not usable when it was last tried: every health check tries them all.
+_complaints: dict[str, str] = {}
+
+
+def _tell(runtime: str, complaint: str) -> None:
+    """Log whether a launcher is usable where that is news."""
+    if complaint == _complaints.get(runtime, ""):
+        return
+    _complaints[runtime] = complaint
+    if complaint:
+        logger.info("launcher not usable", extra={"runtime": runtime, "reason": complaint})
+    else:
+        logger.info("launcher usable again", extra={"runtime": runtime})
+
+
 async def _choose_launcher(wanted: str, platform: str) -> Launcher:
     """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
     candidates: list[Launcher] = []
+    python = settings.SANDBOX_LOCAL_PYTHON
     if wanted in ("auto", "gvisor"):
-        candidates.append(GvisorLauncher(settings.DATA_DIR, platform))
+        candidates.append(GvisorLauncher(settings.DATA_DIR, platform, python))
     if wanted in ("auto", "bubblewrap"):
-        candidates.append(BubblewrapLauncher(settings.DATA_DIR))
+        candidates.append(BubblewrapLauncher(settings.DATA_DIR, python))
     failure = ProviderUnavailable("The local provider has no isolation tool.")
     for launcher in candidates:
         is_there = False
         try:
             await launcher.prepare()
             is_there = True
-            await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
+            await (await WarmSandbox.start(launcher, Template("python", "python"))).destroy()
             _proven.add(launcher.runtime)
+            _tell(launcher.runtime, "")
             return launcher
+        except RateLimited:
+            # The machine has too little left at the moment, whichever launcher is asked.
+            launcher.close()
+            raise
         except SandboxError as error:
             launcher.close()
             failure = ProviderUnavailable(error.message)
-            logger.info("launcher not usable", extra={"reason": error.message})
+            _tell(launcher.runtime, error.message)
             if is_there and launcher.runtime in _proven:
                 raise failure from error
     if settings.SANDBOX_LOCAL_UNISOLATED and not meets(NONE, settings.MINIMUM_ISOLATION):
@@ -290,7 +336,7 @@ async def _choose_launcher(wanted: str, platform: str) -> Launcher:
         )
     if settings.SANDBOX_LOCAL_UNISOLATED:
         logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
-        unisolated = UnisolatedLauncher(settings.DATA_DIR)
+        unisolated = UnisolatedLauncher(settings.DATA_DIR, python)
         await unisolated.prepare()
         return unisolated
     raise failure

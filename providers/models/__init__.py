@@ -3,7 +3,7 @@ from providers.models.breaker import CircuitBreaker
 from providers.models.config_version import ConfigVersion, PendingChange
 from providers.models.price import ProviderPrice
 from providers.models.provider_config import ProviderConfig
-from providers.models.provider_health import ProviderHealth
+from providers.models.provider_health import ProviderCheckCount, ProviderHealth
 from providers.models.route import Route, RouteStep
 
 __all__ = (
@@ -11,6 +11,7 @@ __all__ = (
     "CircuitBreaker",
     "ConfigVersion",
     "PendingChange",
+    "ProviderCheckCount",
     "ProviderConfig",
     "ProviderHealth",
     "ProviderPrice",

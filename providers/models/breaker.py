@@ -20,6 +20,13 @@ class CircuitBreaker(models.Model):
     failures = models.PositiveIntegerField(
         default=0, help_text="One after the other, since the last success."
     )
+    failed_at = models.DateTimeField(null=True, help_text="When a request failed last.")
+    failed_checks = models.PositiveIntegerField(
+        default=0,
+        # Older versions insert rows while this one is rolled out.
+        db_default=0,
+        help_text="Of the background, one after the other.",
+    )
     openings = models.PositiveIntegerField(
         default=0, help_text="Since it was last in service; each doubles the time until a retry."
     )

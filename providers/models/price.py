@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from decimal import Decimal
+
 from django.db import models
 from django.db.models import Q
 
 
 class ProviderPrice(models.Model):
-    """What a second of a provider's sandbox costs. One without a price costs nothing."""
+    """What a run costs at a provider: each one, each second of it, and each second for each GB of
+    its sandbox's memory. A provider without a price costs nothing.
+    """
 
     provider_id = models.CharField("provider", max_length=64, unique=True)
     per_second = models.DecimalField(
@@ -13,13 +17,53 @@ class ProviderPrice(models.Model):
         decimal_places=8,
         help_text="In the currency of all prices and budgets, from the start of a sandbox on.",
     )
+    per_run = models.DecimalField(
+        max_digits=12,
+        decimal_places=8,
+        blank=True,
+        default=0,
+        db_default=0,
+        help_text="Of every run at all.",
+    )
+    per_gb_second = models.DecimalField(
+        "per GB and second",
+        max_digits=12,
+        decimal_places=8,
+        blank=True,
+        default=0,
+        db_default=0,
+        help_text="For services that bill by memory: for each GB of a sandbox below.",
+    )
+    memory_gb = models.DecimalField(
+        "memory (GB)",
+        max_digits=8,
+        decimal_places=3,
+        blank=True,
+        default=0,
+        db_default=0,
+        help_text="What the service bills a sandbox of this configuration for.",
+    )
 
     class Meta:
         verbose_name = "price"
         ordering = ("provider_id",)
         constraints = (
             models.CheckConstraint(condition=Q(per_second__gte=0), name="price_is_not_negative"),
+            models.CheckConstraint(
+                condition=Q(per_run__gte=0, per_gb_second__gte=0, memory_gb__gte=0),
+                name="price_of_run_and_memory_is_not_negative",
+            ),
         )
 
     def __str__(self) -> str:
         return f"{self.provider_id}: {self.per_second}"
+
+    def clean(self) -> None:
+        for name in ("per_run", "per_gb_second", "memory_gb"):
+            if getattr(self, name) is None:
+                setattr(self, name, Decimal(0))
+
+    @property
+    def of_second(self) -> Decimal:
+        """What a second costs, memory included."""
+        return self.per_second + self.per_gb_second * self.memory_gb

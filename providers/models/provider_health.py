@@ -16,6 +16,12 @@ class ProviderHealth(models.Model):
     message = models.CharField(max_length=500, blank=True)
     latency_ms = models.FloatField(help_text="Starting the provider and asking it how it is.")
     checked_at = models.DateTimeField()
+    # The defaults are for older versions, which insert rows while this one is rolled out.
+    checks = models.PositiveBigIntegerField(default=0, db_default=0)
+    good_checks = models.PositiveBigIntegerField(default=0, db_default=0)
+    figures = models.JSONField(
+        null=True, editable=False, help_text="What it says of its pool, numbers and short names."
+    )
 
     class Meta:
         verbose_name = "provider health"
@@ -23,3 +29,22 @@ class ProviderHealth(models.Model):
 
     def __str__(self) -> str:
         return f"{self.provider_id}: {'healthy' if self.healthy else self.code or 'unhealthy'}"
+
+
+class ProviderCheckCount(models.Model):
+    """How many checks of a provider there were in one hour, and how many found it healthy."""
+
+    provider_id = models.CharField("provider", max_length=64)
+    hour = models.DateTimeField()
+    checks = models.PositiveIntegerField(default=0)
+    good_checks = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=("provider_id", "hour"), name="provider_check_count_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.provider_id} {self.hour:%Y-%m-%d %H}"

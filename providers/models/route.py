@@ -25,6 +25,14 @@ class Route(models.Model):
     )
     language = models.CharField(max_length=32, blank=True, help_text="Empty: every language.")
     strategy = models.CharField(max_length=16, choices=Strategy.choices, default=Strategy.PRIORITY)
+    region = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Providers whose configuration names this region go before the others, which "
+        "they fail over to.",
+    )
     minimum_isolation = models.CharField(
         max_length=16,
         blank=True,

@@ -6,15 +6,15 @@ import mimetypes
 from collections.abc import Mapping
 from typing import Any
 
-from providers.base import ArtifactFile, ExecutionResult, Limits
 from providers.pool import claims
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import Frame
 from providers.pool.outputs import read_outputs
+from providers.values import ArtifactFile, ExecutionResult, RunLimits
 
 
 def read_answer(
-    frame: Frame, limits: Limits, evidence: Evidence, metadata: dict[str, Any]
+    frame: Frame, limits: RunLimits, evidence: Evidence, metadata: dict[str, Any]
 ) -> ExecutionResult:
     """The result that an answer stands for; what exceeds `limits` is left out.
 
@@ -56,6 +56,7 @@ def read_answer(
         out_of_memory=out_of_memory,
         outputs=read_outputs(parts, limits),
         artifacts=_artifacts(parts, limits),
+        output_order=claims.order(header),
     )
     if "result" in parts and exit_code == 0:
         try:
@@ -69,7 +70,7 @@ def read_answer(
     return result
 
 
-def _artifacts(parts: Mapping[str, bytes], limits: Limits) -> list[ArtifactFile]:
+def _artifacts(parts: Mapping[str, bytes], limits: RunLimits) -> list[ArtifactFile]:
     """The claimed artifacts that keep to the limits. A name is only a name: no path comes of it."""
     found: list[ArtifactFile] = []
     room = limits.artifacts_total_bytes

@@ -29,11 +29,15 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a sandbox from outside of it. None where nobody measured."""
+    """What is known of a sandbox from outside of it. None where nobody measured.
+
+    `oom_kills` is how often the kernel killed for memory, where it counts that.
+    """
 
     out_of_memory: bool = False
     memory_peak_bytes: int | None = None
     cpu_seconds: float | None = None
+    oom_kills: int = 0
 
 
 class CgroupParent:
@@ -135,12 +139,20 @@ class Cgroup:
             counters = dict(line.split() for line in read_small(self._events).splitlines())
         except OSError:
             return Evidence()
-        out_of_memory = int(counters.get(b"oom_kill", 0)) > 0
+        kills = int(counters.get(b"oom_kill", 0))
         try:
             most = int(read_small(self._peak))
         except OSError:  # memory.peak came with Linux 5.19
             most = None
-        return Evidence(out_of_memory, most, self.cpu_seconds())
+        return Evidence(kills > 0, most, self.cpu_seconds(), kills)
+
+    def memory_bytes(self) -> int | None:
+        """What is in use now, files in memory included, None where nobody counts it."""
+        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
+        try:
+            return int(read_small(f"{self.path}/{name}"))
+        except (OSError, ValueError):
+            return None
 
     def cpu_seconds(self) -> float | None:
         """What all processes that were ever in it have used, None where nobody counts it."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+# Turns of stdout and stderr that a guest may tell of.
+MOST_PIECES = 4096
 
 
 def readable(output: bytes) -> str:
@@ -44,6 +48,25 @@ def remarks(claimed: object) -> list[list[int | str]] | None:
         and 0 < entry[0] < 2**31
         and all(isinstance(text, str) and text.isprintable() for text in entry[1:])
     ]
+
+
+def order(header: Mapping[str, object]) -> list[list[int]] | None:
+    """The [1 or 2, bytes] of which stream came when; None for what is none, or not all."""
+    claimed = header.get("order")
+    if header.get("order_cut") is True or not isinstance(claimed, list):
+        return None
+    if len(claimed) > MOST_PIECES:
+        return None
+    is_order = all(
+        isinstance(piece, list)
+        and len(piece) == 2
+        and type(piece[0]) is int
+        and type(piece[1]) is int
+        and piece[0] in (1, 2)
+        and piece[1] > 0
+        for piece in claimed
+    )
+    return claimed if is_order else None
 
 
 def skipped_files(claimed: object) -> list[list[str]]:

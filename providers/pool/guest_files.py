@@ -12,14 +12,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from providers.errors import ProviderUnavailable
+from providers.languages import language_of
 from providers.pool import etc_folder
 
-SOURCE = Path(__file__).resolve().parent.parent / "guest"
+# By name, and read with this module: whoever gives up a privilege after that, or is given another
+# user, may not be able to enter the folder of the project.
+SOURCES = {
+    path.name: path.read_bytes()
+    for path in sorted((Path(__file__).resolve().parent.parent / "guest").iterdir())
+    if path.suffix in (".py", ".js", ".sh")
+}
+# Runners that are given to their interpreter as text, in a module of their own: guest/texts.py.
+_TEXTS = {
+    name: SOURCES.pop(name).decode()
+    for name in list(SOURCES)
+    if name.endswith(("_context.js", "_context.sh"))
+}
+SOURCES["texts.py"] = f"TEXTS = {_TEXTS!r}\n".encode()
 
 # Where the folder is seen inside; the package's own name keeps out of user code's way.
 INSIDE = "/cofferdam"
 PACKAGE = "_cofferdam"
 NOTHING = "nothing"
+
+# Other folders lie over these inside.
+_TAKEN = ("/tmp", "/dev", "/proc", "/etc", "/workspace")  # noqa: S108
 
 
 def boot(folder: str, module: str) -> str:
@@ -35,26 +52,58 @@ def interpreter_options(python: str) -> list[str]:
     return [python, "-I", "-S", "-X", "utf8", "-c"]
 
 
-def find_python() -> str:
-    """The interpreter for sandboxes: the distribution's, which starts fastest, else our own."""
+def find_python(chosen: str = "") -> str:
+    """The interpreter for sandboxes: the distribution's, which starts fastest, else our own.
+
+    `chosen` is that of a virtual environment, which sandboxes then see whole. Raises
+    ProviderUnavailable with the remedy.
+    """
+    if chosen:
+        _check_chosen(Path(chosen))
+        return chosen
     for candidate in ("/usr/bin/python3", os.path.realpath(sys.executable)):
         if os.access(candidate, os.X_OK):
             return candidate
     raise ProviderUnavailable("No Python interpreter for sandboxes: install python3.")
 
 
-def find_program(name: str, hidden: Sequence[Path]) -> str | None:
-    """Path of a program that sandboxes see, None where there is none."""
-    folders = ("/usr/bin", "/bin", "/usr/local/bin")
-    seen = [folder for folder in folders if not any(map(Path(folder).is_relative_to, hidden))]
-    return shutil.which(name, path=":".join(seen))
+def _check_chosen(python: Path) -> None:
+    """Only a virtual environment is shown whole: around another program anything may lie."""
+    environment = python.parent.parent
+    problem = ""
+    if not python.is_absolute() or not os.access(python, os.X_OK):
+        problem = "is no program"
+    elif not (environment / "pyvenv.cfg").is_file():
+        problem = "is not the interpreter of a virtual environment"
+    elif any(map(environment.is_relative_to, _TAKEN)):
+        problem = f"lies where sandboxes have folders of their own ({', '.join(_TAKEN)})"
+    if problem:
+        raise ProviderUnavailable(
+            f"SANDBOX_LOCAL_PYTHON: {str(python)!r} {problem}. Name one such as "
+            "/opt/venv/bin/python, or none."
+        )
+
+
+def find_program(language: str, hidden: Sequence[Path] | None = None) -> str | None:
+    """Path of a language's interpreter, None where there is none.
+
+    Of those that sandboxes see, to whom these folders are `hidden`; without that, of our own path.
+    """
+    path = None
+    if hidden is not None:
+        folders = ("/usr/bin", "/bin", "/usr/local/bin")
+        seen = [folder for folder in folders if not any(map(Path(folder).is_relative_to, hidden))]
+        path = ":".join(seen)
+    known = language_of(language)
+    commands = known.interpreters if known else ()
+    return next((found for name in commands if (found := shutil.which(name, path=path))), None)
 
 
 def program_folders(python: str) -> list[str]:
     """The folders of this machine that sandboxes see whole: the programs and their libraries."""
-    if python.startswith("/usr/"):
-        return ["/usr"]
-    return ["/usr", str(Path(python).parent.parent)]
+    # An environment's interpreter is a link to the one that has the standard library.
+    folders = [str(Path(path).parent.parent) for path in (python, os.path.realpath(python))]
+    return ["/usr", *dict.fromkeys(each for each in folders if not each.startswith("/usr"))]
 
 
 def hidden_folders(python: str, data_dir: Path) -> list[Path]:
@@ -81,10 +130,9 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
     Without compiled files every sandbox would compile the guest anew when it starts. Beside it is
     the /etc of sandboxes, which names nothing that is `hidden`.
     """
-    sources = sorted(path for path in SOURCE.iterdir() if path.suffix in (".py", ".js"))
     digest = hashlib.sha256(os.path.realpath(python).encode())
-    for path in sources:
-        digest.update(path.name.encode() + path.read_bytes())
+    for name, content in SOURCES.items():
+        digest.update(name.encode() + content)
     digest.update(etc_folder.digest(hidden))
     final = folder / f"guest-{digest.hexdigest()[:16]}"
     if final.exists():
@@ -96,8 +144,8 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
     (draft / NOTHING / "file").touch()
     package = draft / PACKAGE
     package.mkdir()
-    for path in sources:
-        shutil.copyfile(path, package / path.name)
+    for name, content in SOURCES.items():
+        (package / name).write_bytes(content)
     subprocess.run(
         [python, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", package],
         check=True,

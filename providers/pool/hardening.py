@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from providers.base import Limits
 from providers.guest.child import NO_CORE
 from providers.pool.template import WORKSPACE
+from providers.values import SandboxLimits
 
 RUNC, GVISOR = "runc", "gvisor"
 
@@ -61,7 +61,7 @@ class Hardening:
             "environment": [f"{name}={value}" for name, value in environment.items()],
         }
 
-    def host(self, limits: Limits, user: int) -> dict[str, Any]:
+    def host(self, limits: SandboxLimits, user: int) -> dict[str, Any]:
         """What the engine takes as the host configuration of a container with these limits."""
         settings = self.settings
         memory = limits.memory_bytes + settings["extra_memory"]

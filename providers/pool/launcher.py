@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from providers.errors import CreationFailed, RateLimited, SandboxError
+from providers.guest import wire
 from providers.pool.cgroup import Cgroup, Evidence
 from providers.pool.channel import GuestChannel
 from providers.pool.template import Template
@@ -24,6 +26,9 @@ class Guest(Protocol):
 
     def evidence(self) -> Evidence:
         """What kernel or engine recorded so far."""
+
+    def memory_bytes(self) -> int | None:
+        """What it uses now, None where the kernel does not tell us."""
 
     def complaint(self) -> str:
         """What the isolation tool said when the start failed."""
@@ -62,14 +67,49 @@ class Launcher(Protocol):
     def interpreter(self, language: str) -> str | None:
         """Path of a language's interpreter as sandboxes see it, None when there is none."""
 
-    def guest_path(self) -> str:
-        """Folder of the guest's modules as sandboxes see it."""
+    def version(self, language: str, template: str) -> str:
+        """The template's interpreter, such as `python 3.11.2`, empty where it is not known."""
+
+    def node_runner(self) -> list[str]:
+        """The arguments by which Node.js in a sandbox finds our runner."""
 
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
 
     async def start(self, template: Template) -> Guest:
         """Start one sandbox. It is warm when its guest has said so. Raises CreationFailed."""
+
+
+@runtime_checkable
+class LastingGuest(Guest, Protocol):
+    """A sandbox that can outlive the process that started it. `found` is what it is found again
+    by, with the name `container`, as JSON can hold it; nothing of it is secret."""
+
+    container: str
+    found: Mapping[str, Any]
+
+    async def stay(self) -> None:
+        """Outlive this process, from now on. Raises SandboxError."""
+
+    def leave(self) -> None:
+        """Let go of it, and of nothing that is in it."""
+
+
+@runtime_checkable
+class LastingLauncher(Launcher, Protocol):
+    """Starts sandboxes that can be found again."""
+
+    async def adopt(
+        self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
+    ) -> Guest:
+        """Take over a sandbox that a former process of this pool has left.
+
+        Nothing of what it says is heard before `echo`. Raises CreationFailed for one that is gone
+        or is not what it was, and ProviderUnavailable where that cannot be known now.
+        """
+
+    async def end(self, container: str) -> None:
+        """End one that is not taken over."""
 
 
 class PidfdGuest:
@@ -97,6 +137,9 @@ class PidfdGuest:
 
     def evidence(self) -> Evidence:
         return self._cgroup.evidence() if self._cgroup else Evidence()
+
+    def memory_bytes(self) -> int | None:
+        return self._cgroup.memory_bytes() if self._cgroup else None
 
     def complaint(self) -> str:
         return ""
@@ -201,6 +244,25 @@ def start_process(
         stderr=stderr,
         env=env,
         start_new_session=True,
+    )
+
+
+def start_failure(tool: str, error: Exception, complaint: str = "") -> SandboxError:
+    """A start that failed, as the error to raise.
+
+    For want of what the machine may have again in a moment, which a guest may have used up, it is
+    a rate limit: to be tried again, and nothing against the provider.
+    """
+    reason = f"{tool}: {complaint or error or type(error).__name__}"
+    if wire.is_exhaustion(error):
+        return exhausted(reason)
+    return CreationFailed(reason)
+
+
+def exhausted(reason: str) -> RateLimited:
+    return RateLimited(
+        f"{reason}. The machine has too few processes, descriptors or too little memory left for "
+        "another sandbox at the moment. Try again later, run fewer at once, or raise its limits."
     )
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from providers.base import Limits
 from providers.pool.claims import parse_json, readable
+from providers.values import RunLimits
 
 # Part names are "output:<number>:<MIME type>".
 _PART = re.compile(
@@ -16,7 +16,7 @@ _PART = re.compile(
 )
 
 
-def read_outputs(parts: Mapping[str, bytes], limits: Limits) -> list[dict[str, Any]]:
+def read_outputs(parts: Mapping[str, bytes], limits: RunLimits) -> list[dict[str, Any]]:
     """The claimed outputs that are well formed and within the limits, in their order."""
     bundles: dict[int, dict[str, Any]] = {}
     room = limits.rich_output_bytes

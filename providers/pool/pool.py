@@ -10,8 +10,9 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from providers.errors import CreationFailed, InvalidConfiguration, RateLimited, SandboxError
+from providers.pool import surplus
 from providers.pool.demand import missing, without_start
-from providers.pool.launcher import Launcher
+from providers.pool.launcher import Launcher, start_failure
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
 from providers.pool.shares import Shares
@@ -25,9 +26,6 @@ logger = logging.getLogger(__name__)
 
 # How often old, surplus and forgotten sandboxes are looked for.
 HOUSEKEEPING_SECONDS = 5.0
-
-# Of one template, so that it is not without warm sandboxes because all are of the same age.
-MOST_EXPIRED_AT_ONCE = 2
 
 LONGEST_RETRY_AFTER_SECONDS = 60
 
@@ -104,6 +102,17 @@ class Pool:
         elif self._take_back(sandbox):
             self._serve_from_shelves()
             await asyncio.shield(self._end(sandbox))
+
+    def take_over(self, sandbox: Sandbox, owner: str) -> None:
+        """Count one that a former process has started for this owner. It is released as any is."""
+        sandbox.give_to(owner, reusable=False)
+        if shelf := self._shelves.get(sandbox.template.name):
+            self._busy[sandbox] = shelf
+            self._shares.give(owner)
+
+    def let_go(self, sandbox: Sandbox) -> None:
+        """No longer count one that outlives this process."""
+        self._take_back(sandbox)
 
     async def resize(self, settings: PoolSettings) -> None:
         """Work by these settings from now on. Neither what runs nor who waits is disturbed."""
@@ -317,14 +326,9 @@ class Pool:
 
     def _make_room(self) -> bool:
         """End a warm sandbox that nobody waits for, in favour of a caller who waits."""
-        kept = [(sandbox, shelf) for shelf in self._shelves.values() for sandbox in shelf.kept]
-        idle = [(sandbox, shelf) for shelf in self._shelves.values() for sandbox in shelf.idle]
-        if not (kept or idle):
-            return False
-        sandbox, shelf = min(kept or idle, key=lambda each: each[0].used_at)
-        shelf.remove(sandbox)
-        self._end(sandbox)
-        return True
+        if sandbox := surplus.take_least_used(self._shelves.values()):
+            self._end(sandbox)
+        return sandbox is not None
 
     async def _start_one(self, shelf: Shelf) -> None:
         began = time.monotonic()
@@ -335,7 +339,7 @@ class Pool:
             return
         except Exception as error:
             logger.exception("sandbox start failed")
-            self._start_failed(shelf, CreationFailed(f"{type(error).__name__}: {error}"))
+            self._start_failed(shelf, start_failure(type(error).__name__, error))
             return
         finally:
             shelf.starting -= 1
@@ -369,26 +373,18 @@ class Pool:
 
     def _trim(self) -> None:
         """End what is beyond the settings and in nobody's use."""
-        for shelf in self._shelves.values():
-            while len(shelf.idle) > shelf.target(self._settings):
-                self._end(shelf.idle.popleft())
-            if self._settings.isolation != "tenant":
-                while shelf.kept:
-                    self._end(shelf.kept.popleft())
+        for sandbox in surplus.take_beyond(self._shelves.values(), self._settings):
+            self._end(sandbox)
         while self._room() + len(self._ending) < 0 and self._make_room():
             continue
 
     def _keep_house(self) -> None:
         """End what has been warm, or handed out and unused, for too long; then look again later."""
         oldest = time.monotonic() - self._settings.max_lifetime
-        for shelf in self._shelves.values():
-            old = [*shelf.kept, *shelf.idle]
-            for sandbox in [each for each in old if each.started_at < oldest][
-                :MOST_EXPIRED_AT_ONCE
-            ]:
-                shelf.remove(sandbox)
-                self._expire(sandbox)
-        for sandbox in [each for each in self._busy if not each.running and each.used_at < oldest]:
+        for sandbox in surplus.take_older(self._shelves.values(), oldest):
+            self._expire(sandbox)
+        unused = [each for each in self._busy if not (each.running or each.kept)]
+        for sandbox in [each for each in unused if each.used_at < oldest]:
             self._take_back(sandbox)
             self._expire(sandbox)
         self._trim()

@@ -1,37 +1,19 @@
-"""What every user of a pool does alike: make its templates, and requests that fit them."""
+"""What every user of a pool does alike: make its templates, and check what is asked of them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
 
-from providers.base import Entrypoint, InputFile, Limits
 from providers.errors import InvalidConfiguration
+from providers.guest import wire
+from providers.languages import RESERVED_NAMES, language_of, normalize_language
 from providers.pool.launcher import Launcher
-from providers.pool.sandbox import RunRequest
-from providers.pool.template import Template, normalize_language
-
-# The runners put the code into these files of the workspace.
-RESERVED_NAMES = frozenset({"main.py", "main.js", "main.mjs", "main.sh"})
-
-# The bounds that belong to a run. The others belong to a sandbox, which exists already.
-_SANDBOX_LIMITS = ("memory_bytes", "workspace_bytes", "file_bytes", "processes", "open_files")
-RUN_LIMITS = tuple(each.name for each in fields(Limits) if each.name not in _SANDBOX_LIMITS)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a caller wants run. `timeout` is seconds; of `limits` those of a run are taken."""
-
-    code: str
-    language: str
-    timeout: float
-    arguments: Mapping[str, Any] | None = None
-    entrypoint: Entrypoint = "auto"
-    files: Sequence[InputFile] = ()
-    limits: Limits = field(default_factory=Limits)
+from providers.pool.template import Template
+from providers.values import Job, RunLimits, SandboxLimits, SandboxSpec
 
 
 def arguments_problem(arguments: Mapping[str, Any] | None) -> str:
@@ -43,25 +25,110 @@ def arguments_problem(arguments: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def run_request(job: Job, template: Template) -> RunRequest:
-    """The request for a sandbox made from `template`. Raises InvalidConfiguration."""
+def check_spec(spec: SandboxSpec, has: SandboxLimits) -> None:
+    """Whether a single-use sandbox bounded by `has` is what is asked for.
+
+    A warm sandbox has the size it was started with, so that one with more than the caller allows is
+    refused, and one with less keeps the caller's bound too. Raises InvalidConfiguration.
+    """
+    if spec.kept:
+        raise InvalidConfiguration("kept: The sandboxes here are for one run.", field="kept")
+    if spec.environment:
+        _refuse_environment()
+    check_limits(spec.limits, has)
+
+
+def check_limits(limits: SandboxLimits | None, has: SandboxLimits) -> None:
+    """Whether a sandbox bounded by `has` keeps what is asked for. Raises InvalidConfiguration."""
+    if limits is None:
+        return
+    for each in fields(SandboxLimits):
+        asked, configured = getattr(limits, each.name), getattr(has, each.name)
+        if asked < configured:
+            raise InvalidConfiguration(
+                f"{each.name}: The sandboxes here are made with {configured}, and {asked} is asked "
+                "for. Ask for as much, or configure the provider with less.",
+                field=each.name,
+            )
+
+
+def check_job(job: Job, template: Template) -> None:
+    """Whether a sandbox made from `template` can run it. Raises InvalidConfiguration."""
     language = normalize_language(job.language)
     if language not in (template.language, template.name):
         raise InvalidConfiguration(
-            f"The instance runs {template.language}, not {language}.", field="language"
+            f"The sandbox runs {template.language}, not {language}.", field="language"
         )
-    if template.language == "bash" and job.entrypoint == "main":
-        raise InvalidConfiguration("Shell code has no main().", field="entrypoint")
+    known = language_of(template.language)
+    if known and not known.has_main and job.entrypoint == "main":
+        raise InvalidConfiguration(f"Code in {known.name} has no main().", field="entrypoint")
+    if job.context:
+        raise InvalidConfiguration("context: The sandbox is for one run.", field="context")
+    if job.environment:
+        _refuse_environment()
+    check_files(job)
+
+
+def check_files(job: Job) -> None:
+    """Whether each goes where a job's files may. Raises InvalidConfiguration."""
     for file in job.files:
         _check_path(file.path)
-    asked = {name: getattr(job.limits, name) for name in RUN_LIMITS}
-    return RunRequest(
-        code=job.code,
-        entrypoint=job.entrypoint,
-        timeout=job.timeout,
-        arguments=job.arguments,
-        files=job.files,
-        limits=replace(template.limits, **asked),
+
+
+def answer_bytes(limits: RunLimits) -> int:
+    """The most that an answer within the limits can hold."""
+    files = limits.artifacts_total_bytes + limits.rich_output_bytes
+    return 2 * limits.output_bytes + limits.result_bytes + files
+
+
+def request_frame(
+    job: Job, request_id: int, memory_bytes: int, *, again: bool, live: bool = False
+) -> bytes:
+    """The job as the guest reads it; `again` has it make ready for another, and `live` tell what
+    the program puts out while it runs.
+
+    Raises InvalidConfiguration naming the field that cannot be sent.
+    """
+    header: dict[str, object] = {
+        "id": request_id,
+        "again": again,
+        "stream": live,
+        "entrypoint": job.entrypoint,
+        "timeout": job.timeout,
+        "limits": {"memory_bytes": memory_bytes, **vars(job.limits)},
+    }
+    parts = parts_of(job)
+    with _refusing("files"):
+        frame = wire.pack(header, parts)
+        names = int.from_bytes(frame[:4], "big")
+        if names > wire.HEADER_LIMIT or len(frame) - names > wire.REQUEST_LIMIT:
+            raise ValueError("too many or too large")
+    return frame
+
+
+def parts_of(job: Job) -> list[tuple[str, bytes]]:
+    """What a job's frame has besides its header. Raises InvalidConfiguration naming the field."""
+    with _refusing("code"):
+        # Compilers take an editor's byte order mark from a file, but not from a text.
+        parts = [("code", job.code.removeprefix("\ufeff").encode())]
+    if job.arguments is not None:
+        with _refusing("arguments"):
+            parts.append(("arguments", wire.dumps(dict(job.arguments)).encode()))
+    parts += [(f"file:{file.path}", file.content) for file in job.files]
+    return parts
+
+
+@contextlib.contextmanager
+def _refusing(field: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfiguration(f"{field}: cannot be sent: {error}", field=field) from error
+
+
+def _refuse_environment() -> NoReturn:
+    raise InvalidConfiguration(
+        "environment: A sandbox for one run takes none.", field="environment"
     )
 
 
@@ -80,7 +147,7 @@ def make_template(
     name: str,
     language: str,
     launcher: Launcher,
-    limits: Limits,
+    limits: SandboxLimits,
     preload: Sequence[str] = (),
     *,
     advise: bool = False,
@@ -92,7 +159,8 @@ def make_template(
         # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
         # own Node ends with an exit code like any other.
         heap = f"--max-old-space-size={2 * limits.memory_bytes // (1024 * 1024)}"
-        runner = f"{launcher.guest_path()}/node_runner.js"
-        command = (interpreter, "--expose-internals", "--no-warnings", heap, runner)
+        options = ("--expose-internals", "--no-warnings", heap)
+        command = (interpreter, *options, *launcher.node_runner())
     modules = tuple(preload) if language == "python" else ()
-    return Template(name, language, command, limits, modules, advise)
+    version = launcher.version(language, name)
+    return Template(name, language, command, limits, modules, advise, version)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from providers.base import SANDBOX_ENDED, ExecutionResult, InputFile, Limits
-from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable
+from providers.errors import (
+    CreationFailed,
+    ProviderUnavailable,
+    before_the_code,
+)
 from providers.guest import wire
 from providers.pool.answer import read_answer
 from providers.pool.channel import ChannelClosed, Frame, GuestChannel
-from providers.pool.launcher import Guest, Launcher
+from providers.pool.claims import readable
+from providers.pool.launcher import Guest, LastingGuest, Launcher, exhausted
+from providers.pool.live import LiveRun
+from providers.pool.requests import answer_bytes, request_frame
 from providers.pool.template import Template
+from providers.sandbox import tell_afterwards
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job
 
 logger = logging.getLogger(__name__)
 
@@ -37,69 +45,6 @@ EVIDENCE_SECONDS = 3.0
 KILLED = 137
 
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What one sandbox is asked to run. `timeout` is seconds."""
-
-    code: str
-    entrypoint: str
-    timeout: float
-    arguments: Mapping[str, Any] | None
-    files: Sequence[InputFile]
-    limits: Limits
-
-    @property
-    def answer_bytes(self) -> int:
-        """The most that an answer within the limits can hold."""
-        limits = self.limits
-        files = limits.artifacts_total_bytes + limits.rich_output_bytes
-        return 2 * limits.output_bytes + limits.result_bytes + files
-
-    def frame(self, request_id: int, *, again: bool) -> bytes:
-        """The request as the guest reads it; `again` has it make ready for another.
-
-        Raises InvalidConfiguration naming the field that cannot be sent.
-        """
-        limits = self.limits
-        header = {
-            "id": request_id,
-            "again": again,
-            "entrypoint": self.entrypoint,
-            "timeout": self.timeout,
-            "limits": {
-                "memory_bytes": limits.memory_bytes,
-                "output_bytes": limits.output_bytes,
-                "result_bytes": limits.result_bytes,
-                "artifact_count": limits.artifact_count,
-                "artifact_bytes": limits.artifact_bytes,
-                "artifacts_total_bytes": limits.artifacts_total_bytes,
-                "rich_output_count": limits.rich_output_count,
-                "rich_output_bytes": limits.rich_output_bytes,
-            },
-        }
-        with _refusing("code"):
-            # Compilers take an editor's byte order mark from a file, but not from a text.
-            parts = [("code", self.code.removeprefix("\ufeff").encode())]
-        if self.arguments is not None:
-            with _refusing("arguments"):
-                parts.append(("arguments", wire.dumps(dict(self.arguments)).encode()))
-        parts += [(f"file:{file.path}", file.content) for file in self.files]
-        with _refusing("files"):
-            frame = wire.pack(header, parts)
-            names = int.from_bytes(frame[:4], "big")
-            if names > wire.HEADER_LIMIT or len(frame) - names > wire.REQUEST_LIMIT:
-                raise ValueError("too many or too large")
-        return frame
-
-
-@contextlib.contextmanager
-def _refusing(field: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidConfiguration(f"{field}: cannot be sent: {error}", field=field) from error
 
 
 class Sandbox:
@@ -122,6 +67,7 @@ class Sandbox:
         self.enforced_by = enforced_by
         self.owner = ""
         self.reusable = False
+        self.kept = False
         self.running = False
         self.answered = False
         self.started_at = self.used_at = self.handed_out_at = time.monotonic()
@@ -133,7 +79,10 @@ class Sandbox:
 
     @classmethod
     async def start(cls, launcher: Launcher, template: Template) -> Sandbox:
-        """A warm sandbox. Raises CreationFailed, saying what went wrong inside or outside."""
+        """A warm sandbox. Raises CreationFailed, saying what went wrong inside or outside.
+
+        Raises RateLimited where the machine had too little left for it.
+        """
         guest = await launcher.start(template)
         channel = None
         try:
@@ -141,7 +90,8 @@ class Sandbox:
             async with asyncio.timeout(START_SECONDS):
                 header, _ = await channel.receive()
             if header.get("type") == "failed":
-                raise CreationFailed(f"Template {template.name!r}: {header.get('reason')}")
+                reason = f"Template {template.name!r}: {header.get('reason')}"
+                raise exhausted(reason) if header.get("exhausted") else CreationFailed(reason)
             if header.get("type") != "ready":
                 raise wire.FrameError("the guest's first frame is not 'ready'")
         except BaseException as error:
@@ -180,19 +130,23 @@ class Sandbox:
         self.reusable = reusable and bool(owner)
         self.used_at = self.handed_out_at = time.monotonic()
 
-    async def run(self, request: RunRequest) -> ExecutionResult:
-        """Run it. A sandbox that ends or misbehaves during the run is a verdict on the run.
+    async def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        """Run it, and tell `emit` what it puts out as it comes.
+
+        A sandbox that ends or misbehaves during the run is a verdict on the run.
 
         Raises ProviderUnavailable with `started` False when the sandbox cannot take the request,
         and with `started` True when it was we who ended it during the run.
         """
-        if self.running:
-            raise ProviderUnavailable("The sandbox is running something already.")
+        with before_the_code():
+            if self.running:
+                raise ProviderUnavailable("The sandbox is running something already.")
         self.running = True
         try:
-            if self._runs and not (self.reusable and await self.renewed()):
-                raise ProviderUnavailable("The sandbox has had its one run.")
-            return await self._run(request)
+            with before_the_code():
+                if self._runs and not (self.reusable and await self.renewed()):
+                    raise ProviderUnavailable("The sandbox has had its one run.")
+            return await self._run(job, emit)
         finally:
             self.running = False
             self.used_at = time.monotonic()
@@ -203,29 +157,74 @@ class Sandbox:
             return False
         return self._renewal is None or await asyncio.shield(self._renewal)
 
+    @property
+    def has_run(self) -> bool:
+        return self._runs > 0
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether it was we who ended it."""
+        return self._destroyed
+
+    @property
+    def guest(self) -> Guest:
+        """The hold on what is in it."""
+        return self._guest
+
+    def keep(self) -> GuestChannel:
+        """Let it stay, for whoever speaks over the channel from now on. Nothing has run in it."""
+        if self._runs:
+            raise ValueError("a sandbox that has run something is not kept")
+        self._runs = 1
+        self.kept = True
+        self.reusable = False
+        return self._channel
+
+    def leave(self) -> None:
+        """Let go of one that outlives this process. Raises TypeError for one that does not."""
+        if not isinstance(self._guest, LastingGuest):
+            raise TypeError("it ends with this process")
+        self._channel.close()
+        self._guest.leave()
+
     async def destroy(self) -> None:
         """End it and everything in it."""
         self._destroyed = True
         self._channel.close()
         await self._guest.destroy()
 
-    async def _run(self, request: RunRequest) -> ExecutionResult:
+    async def _run(self, job: Job, emit: Emit | None) -> ExecutionResult:
         # Not to be guessed: what a guest says before it has the request cannot be its answer.
         request_id = secrets.randbits(53)
-        frame = request.frame(request_id, again=self.reusable)
+        live = LiveRun(request_id, job.limits, emit) if emit is not None else None
+        silent_end = partial(self.silent_end, live=live)
+        with before_the_code():
+            frame = request_frame(
+                job,
+                request_id,
+                self.template.limits.memory_bytes,
+                again=self.reusable,
+                live=live is not None,
+            )
         self._runs += 1
         self._renewal = None
         before = self._guest.evidence().cpu_seconds
-        try:
-            self._channel.send(frame, request.answer_bytes, answers=2 if self.reusable else 1)
-        except (ChannelClosed, wire.FrameError) as error:
-            raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
+        with before_the_code():
+            try:
+                self._channel.send(
+                    frame,
+                    answer_bytes(job.limits),
+                    answers=2 if self.reusable else 1,
+                    take_event=live.take if live is not None else None,
+                )
+            except (ChannelClosed, wire.FrameError) as error:
+                raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
         began = time.monotonic()
         self._guest.watch(True)
         try:
-            answer = await self._answer_within(request.timeout + ANSWER_GRACE_SECONDS)
+            answer = await self._answer_within(job.timeout + ANSWER_GRACE_SECONDS)
         except TimeoutError:
-            return self._silent_end(time.monotonic() - began, timed_out=True)
+            return silent_end(time.monotonic() - began, timed_out=True)
         except ChannelClosed as error:
             seconds = time.monotonic() - began
             if self._destroyed:
@@ -233,21 +232,23 @@ class Sandbox:
                     "The sandbox was ended by the service during the run.", started=True
                 ) from error
             if self._guest.evidence().out_of_memory:
-                return self._silent_end(seconds, out_of_memory=True)
+                return silent_end(seconds, out_of_memory=True)
             if (seen := self._guest.last_words()) is None:
                 raise ProviderUnavailable(
                     "The connection to the sandbox was lost during the run.", started=True
                 ) from error
-            return self._silent_end(seconds, ended=seen)
+            return silent_end(seconds, ended=seen)
         except wire.FrameError as error:
-            return self._silent_end(
-                time.monotonic() - began, ended=f"It broke the protocol and was ended: {error}"
+            return silent_end(
+                time.monotonic() - began,
+                ended=f"It broke the protocol and was ended: {error}",
             )
         finally:
             self._guest.watch(False)
         if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
-            return self._silent_end(
-                time.monotonic() - began, ended="It answered what was not asked, and was ended"
+            return silent_end(
+                time.monotonic() - began,
+                ended="It answered what was not asked, and was ended",
             )
         self.answered = True
         evidence = self._guest.evidence()
@@ -258,7 +259,9 @@ class Sandbox:
         if self._runs > 1:
             # The kernel's figure is the peak of all runs so far, the guest's that of this one.
             evidence = replace(evidence, memory_peak_bytes=None)
-        return read_answer(answer, request.limits, evidence, self._metadata(request.limits))
+        result = read_answer(answer, job.limits, evidence, self.metadata())
+        # A guest that was told nothing of events tells with its answer.
+        return result if live is not None and live.has_told else tell_afterwards(result, emit)
 
     async def _answer_within(self, seconds: float) -> Frame:
         """The guest's answer. Raises TimeoutError, ChannelClosed, FrameError."""
@@ -285,41 +288,51 @@ class Sandbox:
             )
         return header.get("type") == "ready"
 
-    def _metadata(self, limits: Limits) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
+        """What is known of it before anything has run."""
+        limits = self.template.limits
         return {
             "runtime": self.runtime,
             "template": self.template.name,
+            "interpreter": self.template.interpreter,
             "enforced_by": dict(self.enforced_by),
             "limits": {"memory_bytes": limits.memory_bytes, "processes": limits.processes},
             **getattr(self._guest, "facts", {}),
         }
 
-    def _silent_end(
+    def silent_end(
         self,
         seconds: float,
         *,
+        live: LiveRun | None = None,
         timed_out: bool = False,
         out_of_memory: bool = False,
         ended: str = "",
     ) -> ExecutionResult:
         """The guest could not answer, and this is what the host itself saw of its end.
 
-        Whatever code does to its sandbox is the code's doing: `ended` says what was seen where
-        neither time nor memory is known to be the reason.
+        What it had put out is in it where that was told. Whatever code does to its sandbox is the
+        code's doing: `ended` says what was seen where neither time nor memory is known to be the
+        reason.
         """
         evidence = self._guest.evidence()
-        metadata = self._metadata(self.template.limits)
+        metadata = self.metadata()
         metadata["memory_peak_bytes"] = evidence.memory_peak_bytes
-        stderr = ""
+        stdout = stderr = ""
+        outputs: list[dict[str, Any]] = []
+        if live is not None:
+            stdout, stderr = (readable(bytes(text)) for text in live.printed.values())
+            outputs = [dict(output) for output in live.outputs]
         if ended:
             metadata[SANDBOX_ENDED] = ended
-            stderr = f"The sandbox ended during the run. {ended}.\n"
+            stderr += f"The sandbox ended during the run. {ended}.\n"
         return ExecutionResult(
-            "",
+            stdout,
             stderr,
             KILLED if ended else None,
             seconds,
             metadata,
             timed_out=timed_out,
             out_of_memory=out_of_memory,
+            outputs=outputs,
         )

@@ -6,6 +6,7 @@ Sockets can be made of few families: network namespaces do not hold back all of 
 lead to the hypervisor, and netlink's other protocols tell of the machine's devices. Whatever
 watches files is refused where the kernel is shared with others: some inodes are everybody's (those
 of devices, and before Linux 6.14 one for all event descriptors), and so is the count of watches.
+What our own code watches the workspace with is opened before the filter (guest/notices.py).
 """
 
 from __future__ import annotations

@@ -20,6 +20,10 @@ class Shares:
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
 
+    @property
+    def held(self) -> int:
+        return self._held.total()
+
     def give(self, owner: str) -> None:
         self._held[owner] += 1
 

@@ -6,32 +6,26 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from providers.base import Limits
+from providers.values import SandboxLimits
 
 WORKSPACE = "/workspace"
-
-LANGUAGES = ("python", "nodejs", "bash")
-ALIASES = {"javascript": "nodejs", "js": "nodejs", "node": "nodejs", "py": "python", "sh": "bash"}
-
-
-def normalize_language(language: str) -> str:
-    """The one name we use for a language: `javascript` and `nodejs` are the same interpreter."""
-    return ALIASES.get(language, language)
 
 
 @dataclass(frozen=True)
 class Template:
     """One kind of sandbox. `command` is the interpreter's argument list inside the sandbox.
 
+    `interpreter` is which it is, such as `python 3.11.2`, for whoever reads a result.
     `advise` has each result carry remarks on what the program uses (Python only).
     """
 
     name: str
     language: str
     command: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     preload: tuple[str, ...] = ()
     advise: bool = False
+    interpreter: str = ""
 
     def guest_argument(
         self,
@@ -40,12 +34,14 @@ class Template:
         watch_memory: bool,
         uid: int | None = None,
         bound_processes: bool = True,
+        alone_seconds: float | None = None,
     ) -> str:
         """The template as the guest reads it.
 
         `uid` is the user that user code becomes when the guest starts as root. `watch_memory`
         makes the supervisor bound the memory itself where no cgroup does. `bound_processes` is
         for where the kernel counts only the sandbox's own, and not all that the user runs.
+        `alone_seconds` is how long a guest waits for its host whose channel does not end with it.
         """
         limits = self.limits
         described: dict[str, Any] = {
@@ -57,6 +53,7 @@ class Template:
             "workspace_bytes": limits.workspace_bytes,
             "uid": uid,
             "watch_memory": watch_memory,
+            **({} if alone_seconds is None else {"alone_seconds": alone_seconds}),
             "limits": {
                 "file_bytes": limits.file_bytes,
                 "open_files": limits.open_files,

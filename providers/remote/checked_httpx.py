@@ -30,7 +30,7 @@ class CheckedTransport(httpx.HTTPTransport):
             max_connections=_MOST_CONNECTIONS,
             max_keepalive_connections=_MOST_KEPT,
             keepalive_expiry=_KEPT_SECONDS,
-            network_backend=_Network(receiver),
+            network_backend=CheckedNetwork(receiver),
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -41,9 +41,22 @@ class CheckedTransport(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
-class _Network(httpcore.SyncBackend):
+class CheckedNetwork(httpcore.SyncBackend):
+    """Connects to the addresses that were checked, one after the other."""
+
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """Where to connect to. Raises httpcore.ConnectError."""
+        try:
+            return self._receiver.addresses(host, port)
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from None
+
+    def connect_seconds(self, timeout: float | None) -> float:
+        """How long the next address may take."""
+        return min(timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
 
     def connect_tcp(
         self,
@@ -53,15 +66,11 @@ class _Network(httpcore.SyncBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        try:
-            addresses = self._receiver.addresses(host, port)
-        except OSError as error:
-            raise httpcore.ConnectError(str(error)) from None
-        timeout = min(timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
-        for address in addresses:
+        for address in self.addresses(host, port):
+            seconds = self.connect_seconds(timeout)
             try:
-                stream = super().connect_tcp(address, port, timeout, local_address, socket_options)
+                stream = super().connect_tcp(address, port, seconds, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
             else:
@@ -69,12 +78,11 @@ class _Network(httpcore.SyncBackend):
         raise failure
 
 
-class _Stream(httpcore.NetworkStream):
-    """A connection whose TLS handshake ends with the check of the server's key."""
+class Passed(httpcore.NetworkStream):
+    """A connection that is used as it is. What of it is watched a subclass overrides."""
 
-    def __init__(self, inner: httpcore.NetworkStream, receiver: Receiver) -> None:
+    def __init__(self, inner: httpcore.NetworkStream) -> None:
         self._inner = inner
-        self._receiver = receiver
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         return self._inner.read(max_bytes, timeout)
@@ -94,8 +102,24 @@ class _Stream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
+        return self._inner.start_tls(ssl_context, server_hostname, timeout)
+
+
+class _Stream(Passed):
+    """A connection whose TLS handshake ends with the check of the server's key."""
+
+    def __init__(self, inner: httpcore.NetworkStream, receiver: Receiver) -> None:
+        super().__init__(inner)
+        self._receiver = receiver
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
         timeout = min(timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
-        stream = self._inner.start_tls(ssl_context, server_hostname, timeout)
+        stream = super().start_tls(ssl_context, server_hostname, timeout)
         try:
             self._receiver.check_key(stream.get_extra_info("ssl_object"))
         except WrongKey as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from providers.base import Limits, OnOutput, Stream
+from providers.values import Emit, Event, RunLimits, Stream
 
 _ENVELOPE_BYTES = 1024
 
@@ -13,13 +13,15 @@ _ENVELOPE_BYTES = 1024
 class Output:
     """Collects stdout and stderr up to `limits.output_bytes` each, and the value between marks.
 
-    What is beyond the limit is dropped and flagged. `on_output` gets what is kept, as it comes.
+    What is beyond the limit is dropped and flagged. `emit` gets what is kept, as it comes.
     """
 
-    def __init__(self, mark: str, limits: Limits, on_output: OnOutput | None = None) -> None:
-        self._mark = mark
+    def __init__(self, mark: str, limits: RunLimits, emit: Emit | None = None) -> None:
+        self.mark = mark
         self._limits = limits
-        self._on_output = on_output
+        self._emit = emit
+        self.outputs: list[dict[str, Any]] = []
+        self._rich_left = limits.rich_output_bytes
         self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
         self._left: dict[Stream, int] = {
             "stdout": limits.output_bytes,
@@ -36,22 +38,22 @@ class Output:
         self._closed = True
 
     def stdout(self, text: str) -> None:
-        if not self._mark or self._value_ended:
+        if not self.mark or self._value_ended:
             self._keep("stdout", text)
             return
         text = self._held + text
         self._held = ""
         if self._value is None:
-            before, mark, after = text.partition(self._mark)
+            before, mark, after = text.partition(self.mark)
             if not mark:
-                visible = len(before) - _overlap(before, self._mark)
+                visible = len(before) - _overlap(before, self.mark)
                 self._held = before[visible:]
                 before = before[:visible]
             self._keep("stdout", before)
             if not mark:
                 return
             self._value, text = "", after
-        value, mark, after = (self._value + text).partition(self._mark)
+        value, mark, after = (self._value + text).partition(self.mark)
         self._value = value[: self._limits.result_bytes + _ENVELOPE_BYTES]
         if mark:
             self._value_ended = True
@@ -59,6 +61,18 @@ class Output:
 
     def stderr(self, text: str) -> None:
         self._keep("stderr", text)
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """A rich output, a map from MIME type to value. One too many or too large is dropped."""
+        if self._closed or not bundle or len(self.outputs) >= self._limits.rich_output_count:
+            return
+        size = sum(len(str(value).encode("utf-8", "replace")) for value in bundle.values())
+        if size > self._rich_left:
+            return
+        self._rich_left -= size
+        self.outputs.append(bundle)
+        if self._emit is not None:
+            self._emit(Event("output", output=bundle))
 
     def close_held(self) -> None:
         """Nothing more comes: what might have been the beginning of a mark was none."""
@@ -99,8 +113,8 @@ class Output:
             self._left[stream] -= len(data)
         if text:
             self._kept[stream].append(text)
-            if self._on_output is not None:
-                self._on_output(stream, text)
+            if self._emit is not None:
+                self._emit(Event(stream, text.encode("utf-8", "replace")))
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+
+# Of another host nothing is known, unless somebody says so: `learn_of_ends`.
+_has_ended_elsewhere: Callable[[str], bool] = lambda tag: False  # noqa: E731
 
 
 def process_tag() -> str:
@@ -25,6 +29,17 @@ def is_orphan(tag: str) -> bool:
     if len(parts) != 3 or not parts[1].isdigit() or parts[0] != _host():
         return False
     return _start(int(parts[1])) != parts[2]
+
+
+def learn_of_ends(has_ended: Callable[[str], bool]) -> None:
+    """Have `has_ended` asked of processes of other hosts, by tag. True is for known ends alone."""
+    global _has_ended_elsewhere
+    _has_ended_elsewhere = has_ended
+
+
+def is_known_orphan(tag: str) -> bool:
+    """As `is_orphan`, and of other hosts by what is known of them. May ask the database."""
+    return is_orphan(tag) or (not tag.startswith(f"{_host()}-") and _has_ended_elsewhere(tag))
 
 
 @lru_cache(maxsize=1)

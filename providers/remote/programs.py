@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from providers.base import Entrypoint
 from providers.errors import InvalidConfiguration
-from providers.guest import python_runner
+from providers.guest import python_runner, wire
+from providers.remote import python_program
+from providers.values import Entrypoint, RunLimits
 
 JAVASCRIPT = ("javascript", "typescript")
 
@@ -75,6 +76,7 @@ def build_program(
     arguments: Mapping[str, Any] | None,
     *,
     top_level_await: bool,
+    result_bytes: int = RunLimits().result_bytes,
 ) -> Program:
     """The program for one run. Raises InvalidConfiguration where a language has no `main()`.
 
@@ -83,7 +85,7 @@ def build_program(
     # Services compile a text, and compilers take an editor's byte order mark from a file only.
     code = code.removeprefix("\ufeff")
     if language == "python":
-        return _python(code, entrypoint, arguments)
+        return _python(code, entrypoint, arguments, result_bytes)
     if language in JAVASCRIPT:
         return _javascript(code, entrypoint, arguments, top_level_await)
     if entrypoint == "main" or arguments:
@@ -94,13 +96,48 @@ def build_program(
     return Program(code)
 
 
-def _python(code: str, entrypoint: Entrypoint, arguments: Mapping[str, Any] | None) -> Program:
+def build_call(
+    language: str,
+    arguments: Mapping[str, Any],
+    *,
+    top_level_await: bool,
+    result_bytes: int = RunLimits().result_bytes,
+) -> Program:
+    """A cell that calls the `main` which an earlier cell of its context has defined."""
+    if language == "python":
+        code = "from __main__ import main"
+        return _python_program(code, "main", arguments, result_bytes, goes_on=True)
+    if language in JAVASCRIPT:
+        return _javascript("", "main", arguments, top_level_await)
+    raise InvalidConfiguration(
+        f"{language} code has no main() that could be called with arguments here.",
+        field="arguments",
+    )
+
+
+def _python(
+    code: str, entrypoint: Entrypoint, arguments: Mapping[str, Any] | None, result_bytes: int
+) -> Program:
     plain = entrypoint in ("script", "repl") or (entrypoint == "auto" and "main" not in code)
     if plain and not arguments:
         return Program(code)
+    return _python_program(code, entrypoint, arguments, result_bytes)
+
+
+def _python_program(
+    code: str,
+    entrypoint: Entrypoint,
+    arguments: Mapping[str, Any] | None,
+    result_bytes: int,
+    *,
+    goes_on: bool = False,
+) -> Program:
     mark = _mark()
-    given = "" if arguments is None else json.dumps(dict(arguments))
-    call = f"__cofferdam__({code!r}, {entrypoint!r}, {given!r}, {mark!r})"
+    given = "" if arguments is None else json.dumps(dict(arguments), separators=(",", ":"))
+    call = (
+        f"__cofferdam__(__cofferdam_sources__, {code!r}, {entrypoint!r}, {given!r}, "
+        f"{result_bytes}, {mark!r}, {goes_on})"
+    )
     return Program(f"{_python_source()}\n{call}\n", mark)
 
 
@@ -135,13 +172,29 @@ def _mark() -> str:
     return f"\x1e{secrets.token_hex(16)}\x1e"
 
 
+# What of the guest's runner runs a program. The rest is how the guest gets it and reports on it.
+_RUNNER = (
+    python_runner.ProgramError,
+    python_runner.run,
+    python_runner._run,
+    python_runner._parse,
+    python_runner._run_like_a_prompt,
+    python_runner._wants_main,
+    python_runner._is_main,
+    python_runner._calls_main,
+    python_runner._await,
+    python_runner._encode,
+    python_runner._tell,
+    python_runner._print_traceback,
+    python_runner._write_program,
+)
+
+
 @cache
 def _python_source() -> str:
-    """The runner, and how the local guest decides whether code wants its `main()` called."""
-    own = Path(__file__).with_name("python_program.py").read_text(encoding="utf-8")
-    deciding = (
-        python_runner._wants_main,
-        python_runner._is_main,
-        python_runner._calls_main,
-    )
-    return own + "".join(f"\n\n{inspect.getsource(function)}" for function in deciding)
+    """The function that runs a program, and the guest's modules that it does it with, as text."""
+    own = Path(python_program.__file__).read_text(encoding="utf-8")
+    runner = f"import os\nimport sys\nFILE, ONLY_AST = 'main.py', {python_runner.ONLY_AST}\n"
+    runner += "\n\n".join(inspect.getsource(part) for part in _RUNNER)
+    sources = {"wire": inspect.getsource(wire), "python_runner": runner}
+    return f"{own}\n__cofferdam_sources__ = {sources!r}\n"

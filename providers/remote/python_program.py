@@ -1,71 +1,65 @@
-"""Calls `main()` inside a remote Python interpreter. Its source is sent; standard library only."""
+"""Has the guest's own runner run a program in a remote interpreter. Its source is sent there.
+
+What runs is the text of `providers.guest.python_runner`; here is only what a notebook's kernel
+needs around it. Standard library only.
+"""
 
 from __future__ import annotations
 
-import sys
-import types
 
-
-def __cofferdam__(code: str, entrypoint: str, arguments: str, mark: str) -> None:
+def __cofferdam__(
+    sources: dict[str, str],
+    code: str,
+    entrypoint: str,
+    arguments: str,
+    limit: int,
+    mark: str,
+    goes_on: bool,
+) -> None:
     """Run `code` as the local guest would, and print what came of it as JSON between two marks.
 
-    `arguments` is a JSON object, empty when there are none.
+    `sources` are the modules to be made of texts, the last one the runner. `arguments` is a JSON
+    object, empty when there are none. `limit` is the most bytes of a result. With `goes_on` the
+    interpreter is one that stays, and is left as it was.
     """
-    import json
-    import linecache
-    import traceback
+    import sys
+    import types
 
-    out, ended = sys.stdout, {"exit_code": 0}
-    linecache.cache["main.py"] = (len(code), None, code.splitlines(True), "main.py")
-    trace = None
+    out = sys.stdout
+    modules: dict[str, types.ModuleType] = {}
+    for name, source in sources.items():
+        module = types.ModuleType(name)
+        module.__file__ = f"<cofferdam {name}>"
+        module.__dict__.update(modules)
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), module.__dict__)
+        modules[name] = module
+    former = sys.excepthook, sys.modules.get("main")
+    # A kernel has put its own there, which shows other tracebacks than an interpreter.
+    sys.excepthook = sys.__excepthook__
+    if not goes_on:
+        sys.argv[:] = ["main.py"]
+        sys.path.insert(0, "")
+        module._write_program(code.encode("utf-8", "surrogatepass"))
+    # A kernel runs cells within its event loop, in which no other could be run.
+    asyncio = sys.modules.get("asyncio")
+    loop = asyncio.events._get_running_loop() if asyncio else None
+    swap = getattr(asyncio.tasks, "_swap_current_task", None) if asyncio else None
+    task = swap(loop, None) if swap and loop else None
+    if asyncio and loop:
+        asyncio.events._set_running_loop(None)
     try:
-        tree = compile(code, "main.py", "exec", 0x400, dont_inherit=True)
-        if entrypoint == "auto":
-            entrypoint = "main" if _wants_main(tree) else "script"  # type: ignore[name-defined]  # noqa: F821
-        values = json.loads(arguments) if arguments else {}
-        module = types.ModuleType("main" if entrypoint == "main" else "__main__")
-        sys.modules["main"] = module
-        module.__file__ = "main.py"
-        if entrypoint == "script" and arguments:
-            module.__dict__["arguments"] = values
-        exec(compile(code, "main.py", "exec", dont_inherit=True), module.__dict__)
-        if entrypoint == "main":
-            function = module.__dict__.get("main")
-            if not callable(function):
-                raise SystemExit("entrypoint 'main': the code defines no function main()")
-            returned = function(**values)
-            if hasattr(returned, "__await__"):
-                returned = __cofferdam_await__(returned)
-            try:
-                json.dumps(returned, ensure_ascii=False, allow_nan=False).encode()
-            except (RecursionError, TypeError, ValueError) as error:
-                raise SystemExit(f"main() returned a value that is not JSON: {error}") from None
-            ended["result"] = returned
-    except SystemExit as stop:
-        if isinstance(stop.code, int):
-            ended["exit_code"] = stop.code & 0xFF
-        elif stop.code is not None:
-            ended["exit_code"] = 1
-            print(stop.code, file=sys.stderr)
-    except BaseException as error:
-        ended["exit_code"] = 1
-        trace = step = error.__traceback__
-        while step is not None:
-            if step.tb_frame.f_code.co_name == "__cofferdam__":
-                trace = step.tb_next
-            step = step.tb_next
-        traceback.print_exception(type(error), error, trace)
+        exit_code, result = module.run(code, entrypoint, arguments.encode(), limit)
+    finally:
+        if asyncio and loop:
+            asyncio.set_event_loop(loop)
+            asyncio.events._set_running_loop(loop)
+            if swap:
+                swap(loop, task)
+        if goes_on:
+            sys.excepthook = former[0]
+            sys.modules.pop("main", None)
+            if former[1] is not None:
+                sys.modules["main"] = former[1]
     sys.stderr.flush()
-    print(mark + json.dumps(ended) + mark, file=out, flush=True)
-
-
-def __cofferdam_await__(awaitable: object) -> object:
-    """What an awaitable comes to, in a thread: the interpreter may run an event loop itself."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    async def outcome() -> object:
-        return await awaitable  # type: ignore[misc]
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, outcome()).result()
+    returned = "" if result is None else f', "result": {result.decode()}'
+    print(f'{mark}{{"exit_code": {exit_code}{returned}}}{mark}', file=out, flush=True)

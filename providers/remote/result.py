@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from providers.base import ExecutionResult
 from providers.remote.output import Output
 from providers.remote.programs import Program
+from providers.values import ExecutionResult
 
 
 def result_of(
@@ -37,6 +37,7 @@ def result_of(
         timed_out=exit_code is None,
         has_result=has_result,
         result=ended["result"] if ended is not None and has_result else None,
+        outputs=list(output.outputs),
     )
     output.close()
     return result

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import random
-import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -15,24 +15,28 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from providers.addresses import rules
-from providers.base import ExecutionResult
-from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
-from providers.pool.requests import Job
-from providers.pool.service import messages
+from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.guest import wire
+from providers.pool.channel import Frame
+from providers.pool.service import messages, operations
 from providers.pool.service.settings import settings_digest
 from providers.remote.checked_urllib3 import check_connections
+from providers.remote.owner import process_tag
 from providers.remote.receiver import Receiver
-
-logger = logging.getLogger(__name__)
+from providers.sandbox import tell_afterwards
+from providers.self_managed.absence import Absence, NotSent
+from providers.self_managed.answers import Answer, Answers, Unwelcome
+from providers.self_managed.unix_client import UnixPool
+from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 CONNECT_SECONDS = 3.0
+CONNECTIONS = 256
 # What the service itself adds to a wait or a run.
 SLACK_SECONDS = 5.0
 
-_NOT_REACHED = (
-    "The pool service does not answer. Start it (python manage.py pool), or correct the provider's "
-    "endpoint. The log has the reason."
-)
+# The service says something of a stream more often than that.
+SILENCE_SECONDS = 3 * operations.ALIVE_SECONDS
+READ_BYTES = 64 * 1024
 
 _FIRST_DELAY_SECONDS = 0.05
 _LONGEST_DELAY_SECONDS = 1.0
@@ -47,26 +51,12 @@ class Handle:
     sharing: str = ""
 
 
-class _NotSent(ConnectionFailed):
-    """No connection came about, so the service cannot have seen the request."""
-
-
-class _Unwelcome(ConnectionFailed):
-    """The service refuses us. Asking again changes nothing."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    body: Any
-    error: SandboxError | None = None
-
-
 @dataclass
 class PoolClient:
     """One service. Used from many threads at once.
 
-    `apart`: instances are made by `config`, and it does not come into force for others.
+    `apart`: instances are made by `config`, and it does not come into force for others. `socket` is
+    where the service of this installation listens, in place of `endpoint`.
     """
 
     endpoint: str
@@ -76,14 +66,24 @@ class PoolClient:
     apart: bool = False
     receiver: Receiver = field(default_factory=lambda: Receiver(rules()), repr=False)
 
+    socket: Path | None = None
+
     def __post_init__(self) -> None:
-        # urllib3 sets TCP_NODELAY itself: no request waits for a delayed acknowledgement.
-        self._pool = urllib3.connection_from_url(self.endpoint, maxsize=256, block=False)
-        check_connections(self._pool, self.receiver)
+        if self.socket is not None:
+            self._pool: urllib3.HTTPConnectionPool = UnixPool(self.socket, CONNECTIONS)
+        else:
+            # urllib3 sets TCP_NODELAY itself: no request waits for a delayed acknowledgement.
+            self._pool = urllib3.connection_from_url(
+                self.endpoint, maxsize=CONNECTIONS, block=False
+            )
+            check_connections(self._pool, self.receiver)
         self._path = urlsplit(self.endpoint).path.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if self.token:
             self._headers["Authorization"] = f"Bearer {self.token}"
+        self._process = process_tag()
+        self._absence = Absence()
+        self._answers = Answers(str(self.socket or self.endpoint))
         self._digest = settings_digest(self.config)
         self._longest_wait = float(self.config["queue_timeout"]) + SLACK_SECONDS
 
@@ -94,13 +94,13 @@ class PoolClient:
         seconds = 30.0 + SLACK_SECONDS
         stats = self._retried("PUT", "/v1/settings", dict(self.config), seconds=seconds)
         if not isinstance(stats, dict):
-            raise self._not_ours("no figures in the answer")
+            raise self._answers.not_ours("no figures in the answer")
         return stats
 
     def create(self, template: str, owner: str) -> Handle:
         """A fresh instance. Raises SandboxError; nothing has run then."""
         body: dict[str, Any] = {"template": template, "owner": owner}
-        headers = {}
+        headers = {messages.CLIENT_HEADER: self._process}
         if self.apart:
             body["settings"] = dict(self.config)
         else:
@@ -115,20 +115,24 @@ class PoolClient:
                 str(answer.get("sharing", "")),
             )
         except (AttributeError, KeyError, TypeError):
-            raise self._not_ours("no instance in the answer") from None
+            raise self._answers.not_ours("no instance in the answer") from None
 
-    def run(self, handle: Handle, job: Job) -> ExecutionResult:
-        """Run the instance's one job. Tried again only while no connection came about.
+    def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        """Run the instance's one job, and tell `emit` of it while it runs. Tried again only while
+        no connection came about.
 
-        Raises SandboxError, with `started` True unless it is certain that nothing has run.
+        Raises SandboxError, with `started` True unless it is certain that nothing has run: no
+        connection came about, or the service itself says so.
         """
         path = f"/v1/instances/{quote(handle.instance_id, safe='')}/run"
         body = messages.dumps(messages.job_to_json(job))
         seconds = job.timeout + SLACK_SECONDS
         for attempt in range(self.max_retries + 1):
             try:
+                if emit is not None:
+                    return self._run_live(path, body, seconds, emit)
                 answer = self._ask("POST", path, body, seconds=seconds, runs_code=True)
-            except _NotSent:
+            except NotSent:
                 if attempt == self.max_retries:
                     raise
                 _pause(attempt)
@@ -136,6 +140,30 @@ class PoolClient:
             if answer.error is not None:
                 raise answer.error
             return messages.result_from_json(answer.body)
+        raise AssertionError("unreachable")
+
+    def _run_live(self, path: str, body: bytes, seconds: float, emit: Emit) -> ExecutionResult:
+        """What is refused, and a service that tells nothing meanwhile, answer as to `run`."""
+        response = self._send(
+            "POST",
+            path,
+            body,
+            seconds=max(seconds, SILENCE_SECONDS),
+            headers={"Accept": operations.MEDIA_TYPE},
+            runs_code=True,
+            preload=False,
+        )
+        with self._frames_of(response) as frames:
+            if response.headers.get("Content-Type") != operations.MEDIA_TYPE:
+                answer = self._answers.read(response, runs_code=True)
+                if answer.error is not None:
+                    raise answer.error
+                return tell_afterwards(messages.result_from_json(answer.body), emit)
+            for frame in operations.checked(frames):
+                if frame[0]["event"] == "done":
+                    return messages.result_from_json(messages.loads(frame[1].get("result", b"")))
+                if (event := operations.event_of_frame(frame)) is not None:
+                    emit(event)
         raise AssertionError("unreachable")
 
     def destroy(self, handle: Handle) -> bool:
@@ -148,13 +176,89 @@ class PoolClient:
             raise answer.error
         return True
 
+    def keep(self, spec: SandboxSpec, owner: str, apart: Mapping[str, Any] | None) -> Any:
+        """What the service says of a new kept sandbox. Raises SandboxError; nothing has run then.
+
+        `apart` has it made by other settings than ours.
+        """
+        body: dict[str, Any] = {
+            "template": spec.template,
+            "owner": owner,
+            "environment": dict(spec.environment),
+            "limits": vars(spec.limits) if spec.limits else None,
+            "apart": apart,
+        }
+        if spec.seconds is not None:
+            body["seconds"] = spec.seconds
+        headers = {} if apart else {messages.SETTINGS_HEADER: self._digest}
+        return self._retried(
+            "POST", "/v1/sandboxes", body, seconds=self._longest_wait, headers=headers
+        )
+
+    def ask_of(self, method: str, ref: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the service says of a kept sandbox. Raises KeptSandboxLost and other errors."""
+        path = f"/v1/sandboxes/{quote(ref, safe='')}"
+        text = None if body is None else messages.dumps(body)
+        answer = self._absence.wait_out(lambda: self._ask_anew(method, path, text))
+        if answer.error is not None:
+            raise answer.error
+        return answer.body
+
+    @contextmanager
+    def operate(self, ref: str, body: bytes | Iterator[bytes]) -> Iterator[Iterator[Frame]]:
+        """Send an operation of a kept sandbox, and have the frames of its answer as they come.
+
+        Whoever leaves early has it stopped. Raises SandboxError, also while frames are taken.
+        """
+        response = self._absence.wait_out(
+            lambda: self._send(
+                "POST",
+                f"/v1/sandboxes/{quote(ref, safe='')}/operations",
+                body,
+                seconds=SILENCE_SECONDS,
+                headers={"Content-Type": operations.MEDIA_TYPE},
+                runs_code=True,
+                preload=False,
+            )
+        )
+        with self._frames_of(response) as frames:
+            if response.status != 200:
+                error = self._answers.read(response, runs_code=True).error
+                raise error or self._answers.not_ours(f"HTTP {response.status}", started=True)
+            yield frames
+
+    @contextmanager
+    def _frames_of(self, response: urllib3.BaseHTTPResponse) -> Iterator[Iterator[Frame]]:
+        whole = False
+
+        def frames() -> Iterator[Frame]:
+            nonlocal whole
+            parser = wire.Parser(wire.REQUEST_LIMIT)
+            try:
+                for piece in response.stream(READ_BYTES):
+                    yield from parser.feed(piece)
+            except (HTTPError, wire.FrameError) as error:
+                raise self._answers.broken(error, runs_code=True) from None
+            whole = True
+
+        try:
+            yield frames()
+        except HTTPError as error:
+            raise self._answers.broken(error, runs_code=True) from None
+        finally:
+            if whole:
+                response.release_conn()
+            else:
+                # Only this tells the service that nobody waits any more.
+                response.close()
+
     def stats(self) -> dict[str, Any]:
         """The service's figures now. Raises SandboxError."""
         answer = self._ask_anew("GET", "/v1/stats")
         if answer.error is not None:
             raise answer.error
         if not isinstance(answer.body, dict):
-            raise self._not_ours("no figures in the answer")
+            raise self._answers.not_ours("no figures in the answer")
         return answer.body
 
     def close(self) -> None:
@@ -180,7 +284,7 @@ class PoolClient:
                 if answer.error is None:
                     return answer.body
                 raise answer.error
-            except (RateLimited, _Unwelcome):
+            except (RateLimited, Unwelcome):
                 # The service has queued us as long as it may; more of us would not help.
                 raise
             except SandboxError as error:
@@ -189,12 +293,12 @@ class PoolClient:
             _pause(attempt)
         raise AssertionError("unreachable")
 
-    def _ask_anew(self, method: str, path: str) -> _Answer:
+    def _ask_anew(self, method: str, path: str, body: bytes | None = None) -> Answer:
         """A kept connection may be to a service that has ended; a second one tells the truth."""
         try:
-            return self._ask(method, path, None, seconds=SLACK_SECONDS)
+            return self._ask(method, path, body, seconds=SLACK_SECONDS)
         except ProviderUnavailable:
-            return self._ask(method, path, None, seconds=SLACK_SECONDS)
+            return self._ask(method, path, body, seconds=SLACK_SECONDS)
 
     def _ask(
         self,
@@ -205,10 +309,26 @@ class PoolClient:
         seconds: float,
         headers: Mapping[str, str] | None = None,
         runs_code: bool = False,
-    ) -> _Answer:
+    ) -> Answer:
         """One request, sent once. Raises SandboxError when no answer came."""
+        response = self._send(
+            method, path, body, seconds=seconds, headers=headers, runs_code=runs_code
+        )
+        return self._answers.read(response, runs_code)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] | None,
+        *,
+        seconds: float,
+        headers: Mapping[str, str] | None,
+        runs_code: bool,
+        preload: bool = True,
+    ) -> urllib3.BaseHTTPResponse:
         try:
-            response = self._pool.urlopen(
+            return self._pool.urlopen(
                 method,
                 self._path + path,
                 body=body,
@@ -216,65 +336,17 @@ class PoolClient:
                 retries=False,
                 redirect=False,
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=seconds),
+                preload_content=preload,
             )
         except (NewConnectionError, ConnectTimeoutError) as error:
-            self._note(_reason(error))
-            raise _NotSent(_NOT_REACHED) from None
+            raise self._answers.not_sent(error) from None
         except SSLError as error:
-            if not isinstance(error.args[0], ssl.SSLCertVerificationError):
-                raise self._broken(error, runs_code) from None
-            # The handshake did not come to its end, and the request is sent after it.
-            raise _Unwelcome(
-                "The pool service shows a certificate that is not accepted. Correct "
-                "ca_certificates or public_key_pins, or the service's certificate."
-            ) from None
+            raise self._answers.without_handshake(error, runs_code) from None
         except HTTPError as error:
-            raise self._broken(error, runs_code) from None
-        return self._read(response, runs_code)
-
-    def _broken(self, error: HTTPError, runs_code: bool) -> ProviderUnavailable:
-        self._note(type(error).__name__)
-        # Of a request that runs no code, `started` False is certain.
-        return ProviderUnavailable("The connection to the pool service broke.", started=runs_code)
-
-    def _not_ours(self, what: str, *, started: bool = False) -> ProviderUnavailable:
-        self._note(what)
-        return ProviderUnavailable(_NOT_REACHED, started=started)
-
-    def _note(self, reason: str) -> None:
-        """For the log alone: callers have no business with addresses inside our network."""
-        logger.warning("the pool service at %s is not reached: %s", self.endpoint, reason)
-
-    def _read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> _Answer:
-        status, data = response.status, response.data
-        try:
-            body = messages.loads(data) if data else None
-        except SandboxError:
-            body = None
-        if 200 <= status < 300:
-            return _Answer(status, body)
-        error = messages.error_from_json(body)
-        if status == 401:
-            refused = _Unwelcome(
-                "The pool service refuses the token. Put the service's POOL_TOKEN into the "
-                "provider's configuration."
-            )
-            refused.answered = "proof" if error else ""
-            raise refused
-        if error is not None:
-            error.answered = "proof"
-        else:
-            error = self._not_ours(f"HTTP {status}", started=runs_code)
-        return _Answer(status, body, error)
+            raise self._answers.broken(error, runs_code) from None
 
 
 def _pause(attempt: int) -> None:
     """Longer each time, and not in step with others who failed at the same moment."""
     delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2**attempt)
     time.sleep(delay * random.uniform(0.75, 1.25))  # noqa: S311  no secret
-
-
-def _reason(error: Exception) -> str:
-    """The innermost cause in a few words: the rest names our own classes."""
-    cause = error.__context__ or error.__cause__ or error
-    return getattr(cause, "strerror", None) or type(error).__name__

@@ -8,13 +8,12 @@ from typing import Any
 
 from django.conf import settings as django_settings
 
-from providers.base import ExecutionResult
 from providers.pool.background import BackgroundLoop
-from providers.pool.requests import Job
 from providers.pool.service.keeper import PoolKeeper
 from providers.pool.service.launchers import LauncherChoice
 from providers.pool.service.settings import ServiceSettings
 from providers.self_managed.client import Handle
+from providers.values import Emit, ExecutionResult, Job
 
 
 class InProcessPool:
@@ -45,8 +44,8 @@ class InProcessPool:
         instance = self._loop.call(self._keeper.create(template, owner))
         return Handle(instance.instance_id, instance.runtime, instance.sharing)
 
-    def run(self, handle: Handle, job: Job) -> ExecutionResult:
-        return self._loop.call(self._keeper.run(handle.instance_id, job))
+    def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        return self._loop.call(self._keeper.run(handle.instance_id, job, emit))
 
     def destroy(self, handle: Handle) -> bool:
         return self._loop.call(_destroy(self._keeper, handle.instance_id))

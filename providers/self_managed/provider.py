@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from providers.base import (
-    ARGUMENTS,
-    ARTIFACTS,
-    FILES,
-    Entrypoint,
-    ExecutionResult,
-    Health,
-    InputFile,
-    Limits,
-    SandboxInstance,
-    SandboxProvider,
-)
+from providers.base import OF_OUR_GUEST, Health, SandboxProvider
 from providers.errors import (
     InvalidConfiguration,
     NotInitialized,
     ProviderUnavailable,
     SandboxError,
+    before_the_code,
 )
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
-from providers.pool.requests import Job
-from providers.pool.service.settings import FIELDS, check_config
+from providers.pool.requests import check_spec
+from providers.pool.service.settings import FIELDS, ServiceSettings, check_config
 from providers.remote import receiver
+from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
+from providers.self_managed.kept import ServiceSandbox
+from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
 from providers.waiting import carried_out
 
 # Where `manage.py pool` listens unless it is told otherwise.
@@ -48,20 +39,10 @@ class Backend(Protocol):
 
     def push(self) -> dict[str, Any]: ...
     def create(self, template: str, owner: str) -> Handle: ...
-    def run(self, handle: Handle, job: Job) -> ExecutionResult: ...
+    def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult: ...
     def destroy(self, handle: Handle) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
-
-
-@dataclass
-class _Instance:
-    """What we know of an instance. Another handle takes its place if it was lost unused."""
-
-    template: str
-    owner: str
-    handle: Handle
-    ended: bool = False
 
 
 class SelfManagedProvider(SandboxProvider):
@@ -70,7 +51,7 @@ class SelfManagedProvider(SandboxProvider):
     description = "Warm containers of a pool service on your own machines, under gVisor or runc."
     icon = "dns"
     tags = ("self-hosted", "docker", "gvisor")
-    capabilities = frozenset({ARGUMENTS, ARTIFACTS, FILES})
+    capabilities = OF_OUR_GUEST
     config_fields = {
         "endpoint": ConfigField(
             "string",
@@ -91,6 +72,9 @@ class SelfManagedProvider(SandboxProvider):
         ),
         **receiver.FIELDS,
         **FIELDS,
+        "region": ConfigField(
+            "string", "Region", max=64, description="For routes that prefer a region."
+        ),
         "max_retries": ConfigField(
             "integer",
             "Most retries",
@@ -113,8 +97,7 @@ class SelfManagedProvider(SandboxProvider):
         self._backend: Backend | None = None
         self._config: Mapping[str, Any] = {}
         self._languages: list[str] = []
-        self._instances: dict[str, _Instance] = {}
-        self._lock = threading.Lock()
+        self._limits = SandboxLimits()
         self._look_again = 0.0
         self._full = False
         self._reason = "not initialized"
@@ -133,13 +116,20 @@ class SelfManagedProvider(SandboxProvider):
         check_config(config)
         return True, None
 
+    @property
+    def network(self) -> str:
+        return "none"
+
     def initialize(self, config: Mapping[str, Any]) -> bool:
         return self._open(config, apart=False)
 
     def initialize_apart(self, config: Mapping[str, Any]) -> bool:
         return self._open(config, apart=True)
 
-    def _open(self, config: Mapping[str, Any], *, apart: bool) -> bool:
+    def initialize_to_attach(self, config: Mapping[str, Any]) -> bool:
+        return self._open(config, apart=False, to_attach=True)
+
+    def _open(self, config: Mapping[str, Any], *, apart: bool, to_attach: bool = False) -> bool:
         pushed = {name: config[name] for name in FIELDS}
         if not meets(NAMESPACES, settings.MINIMUM_ISOLATION):
             # The service has other clients too, such as RAGFlow's.
@@ -159,24 +149,47 @@ class SelfManagedProvider(SandboxProvider):
             backend.close()
             backend = InProcessPool(pushed, settings.DATA_DIR, apart=apart)
         try:
-            stats = backend.push()
+            stats = backend.stats() if to_attach else backend.push()
         except BaseException:
             backend.close()
             raise
         self._languages = list(stats.get("languages", []))
         self._backend, self._config = backend, config
+        self._limits = ServiceSettings.from_config(pushed).limits
         return True
 
-    def create_instance(self, template: str = "python", *, owner: str = "") -> SandboxInstance:
-        handle = self._create(template, owner)
-        with self._lock:
-            self._instances[handle.instance_id] = _Instance(template, owner, handle)
-        metadata = {
-            "runtime": handle.runtime,
-            "isolation": of_runtime(handle.runtime),
-            "sharing": handle.sharing,
-        }
-        return SandboxInstance(handle.instance_id, self.id, "running", metadata)
+    def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
+        if spec.kept:
+            return self._keep(spec, owner)
+        check_spec(spec, self._limits)
+        return PoolSandbox(self, spec.template, owner, self.take(spec.template, owner))
+
+    @property
+    def max_timeout(self) -> float | None:
+        return float(self._config["timeout"]) if self._config else None
+
+    def attach(self, ref: str) -> KeptSandbox:
+        client = self._service()
+        return ServiceSandbox(client, client.ask_of("GET", ref))
+
+    def _keep(self, spec: SandboxSpec, owner: str) -> KeptSandbox:
+        client = self._service()
+        sandbox = ServiceSandbox(client, client.keep(spec, owner, None))
+        if self._config["require_gvisor"] and sandbox.metadata["runtime"] != "gvisor":
+            sandbox.close()
+            raise _not_gvisor(sandbox.metadata["runtime"])
+        return sandbox
+
+    def _service(self) -> PoolClient:
+        """Raises InvalidConfiguration where sandboxes would end with this process."""
+        backend = self.backend()
+        if not isinstance(backend, PoolClient) or backend.apart:
+            raise InvalidConfiguration(
+                "kept: Only the pool service itself keeps sandboxes. Start it, and clear "
+                "without_service.",
+                field="kept",
+            )
+        return backend
 
     def is_full(self) -> bool:
         """As the service has it, a quarter of a second ago at most."""
@@ -184,69 +197,12 @@ class SelfManagedProvider(SandboxProvider):
         if now >= self._look_again:
             self._look_again = now + LOOK_SECONDS
             try:
-                stats = self._opened().stats()
+                stats = self.backend().stats()
                 self._full = stats["busy"] + stats["waiting"] >= stats["capacity"]
             except (KeyError, SandboxError):
                 # Getting a sandbox will tell what is wrong.
                 self._full = False
         return self._full
-
-    def execute_code(
-        self,
-        instance_id: str,
-        code: str,
-        language: str,
-        timeout: float = 10,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        entrypoint: Entrypoint = "auto",
-        files: Sequence[InputFile] = (),
-        limits: Limits | None = None,
-    ) -> ExecutionResult:
-        backend = self._opened()
-        with self._lock:
-            instance = self._instances.get(instance_id)
-        if instance is None:
-            raise ProviderUnavailable(f"There is no instance {instance_id!r}.")
-        job = Job(
-            code=code,
-            language=language,
-            timeout=timeout or self._config["timeout"],
-            arguments=arguments,
-            entrypoint=entrypoint,
-            files=files,
-            limits=limits or Limits(),
-        )
-        left: int = self._config["max_retries"]
-        while True:
-            try:
-                result = backend.run(instance.handle, job)
-                instance.ended = True
-                return result
-            except ProviderUnavailable as error:
-                # Where it may have begun to run, the service has ended it, or has itself ended.
-                instance.ended = error.started
-                if not error.may_retry or left == 0:
-                    raise
-            # The service itself has said that nothing ran: the instance is gone, unused.
-            left -= 1
-            instance.handle = self._create(instance.template, instance.owner, like=instance.handle)
-
-    def destroy_instance(self, instance_id: str) -> bool:
-        backend = self._opened()
-        with self._lock:
-            instance = self._instances.pop(instance_id, None)
-        if instance is None:
-            return False
-        # An instance ends with its run, so that nobody has to wait for another request.
-        return instance.ended or backend.destroy(instance.handle)
-
-    def submit_destroy_instance(self, instance_id: str) -> Future[bool]:
-        with self._lock:
-            instance = self._instances.get(instance_id)
-        if instance is None or instance.ended:
-            return carried_out(lambda: self.destroy_instance(instance_id))
-        return super().submit_destroy_instance(instance_id)
 
     def health_check(self) -> Health:
         if self._backend is None:
@@ -267,9 +223,13 @@ class SelfManagedProvider(SandboxProvider):
             self._backend.close()
         self._backend, self._reason = None, "closed"
 
-    def _create(self, template: str, owner: str, *, like: Handle | None = None) -> Handle:
+    @property
+    def max_retries(self) -> int:
+        return int(self._config["max_retries"])
+
+    def take(self, template: str, owner: str, *, like: Handle | None = None) -> Handle:
         """A new instance; in place of `like`, isolated as that was, for the caller relies on it."""
-        backend = self._opened()
+        backend = self.backend()
         handle = backend.create(template, owner)
         if like and (handle.runtime, handle.sharing) != (like.runtime, like.sharing):
             backend.destroy(handle)
@@ -279,15 +239,66 @@ class SelfManagedProvider(SandboxProvider):
         # Another installation may have pushed laxer settings to the same service.
         if self._config["require_gvisor"] and handle.runtime != "gvisor":
             backend.destroy(handle)
-            raise ProviderUnavailable(
-                f"require_gvisor is set, but the service runs under {handle.runtime}."
-            )
+            raise _not_gvisor(handle.runtime)
         return handle
 
-    def _opened(self) -> Backend:
+    def backend(self) -> Backend:
         if self._backend is None:
             raise NotInitialized(f"The self_managed provider is {self._reason}.")
         return self._backend
+
+
+class PoolSandbox(Sandbox):
+    """An instance of the service's. Another one takes its place if it was lost unused."""
+
+    def __init__(
+        self, provider: SelfManagedProvider, template: str, owner: str, handle: Handle
+    ) -> None:
+        self.ref = handle.instance_id
+        self.metadata = {
+            "runtime": handle.runtime,
+            "isolation": of_runtime(handle.runtime),
+            "sharing": handle.sharing,
+        }
+        self._provider, self._template, self._owner = provider, template, owner
+        self._handle = handle
+        # An instance ends with its run, so that nobody has to wait for another request.
+        self._ended = self._closed = False
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        with before_the_code():
+            if self._closed:
+                raise ProviderUnavailable(f"There is no sandbox {self.ref!r}.")
+            self._provider.check_timeout(job)
+            backend = self._provider.backend()
+        left = self._provider.max_retries
+        while True:
+            try:
+                result = backend.run(self._handle, job, emit)
+                self._ended = True
+                return result
+            except ProviderUnavailable as error:
+                # Where it may have begun to run, the service has ended it, or has itself ended.
+                self._ended = not error.nothing_ran
+                if not (error.nothing_ran and error.may_retry) or left == 0:
+                    raise
+            # The service itself has said that nothing ran: the instance is gone, unused.
+            left -= 1
+            with before_the_code():
+                self._handle = self._provider.take(self._template, self._owner, like=self._handle)
+
+    def close(self) -> bool:
+        if self._closed:
+            return False
+        self._closed = True
+        return self._ended or self._provider.backend().destroy(self._handle)
+
+    def submit_close(self) -> Future[bool]:
+        return carried_out(self.close) if self._ended or self._closed else super().submit_close()
+
+
+def _not_gvisor(runtime: str) -> ProviderUnavailable:
+    return ProviderUnavailable(f"require_gvisor is set, but the service runs under {runtime}.")
 
 
 def _is_docker_service(backend: Backend) -> bool:

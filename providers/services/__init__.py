@@ -6,7 +6,7 @@ from providers.services.configuration import (
     save_config,
     stored_config,
 )
-from providers.services.rotation import Rotation, encrypted_fields, rotate
+from providers.services.rotation import Rotation, encrypted_fields, rotate, rotate_elsewhere
 from providers.services.rule import ConfigurationConflict, NotPermitted, two_person_rule
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "request_change",
     "request_rollback",
     "rotate",
+    "rotate_elsewhere",
     "save_config",
     "stored_config",
     "two_person_rule",

@@ -11,6 +11,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
+from providers.fields import DecryptionError
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import approvers, guarded_rows, history
 from providers.services.configuration import (
@@ -108,7 +109,7 @@ def approve(change: PendingChange, *, approver: Any) -> None:
 @sensitive_variables()
 def _approve(change: PendingChange, approver: Any) -> None:
     approved_by = f"user:{approver.get_username()}"
-    config = PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
+    config = _asked_config(change)
     _decide(change, PendingChange.Status.APPROVED, approved_by, approver.pk)
     if guarded.is_row(change.subject):
         guarded_rows.refuse_to(approver, guarded_rows.asked_for(change, config))
@@ -124,6 +125,14 @@ def _approve(change: PendingChange, approver: Any) -> None:
         clear=_emptied(change.subject, config),
         approved_by=approved_by,
     )
+
+
+@sensitive_variables()
+def _asked_config(change: PendingChange) -> dict[str, Any] | None:
+    try:
+        return PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
+    except DecryptionError as error:
+        raise InvalidConfiguration(f"What was asked for stays as it is. {error}") from None
 
 
 def reject(change: PendingChange, *, decider: Any) -> None:
@@ -204,11 +213,11 @@ def _leave_waiting(
         raise ConfigurationConflict(
             f"The configuration of {provider_id!r} was changed in the meantime."
         )
-    before = stored_config(row) or {}
     diff: history.Diff = []
     cleaned = None
     if action in _SAVES:
         provider = registry.get(provider_id)
+        before = stored_config(row) or {}
         cleaned = merged_config(provider, config or {}, before, clear)
         diff = history.compare(provider.config_fields, before, cleaned)
     elif row is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from django.db.models import F
+from django.db.models import Case, F, When
+from django.db.models.expressions import Combinable
 from django.utils import timezone
 
 from providers import errors
@@ -17,6 +19,8 @@ from providers.models import CircuitBreaker
 logger = logging.getLogger(__name__)
 
 THRESHOLD = 3
+# Failures of requests that are further apart are not one after the other.
+TOGETHER = timedelta(minutes=10)
 RETRY_AFTER = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
 TRIAL_TIME = timedelta(seconds=30)
@@ -37,26 +41,45 @@ _troubled: set[str] = set()
 _trials: set[str] = set()
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What one look at a breaker said: whether a request may be sent to the provider."""
+
+    provider_id: str
+    row: CircuitBreaker | None
+    is_out: bool
+
+    def claim(self) -> bool:
+        """Be the one to try a provider that was out of service. True also where nobody need."""
+        row = self.row
+        if row is None or row.state == CircuitBreaker.State.CLOSED:
+            return not self.is_out
+        now = timezone.now()
+        _troubled.add(self.provider_id)
+        mine = CircuitBreaker.objects.filter(pk=row.pk, state=row.state, retry_at=row.retry_at)
+        if self.is_out or mine.update(retry_at=now + TRIAL_TIME, changed_at=now) != 1:
+            return False
+        _trials.add(self.provider_id)
+        return True
+
+
+def standing_of(provider_id: str) -> Standing:
+    """Whether it is in service. Of an open breaker whose time has come, see `Standing.claim`."""
+    row = CircuitBreaker.objects.filter(provider_id=provider_id).first()
+    if row is None or row.state == CircuitBreaker.State.CLOSED:
+        if row is not None and (row.failures or row.failed_checks):
+            _troubled.add(provider_id)
+        return Standing(provider_id, row, False)
+    return Standing(provider_id, row, row.retry_at is None or row.retry_at > timezone.now())
+
+
 def admits(provider_id: str) -> bool:
     """Whether a request may be sent there now.
 
     Of an open breaker whose time has come one caller in all processes is admitted, who has
     TRIAL_TIME to report; after that it is another one's turn.
     """
-    now = timezone.now()
-    row = CircuitBreaker.objects.filter(provider_id=provider_id).first()
-    if row is None or row.state == CircuitBreaker.State.CLOSED:
-        if row is not None and row.failures:
-            _troubled.add(provider_id)
-        return True
-    if row.retry_at is None or row.retry_at > now:
-        return False
-    _troubled.add(provider_id)
-    mine = CircuitBreaker.objects.filter(pk=row.pk, state=row.state, retry_at=row.retry_at)
-    if mine.update(retry_at=now + TRIAL_TIME, changed_at=now) != 1:
-        return False
-    _trials.add(provider_id)
-    return True
+    return standing_of(provider_id).claim()
 
 
 def report_success(provider_id: str, latency_ms: float | None = None) -> None:
@@ -65,11 +88,12 @@ def report_success(provider_id: str, latency_ms: float | None = None) -> None:
         _troubled.discard(provider_id)
         _trials.discard(provider_id)
         sick = CircuitBreaker.objects.filter(provider_id=provider_id).exclude(
-            state=CircuitBreaker.State.CLOSED, failures=0
+            state=CircuitBreaker.State.CLOSED, failures=0, failed_checks=0
         )
         if sick.update(
             state=CircuitBreaker.State.CLOSED,
             failures=0,
+            failed_checks=0,
             openings=0,
             retry_at=None,
             error_code="",
@@ -85,24 +109,54 @@ def report_failure(provider_id: str, error: SandboxError) -> None:
     """A request failed. THRESHOLD of them one after the other open the breaker.
 
     What failed when code may have been running says nothing: the code may have brought it about.
+    Nor is what failed long ago one after the other with this: of a fallback that is used now and
+    then, nobody hears of the successes in between.
     """
     if error.entry not in ILL or error.started:
         return
+    now = timezone.now()
+    again = When(failed_at__gte=now - TOGETHER, then=F("failures") + 1)
+    _note_failure(provider_id, error, "failures", Case(again, default=1), failed_at=now)
+
+
+def report_check(provider_id: str, error: SandboxError | None) -> None:
+    """The background's check of a provider ended. THRESHOLD bad ones in a row open the breaker.
+
+    They are counted apart from requests, of which a good check says nothing. One such does not
+    close an open breaker, but lets a request try.
+    """
+    if error is None:
+        row = CircuitBreaker.objects.filter(provider_id=provider_id)
+        row.exclude(failed_checks=0).update(failed_checks=0)
+        let_one_try(provider_id)
+    elif error.entry in ILL:
+        _note_failure(provider_id, error, "failed_checks", F("failed_checks") + 1)
+
+
+def _note_failure(
+    provider_id: str, error: SandboxError, counter: str, count: Combinable, **values: datetime
+) -> None:
     _troubled.add(provider_id)
     now = timezone.now()
     row, _ = CircuitBreaker.objects.get_or_create(provider_id=provider_id)
     mine = CircuitBreaker.objects.filter(pk=row.pk)
     mine.update(
-        failures=F("failures") + 1,
+        **{counter: count},
         error_code=error.code,
         error_message=error.message,
         changed_at=now,
+        **values,
     )
     row.refresh_from_db()
-    is_trial = provider_id in _trials
-    _trials.discard(provider_id)
+    is_trial = counter == "failures" and provider_id in _trials
+    if is_trial:
+        _trials.discard(provider_id)
+    failures = row.failures if counter == "failures" else row.failed_checks
     # What had been sent before it opened may fail late; that says nothing new.
-    if row.failures < THRESHOLD or (row.state == CircuitBreaker.State.OPEN and not is_trial):
+    is_late = row.state == CircuitBreaker.State.OPEN and not is_trial
+    # A trial that fails is enough: how long ago the failures before it were says nothing.
+    is_enough = failures >= THRESHOLD or (is_trial and row.state == CircuitBreaker.State.OPEN)
+    if is_late or not is_enough:
         return
     wait = min(RETRY_AFTER * 2 ** min(row.openings, 10), LONGEST_RETRY)
     # One of those who fail at once opens it: the others find another count of openings.

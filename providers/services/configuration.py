@@ -22,6 +22,16 @@ from providers.services.rule import ConfigurationConflict
 from providers.services.secret_receivers import check_receivers
 
 
+class Unreadable(InvalidConfiguration):
+    """A configuration is stored, and no key of this process opens it."""
+
+    def __init__(self, provider_id: str, error: DecryptionError) -> None:
+        super().__init__(
+            f"The configuration of {provider_id!r} is stored and left as it is. {error} "
+            "If that key is lost for ever, remove the configuration and enter it anew."
+        )
+
+
 @sensitive_variables()
 def save_config(
     provider_id: str,
@@ -39,8 +49,8 @@ def save_config(
 
     A secret that is missing, empty or masked stays what it is, unless `clear` names it.
     `expected_version` is the version the change was made from, 0 for none stored yet.
-    Raises InvalidConfiguration naming each refused field, and ConfigurationConflict when the
-    stored version is another.
+    Raises InvalidConfiguration naming each refused field, Unreadable when what is stored cannot
+    be decrypted, and ConfigurationConflict when the stored version is another.
     """
     provider = registry.get(provider_id)
     row = ProviderConfig.objects.defer("config").filter(provider_id=provider_id).first()
@@ -90,17 +100,26 @@ def merged_config(
 
 @sensitive_variables()
 def stored_config(row: ProviderConfig | None) -> dict[str, Any] | None:
-    """The row's configuration, None when there is none that can be read.
+    """The row's configuration, None without a row.
 
-    With the key lost there is nothing to keep: a complete new configuration may replace it.
+    Raises Unreadable where no key opens it: to be replaced it would have to be known to be lost,
+    and whoever removes the configuration says that it is.
     """
     if row is None:
         return None
     try:
         config: dict[str, Any] = row.config
-    except DecryptionError:
-        return None
+    except DecryptionError as error:
+        raise Unreadable(row.provider_id, error) from None
     return config
+
+
+def is_readable(row: ProviderConfig) -> bool:
+    try:
+        stored_config(row)
+    except Unreadable:
+        return False
+    return True
 
 
 def remove_config(
@@ -110,10 +129,12 @@ def remove_config(
 
     Raises ConfigurationConflict when it was changed at the same moment.
     """
-    before = stored_config(row)
+    before = stored_config(row) if is_readable(row) else None
     with transaction.atomic():
         version = max(history.next_version(row.provider_id), row.version + 1)
-        if not ProviderConfig.objects.filter(pk=row.pk, version=row.version).delete()[0]:
+        # Without its column, which need not be readable to be removed.
+        stored = ProviderConfig.objects.defer("config").filter(pk=row.pk, version=row.version)
+        if not stored.delete()[0]:
             raise _conflict(row.provider_id)
         history.record_version(
             row.provider_id,
@@ -138,14 +159,7 @@ def activate(provider_id: str, *, author: str = SYSTEM, reason: str = "") -> Pro
         raise InvalidConfiguration(
             f"Provider {provider_id!r} has no configuration yet. Save one first.", field="provider"
         )
-    config = stored_config(row)
-    if config is None:
-        raise InvalidConfiguration(
-            f"The configuration of {provider_id!r} cannot be decrypted. Put the old key back into "
-            "FERNET_KEYS or enter the configuration anew.",
-            field="provider",
-        )
-    provider.check_config(config)
+    provider.check_config(stored_config(row) or {})
     rows = ProviderConfig.objects
     now = timezone.now()
     try:

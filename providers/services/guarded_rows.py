@@ -16,7 +16,7 @@ from providers.models import ConfigVersion, PendingChange
 from providers.services import history
 from providers.services.approvers import hold
 from providers.services.history import SYSTEM, Diff
-from providers.services.rule import ConfigurationConflict, two_person_rule
+from providers.services.rule import ConfigurationConflict, rule_holds_for
 from providers.services.touched import collecting
 
 T = TypeVar("T")
@@ -34,8 +34,9 @@ def carry_out(
 ) -> tuple[T, list[PendingChange]]:
     """Have a signed-in person do something to guarded rows.
 
-    Without the two-person rule what `do` changed is kept, each row as a new version. With it all
-    that `do` wrote is undone, and what it made of the guarded rows is left waiting, in the list.
+    Where the two-person rule does not hold what `do` changed is kept, each row as a new version.
+    Where it does all that `do` wrote is undone, and what it made of the guarded rows is left
+    waiting, in the list.
     Raises NotAllowed, and then nothing was done.
     """
     author = f"user:{person.get_username()}"
@@ -47,7 +48,8 @@ def carry_out(
         changes = touched.changes()
         for change in changes:
             refuse_to(person, change)
-        if not (waits := bool(changes) and two_person_rule()):
+        waits = any(change.takes_two and rule_holds_for(change.guarded) for change in changes)
+        if not waits:
             keep_versions(changes, author, reason)
             for change in changes:
                 hold(_accounts(change, approved=False), person.pk)

@@ -2,65 +2,148 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
-from time import perf_counter
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic, perf_counter
+from typing import Any
 
+from django.db import connections
+from django.db.models import F
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.addresses import check_resolved
-from providers.errors import ProviderUnavailable, SandboxError
-from providers.models import ProviderConfig, ProviderHealth, RouteStep
+from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
+from providers.figures import figures_of, region_of
+from providers.models import ProviderCheckCount, ProviderConfig, ProviderHealth, RouteStep
 from providers.services import breaker
 from providers.services.configuration import stored_config
 from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
+
+logger = logging.getLogger(__name__)
+
+# Less than the minute until the next check.
+CHECK_SECONDS = 30.0
+# Of the counts by the hour, which availability is told from.
+KEPT_HOURS = 24 * 90
+
+_going_on: set[str] = set()
+_lock = threading.Lock()
 
 
 def check_all() -> int:
     """Check each configured provider and note what came of it. How many are healthy.
 
     A provider is started apart from the one in service, asked for its health, and closed: no
-    sandbox is bought from a service that charges for them. The breakers of those that a route
-    names are told; a good answer does not close an open one, but lets one request try.
+    sandbox is bought from a service that charges for them. All are asked at once, and one that does
+    not answer within CHECK_SECONDS is not healthy; nor is it asked again until it has. The breakers
+    of those that a route names are told.
     """
     rows = list(ProviderConfig.objects.defer("config"))
     ProviderHealth.objects.exclude(provider_id__in=[row.provider_id for row in rows]).delete()
+    long_ago = timezone.now() - timedelta(hours=KEPT_HOURS)
+    ProviderCheckCount.objects.filter(hour__lt=long_ago).delete()
     routed = set(RouteStep.objects.values_list("provider__provider_id", flat=True))
-    return sum(_check(row, tell_breaker=row.provider_id in routed) for row in rows)
+    deadline = monotonic() + CHECK_SECONDS
+    looks = [(row, _look_in_background(row.provider_id, stored_config(row) or {})) for row in rows]
+    return sum(
+        _note(row, _found(row.provider_id, look, deadline), tell_breaker=row.provider_id in routed)
+        for row, look in looks
+    )
 
 
-def _check(row: ProviderConfig, *, tell_breaker: bool) -> bool:
-    began = perf_counter()
-    failure, enforced_by = _look_at(row)
-    latency_ms = (perf_counter() - began) * 1000
+@dataclass(frozen=True)
+class _Found:
+    """Why a provider cannot serve now, without a secret; None when it can.
+
+    Then `enforced_by` says what holds its runs.
+    """
+
+    failure: SandboxError | None
+    enforced_by: str
+    latency_ms: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@sensitive_variables()
+def _look_in_background(provider_id: str, config: dict[str, Any]) -> Future[_Found] | None:
+    """None while an earlier look has not ended."""
+    with _lock:
+        if provider_id in _going_on:
+            return None
+        _going_on.add(provider_id)
+    found: Future[_Found] = Future()
+
+    def look() -> None:
+        began = perf_counter()
+        try:
+            failure, enforced_by, figures = _look_at(provider_id, config)
+        finally:
+            with _lock:
+                _going_on.discard(provider_id)
+            connections.close_all()
+        latency_ms = (perf_counter() - began) * 1000
+        found.set_result(_Found(failure, enforced_by, latency_ms, figures))
+
+    threading.Thread(target=look, name="health", daemon=True).start()
+    return found
+
+
+def _found(provider_id: str, look: Future[_Found] | None, deadline: float) -> _Found:
+    if look is not None:
+        with suppress(TimeoutError):
+            return look.result(max(0.0, deadline - monotonic()))
+    logger.warning("provider %s has not answered a check in its time", provider_id)
+    return _Found(ConnectionFailed(NOT_REACHABLE), "", CHECK_SECONDS * 1000)
+
+
+def _note(row: ProviderConfig, found: _Found, *, tell_breaker: bool) -> bool:
+    failure, latency_ms = found.failure, found.latency_ms
     if failure and failure.message == NOT_REACHABLE:
         latency_ms += -latency_ms % (STEP_SECONDS * 1000)
+    good, now = int(failure is None), timezone.now()
+    values = {
+        "config_version": row.version,
+        "healthy": failure is None,
+        "code": failure.code if failure else "",
+        "message": (failure.message if failure else found.enforced_by)[:500],
+        "latency_ms": round(latency_ms, 1),
+        "checked_at": now,
+        "figures": found.figures,
+    }
     ProviderHealth.objects.update_or_create(
         provider_id=row.provider_id,
-        defaults={
-            "config_version": row.version,
-            "healthy": failure is None,
-            "code": failure.code if failure else "",
-            "message": (failure.message if failure else enforced_by)[:500],
-            "latency_ms": round(latency_ms, 1),
-            "checked_at": timezone.now(),
-        },
+        defaults={**values, "checks": F("checks") + 1, "good_checks": F("good_checks") + good},
+        create_defaults={**values, "checks": 1, "good_checks": good},
     )
-    if tell_breaker and failure:
-        breaker.report_failure(row.provider_id, failure)
-    elif tell_breaker:
-        breaker.let_one_try(row.provider_id)
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    ProviderCheckCount.objects.get_or_create(provider_id=row.provider_id, hour=hour)
+    ProviderCheckCount.objects.filter(provider_id=row.provider_id, hour=hour).update(
+        checks=F("checks") + 1, good_checks=F("good_checks") + good
+    )
+    if tell_breaker:
+        breaker.report_check(row.provider_id, failure)
     return failure is None
 
 
 @sensitive_variables()
-def _look_at(row: ProviderConfig) -> tuple[SandboxError | None, str]:
-    """Why it cannot serve now, without a secret; None when it can, and then what holds its runs."""
-    config: dict[str, object] = {}
+def _look_at(
+    provider_id: str, stored: dict[str, Any]
+) -> tuple[SandboxError | None, str, dict[str, Any]]:
+    """Why it cannot serve now, without a secret; None when it can, and then what holds its runs.
+
+    And what it says of its pool.
+    """
+    config: dict[str, Any] = {}
     try:
-        provider_class = registry.get(row.provider_id)
-        config = provider_class.check_config(stored_config(row) or {})
+        provider_class = registry.get(provider_id)
+        config = provider_class.check_config(stored)
         check_resolved(provider_class.config_fields, config)
         provider = provider_class()
         provider.initialize_apart(config)
@@ -68,15 +151,18 @@ def _look_at(row: ProviderConfig) -> tuple[SandboxError | None, str]:
             health = provider.health_check()
         finally:
             provider.close()
+        # One that has its pool in each process says here what a pool made for the look has.
+        own = {} if provider.pool_figures() else figures_of(health.details)
+        figures = own | region_of(provider_class.config_fields, config)
         if health:
-            return None, in_words(health.details.get("enforced_by"))
+            return None, in_words(health.details.get("enforced_by")), figures
         unhealthy = ProviderUnavailable(health.message)
         unhealthy.answered = health.answered
-        return told(provider_class, config, unhealthy), ""
+        return told(provider_class, config, unhealthy), "", figures
     except SandboxError as error:
-        return (told(provider_class, config, error) if config else error), ""
+        return (told(provider_class, config, error) if config else error), "", {}
     except BaseException as error:
-        return told(provider_class, config, error), ""
+        return told(provider_class, config, error), "", {}
 
 
 def in_words(enforced_by: object) -> str:

@@ -1,7 +1,7 @@
 """Rules that every request needs and that change rarely, looked up about once a second.
 
 The web process does so ahead of its requests: after a rest, what they touch is no longer in
-the processor's caches, and the three queries were 2 of 17 ms of a call (docs/architecture.md).
+the processor's caches, and the three queries were 2 of 17 ms of a call (docs/performance.md).
 """
 
 from __future__ import annotations

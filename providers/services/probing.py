@@ -17,13 +17,15 @@ from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
 
-from providers.base import ExecutionResult, SandboxProvider
+from providers.base import SandboxProvider
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.languages import probe_of
 from providers.models import CircuitBreaker
 from providers.named import lease_of
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.services import breaker
-from providers.services.trial import EXPECTED, PROGRAMS
+from providers.services.trial import EXPECTED
+from providers.values import ExecutionResult, Job, SandboxSpec
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,9 @@ def doubt(provider_id: str) -> bool:
 def probe(provider_id: str) -> SandboxError | None:
     """Run the program once. Why it did not come to its end, None when it did."""
     try:
-        call_within(DEADLINE_SECONDS, lambda: _probe(provider_id))
+        call_within(
+            DEADLINE_SECONDS, lambda: _probe(provider_id), line=f"the probes of {provider_id}"
+        )
     except SandboxError as error:
         return error
     except DeadlinePassed:
@@ -123,15 +127,14 @@ def _probe(provider_id: str) -> None:
 
 
 def _run(provider: SandboxProvider) -> None:
-    language = next((name for name in provider.get_supported_languages() if name in PROGRAMS), "")
-    if not language:
+    found = probe_of(provider.get_supported_languages())
+    if found is None:
         raise RateLimited("It offers no language that a probe exists for.")
-    instance = provider.create_instance(language, owner=OWNER)
+    language, program = found
+    sandbox = provider.open(SandboxSpec(language), OWNER)
     try:
-        result = provider.execute_code(
-            instance.instance_id, PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
-        )
+        result = sandbox.run(Job(program, language, RUN_SECONDS, entrypoint="script"))
     finally:
-        provider.destroy_instance(instance.instance_id)
+        sandbox.close()
     if not isinstance(result, ExecutionResult) or str(result.stdout).strip() != EXPECTED:
         raise ProviderUnavailable("A probe's program did not print what it should.")

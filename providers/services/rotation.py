@@ -28,6 +28,20 @@ class Rotation:
     failed: list[str] = field(default_factory=list)
 
 
+_elsewhere: list[Callable[[bool], Rotation]] = []
+
+
+def also_rotate(rotate_files: Callable[[bool], Rotation]) -> None:
+    """Have `rotate_elsewhere` call this too. Its argument says whether only to count."""
+    _elsewhere.append(rotate_files)
+
+
+def rotate_elsewhere(*, dry_run: bool = False) -> Iterator[Rotation]:
+    """What is encrypted beside the database."""
+    for rotate_files in _elsewhere:
+        yield rotate_files(dry_run)
+
+
 def encrypted_fields() -> Iterator[tuple[type[models.Model], Any]]:
     """Every encrypted column of the installed models, once per table."""
     for model in apps.get_models(include_auto_created=True):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 
 from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.services.breaker import latencies
+from providers.services.configuration import Unreadable, stored_config
 from providers.services.kept import Kept
+
+# What the prices of runs are compared at.
+_USUAL_SECONDS = Decimal(10)
 
 
 def planned(owner: str, language: str) -> list[str]:
@@ -21,7 +27,13 @@ def planned(owner: str, language: str) -> list[str]:
     if found is None:
         return []
     route, steps = found
-    return [step.provider.provider_id for step in _ORDERS[route.strategy](steps)]
+    ordered = _ORDERS[route.strategy](steps)
+    if route.region:
+        known = _regions()
+        ordered = sorted(
+            ordered, key=lambda step: known.get(step.provider.provider_id) != route.region
+        )
+    return [step.provider.provider_id for step in ordered]
 
 
 def route_minimum(owner: str, language: str) -> str:
@@ -50,8 +62,19 @@ def reachable(owner: str) -> set[str]:
     }
 
 
-def prices() -> dict[str, Decimal]:
-    """What a second costs, by provider; one that is not there costs nothing."""
+@dataclass(frozen=True)
+class Price:
+    """Of a run, and of each second of it, the memory of its sandbox included."""
+
+    run: Decimal
+    second: Decimal
+
+    def of(self, seconds: Decimal) -> Decimal:
+        return self.run + self.second * seconds
+
+
+def prices() -> dict[str, Price]:
+    """What runs cost, by provider; at one that is not there they cost nothing."""
     return _prices()
 
 
@@ -63,8 +86,23 @@ def _load_routes() -> list[tuple[Route, list[RouteStep]]]:
 
 
 _routes = Kept(_load_routes, Route, RouteStep, ProviderConfig)
+
+
+def _load_regions() -> dict[str, str]:
+    """By provider, the region that its configuration names; of one that cannot be read, none."""
+    found = {}
+    for row in ProviderConfig.objects.defer("config"):
+        with suppress(Unreadable):
+            found[row.provider_id] = str((stored_config(row) or {}).get("region") or "")
+    return found
+
+
+_regions = Kept(_load_regions, ProviderConfig)
 _prices = Kept(
-    lambda: dict(ProviderPrice.objects.values_list("provider_id", "per_second")), ProviderPrice
+    lambda: {
+        row.provider_id: Price(row.per_run, row.of_second) for row in ProviderPrice.objects.all()
+    },
+    ProviderPrice,
 )
 
 
@@ -73,8 +111,10 @@ def _by_position(steps: list[RouteStep]) -> list[RouteStep]:
 
 
 def _by_price(steps: list[RouteStep]) -> list[RouteStep]:
-    known = prices()
-    return sorted(steps, key=lambda step: known.get(step.provider.provider_id, Decimal(0)))
+    known, free = prices(), Price(Decimal(0), Decimal(0))
+    return sorted(
+        steps, key=lambda step: known.get(step.provider.provider_id, free).of(_USUAL_SECONDS)
+    )
 
 
 def _by_latency(steps: list[RouteStep]) -> list[RouteStep]:

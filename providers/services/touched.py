@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_save, pre_delete, pre_save
@@ -27,6 +26,7 @@ from providers.guarded import (
     guarded_row,
     values_of,
 )
+from providers.services.rule import rule_holds_for
 
 
 class NeedsApproval(PermissionDenied):
@@ -163,7 +163,7 @@ def _note(guarded: Guarded, pk: Any) -> None:
 
 
 def _refuse_alone(guarded: Guarded) -> None:
-    if not settings.TWO_PERSON_RULE or _own.get() or _collecting.get() is not None:
+    if not rule_holds_for(guarded) or _own.get() or _collecting.get() is not None:
         return
     if any(actor().startswith(("user:", "key:")) for actor in _actor):
         raise NeedsApproval(f"A change of a {guarded.name} needs a second administrator.")

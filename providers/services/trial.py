@@ -16,24 +16,24 @@ from providers import registry
 from providers.addresses import check_resolved, given_addresses
 from providers.base import SandboxProvider
 from providers.errors import NotInitialized, ProviderUnavailable, RateLimited, SandboxError
-from providers.isolation import IsolationUnmet, meets, of_instance
+from providers.isolation import IsolationUnmet, meets, of_sandbox
+from providers.languages import probe_of
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart
 from providers.services.configuration import merged_config, stored_config
 from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.history import SYSTEM
 from providers.signals import configuration_tried
+from providers.values import Job, SandboxSpec
 
 DEADLINE_SECONDS = 45.0
+# Tries whose time was over and that still go on. Each holds a thread.
+MOST_LEFT = 8
 RUN_SECONDS = 10.0
 
 EXPECTED = "42"
-PROGRAMS = {
-    "python": "print(6 * 7)",
-    "nodejs": "console.log(6 * 7)",
-    "javascript": "console.log(6 * 7)",
-    "bash": "echo $((6 * 7))",
-}
+_left: set[threading.Thread] = set()
+_counting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ def try_provider(
     unknown provider.
     """
     provider_class = registry.get(provider_id)
-    stored = stored_config(ProviderConfig.objects.filter(provider_id=provider_id).first()) or {}
+    row = ProviderConfig.objects.defer("config").filter(provider_id=provider_id).first()
     try:
+        stored = stored_config(row) or {}
         merged = merged_config(provider_class, stored if config is None else config, stored, clear)
     except SandboxError as error:
         return Trial(
@@ -123,10 +124,19 @@ def _bounded(provider_class: type[SandboxProvider], config: dict[str, Any]) -> T
     worker = threading.Thread(
         target=lambda: outcome.append(_try(provider_class, config)), daemon=True, name="trial"
     )
+    with _counting:
+        _left.difference_update([thread for thread in _left if not thread.is_alive()])
+        if len(_left) >= MOST_LEFT:
+            raise RateLimited(
+                f"{MOST_LEFT} tries whose time was over have not ended: what they ask does not "
+                "answer. Try again later.",
+            )
     worker.start()
     worker.join(DEADLINE_SECONDS)
     if outcome:
         return outcome[0]
+    with _counting:
+        _left.add(worker)
     error = ProviderUnavailable(f"It did not answer within {DEADLINE_SECONDS:g} s.")
     return _failed(told(provider_class, config, error), DEADLINE_SECONDS * 1000)
 
@@ -158,26 +168,25 @@ def _failed(error: SandboxError, latency_ms: float) -> Trial:
 
 
 def _run(provider: SandboxProvider) -> Trial:
-    language = next((name for name in provider.get_supported_languages() if name in PROGRAMS), "")
-    if not language:
+    found = probe_of(provider.get_supported_languages())
+    if found is None:
         raise ProviderUnavailable("It offers no language that a test program exists for.")
+    language, program = found
     began = perf_counter()
-    instance = provider.create_instance(language, owner="connection-test")
+    sandbox = provider.open(SandboxSpec(language), "connection-test")
     try:
-        isolation, _ = of_instance(provider, instance)
+        isolation, _ = of_sandbox(provider, sandbox)
         if not meets(isolation, settings.MINIMUM_ISOLATION):
             raise IsolationUnmet(
                 f"A sandbox of it has the isolation {isolation}, and MINIMUM_ISOLATION is "
                 f"{settings.MINIMUM_ISOLATION}, so nothing would run in it. A provider that "
                 "declares no isolation counts as none."
             )
-        result = provider.execute_code(
-            instance.instance_id, PROGRAMS[language], language, RUN_SECONDS, entrypoint="script"
-        )
+        result = sandbox.run(Job(program, language, RUN_SECONDS, entrypoint="script"))
         latency = _ms_since(began)
     finally:
-        provider.destroy_instance(instance.instance_id)
-    runtime = str(result.metadata.get("runtime") or instance.metadata.get("runtime") or "")
+        sandbox.close()
+    runtime = str(result.metadata.get("runtime") or sandbox.metadata.get("runtime") or "")
     if result.timed_out:
         return Trial(
             False,

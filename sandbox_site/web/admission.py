@@ -6,8 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from django.db import Error as DatabaseFailure
+
 from executions.api.authentication import key_text_in
 from executions.services import keys
+from executions.services.away import RETRY_SECONDS, nothing_ran, problem_of
 from sandbox_site.web.body import FORM_BYTES, SMALL_BYTES, STRANGERS, Refused, Share
 
 
@@ -52,6 +55,11 @@ async def admit_body(
 
 def _owner_of(key_text: str) -> str | None:
     try:
-        return keys.authenticate(key_text).tenant.slug
-    except keys.Unauthenticated:
-        return None
+        # Whether it may be used from there is for its view to say, which knows the client.
+        api_key, problem = keys.look_up(key_text)
+        return None if api_key is None or problem else api_key.tenant.slug
+    except DatabaseFailure as failure:
+        if not (problem := problem_of(failure)):
+            raise
+        away = nothing_ran(problem)
+        raise Refused(away.http_status, away.message, int(RETRY_SECONDS)) from failure

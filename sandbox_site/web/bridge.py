@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,8 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from executions.api.later import LATER, Later, Placeholder
+from executions.api.streams import EventStream
+from sandbox_site import draining
 from sandbox_site.web.admission import Limits, admit_body
 from sandbox_site.web.body import ClientGone, Receive, Refused, Share, Spool, read_body
 from sandbox_site.web.environ import make_environ
@@ -33,17 +36,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-HEALTH, API, PAGES = "health", "api", "pages"
+HEALTH, READY, API, PAGES = "health", "ready", "api", "pages"
+_LANES = {"/healthz": HEALTH, "/readyz": READY}
 _API_PATHS = ("/api/v1", "/v1/", "/artifacts/")
 
 # What is handed to the connection at once. It has to be read before the next, within a deadline.
 PIECE_BYTES = 256 * 1024
 # A thread that fetches a stream's next piece is given back after so long.
 FETCH_SECONDS = 0.05
+# A stream that has nothing is asked again after so long: the first time, and at most.
+ASK_SECONDS, ASK_MOST_SECONDS = 0.005, 0.25
 
 
 class Bridge:
-    """An ASGI application over `handler`, with `count` threads for everything but /healthz.
+    """An ASGI application over `handler`, with `count` threads for everything but /healthz and
+    /readyz, which have one each.
 
     A quarter of them is left to the API by the pages and to the pages by the API.
     """
@@ -54,34 +61,38 @@ class Bridge:
         self._limits = limits
         self._spool = Spool(limits.spool_bytes)
         self._threads = HandlerThreads(count, {API: most, PAGES: most})
-        self._health = HandlerThreads(1, {HEALTH: 1})
-        self._open = 0
+        self._apart = {lane: HandlerThreads(1, {lane: 1}) for lane in (HEALTH, READY)}
+        self._waiting = 0
         self._lock = threading.Lock()
 
     @property
     def open(self) -> int:
-        """Requests whose work is not done, whether their clients still wait or not."""
-        return self._open
+        """What is begun and not done, whether clients still wait for it or not: jobs of threads,
+        and requests whose work waits without one."""
+        # In this order: a request is counted as waiting before its job ends.
+        return self._threads.open + self._waiting
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything has been answered. Whether it has."""
         deadline = time.monotonic() + seconds
-        while self._open and time.monotonic() < deadline:
+        while self.open and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not self._open
+        return not self.open
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             # There are no WebSockets here; the server makes a 403 of it.
             await send({"type": "websocket.close"})
             return
+        # The headers are here. What comes after them, and the wait for a thread, may take a while.
+        is_late = draining.refuses_new()
         lane = _lane_of(scope["path"])
         share = Share(self._spool)
         later = Later()
         try:
             environ = await self._request(lane, scope, receive, share)
             environ[LATER] = later
-            handled = self._do(lane, partial(self._handle, lane, environ, later, share))
+            handled = self._do(lane, partial(self._handle, lane, environ, later, share, is_late))
         except ClientGone:
             share.release()
             return
@@ -93,7 +104,10 @@ class Bridge:
             raise
         else:
             response = await _answer_of(handled, later)
-        await self._send(lane, response, send, has_body=scope["method"] != "HEAD")
+        if isinstance(response, EventStream):
+            await _send_events(response, receive, send)
+        else:
+            await self._send(lane, response, send, has_body=scope["method"] != "HEAD")
 
     async def _request(
         self, lane: str, scope: Mapping[str, Any], receive: Receive, share: Share
@@ -107,33 +121,34 @@ class Bridge:
         return environ
 
     def _handle(
-        self, lane: str, environ: dict[str, Any], later: Later, share: Share
+        self, lane: str, environ: dict[str, Any], later: Later, share: Share, is_late: bool
     ) -> HttpResponseBase:
         """Run Django, on a thread. What it leaves to be done later goes on in any case: its caller
         may have left, and the middleware may have failed."""
-        with self._lock:
-            self._open += 1
         try:
-            response = self._handler(environ, _start_nothing)
-            if isinstance(response, Placeholder) or not response.streaming:
+            with nullcontext() if is_late else draining.in_time():
+                response = self._handler(environ, _start_nothing)
+            if isinstance(response, Placeholder | EventStream) or not response.streaming:
                 # It has all it needs of this thread, whose connection is looked after now.
                 response.close()
             return response
         finally:
             environ["wsgi.input"].close()
             if later.has_work:
+                with self._lock:
+                    self._waiting += 1
                 later.answer.add_done_callback(lambda _: self._finish(share))
                 later.go_on(partial(self._threads.submit, lane, has_begun=True))
             else:
-                self._finish(share)
+                share.release()
 
     def _finish(self, share: Share) -> None:
         share.release()
         with self._lock:
-            self._open -= 1
+            self._waiting -= 1
 
     def _threads_of(self, lane: str) -> HandlerThreads:
-        return self._health if lane == HEALTH else self._threads
+        return self._apart.get(lane, self._threads)
 
     def _do(
         self, lane: str, call: Callable[[], T], *, has_begun: bool = False
@@ -166,13 +181,7 @@ class Bridge:
     async def _send(
         self, lane: str, response: HttpResponseBase, send: Send, *, has_body: bool
     ) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": _headers(response),
-            }
-        )
+        await send(_start_of(response))
         if isinstance(response, HttpResponse):
             await _send_content(response.content if has_body else b"", send)
         elif not has_body:
@@ -185,13 +194,55 @@ class Bridge:
         """Every kind of stream goes through here; each fetch is a thread's for a moment only."""
         pieces = iter(response)
         try:
-            more = True
+            more, pause, was_empty = True, ASK_SECONDS, False
             while more:
-                body, more = await self._do(lane, partial(_fetch, pieces), has_begun=True)
-                if body or not more:
+                body, more = b"", True
+                with suppress(LaneFull):
+                    # What has begun goes before what is new, but not to ask in vain once more:
+                    # many streams that have nothing would let nobody else in.
+                    fetch = partial(_fetch, pieces)
+                    body, more = await self._do(lane, fetch, has_begun=not was_empty)
+                was_empty = more and not body
+                if was_empty:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, ASK_MOST_SECONDS)
+                else:
                     await send({"type": "http.response.body", "body": body, "more_body": more})
+                    pause = ASK_SECONDS
         finally:
             _close_on(self._threads_of(lane), lane, response)
+
+
+async def _send_events(events: EventStream, receive: Receive, send: Send) -> None:
+    """Each as it comes, at the pace of the client. Nobody waits for it, and no thread is held."""
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await send(_start_of(events))
+        more = True
+        while more and not gone.done():
+            body, more = events.take()
+            if body or not more:
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+            else:
+                changed = _told_of(events.changed())
+                await asyncio.wait({gone, changed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        events.leave()
+
+
+async def _gone(receive: Receive) -> None:
+    """Done when the client has left. Its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def _start_of(response: HttpResponseBase) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": response.status_code,
+        "headers": _headers(response),
+    }
 
 
 async def _send_content(content: bytes, send: Send) -> None:
@@ -203,14 +254,17 @@ async def _send_content(content: bytes, send: Send) -> None:
 
 
 def _fetch(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
-    """What comes of the stream in a moment, and whether more may come."""
+    """What comes of the stream in a moment, and whether more may come.
+
+    An empty piece stands for none yet.
+    """
     parts: list[bytes] = []
     size = 0
     until = time.monotonic() + FETCH_SECONDS
     for part in pieces:
         parts.append(part)
         size += len(part)
-        if size >= PIECE_BYTES or time.monotonic() > until:
+        if not part or size >= PIECE_BYTES or time.monotonic() > until:
             return b"".join(parts), True
     return b"".join(parts), False
 
@@ -266,8 +320,8 @@ def _close_on(threads: HandlerThreads, lane: str, response: object) -> None:
 
 
 def _lane_of(path: str) -> str:
-    if path == "/healthz":
-        return HEALTH
+    if lane := _LANES.get(path):
+        return lane
     return API if path.startswith(_API_PATHS) else PAGES
 
 
@@ -284,15 +338,16 @@ def _refusal(refusal: Refused | LaneFull) -> HttpResponse:
     if isinstance(refusal, LaneFull):
         refusal = Refused(503, "The service has more requests than it can handle.", 5)
     codes = {408: "request_timeout", 413: "SB002", 429: "SB008", 503: "SB009"}
-    response = _error(refusal.status, codes[refusal.status], refusal.message)
+    known = {"ran": False} if refusal.status == 503 else {}
+    response = _error(refusal.status, codes[refusal.status], refusal.message, **known)
     if refusal.retry_after is not None:
         response["Retry-After"] = str(refusal.retry_after)
     return response
 
 
-def _error(status: int, code: str, message: str) -> HttpResponse:
+def _error(status: int, code: str, message: str, **known: bool) -> HttpResponse:
     """In the shape of the API's errors."""
-    body = {"error": {"code": code, "message": message, "field": None}, "id": None}
+    body = {"error": {"code": code, "message": message, "field": None, **known}, "id": None}
     text = json.dumps(body, separators=(",", ":"))
     response = HttpResponse(text, status=status, content_type="application/json")
     response["Content-Length"] = str(len(response.content))

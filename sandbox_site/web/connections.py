@@ -11,11 +11,15 @@ import asyncio
 import contextlib
 import resource
 import sys
+import time
 from typing import Any
 
 from django.conf import settings
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
+
+from sandbox_site import draining
+from sandbox_site.web.stopping import Stopping
 
 # The request line and all headers. A browser's are some 2 KiB.
 HEADER_BYTES = 64 * 1024
@@ -23,9 +27,6 @@ HEADER_BYTES = 64 * 1024
 LINGER_SECONDS = 2.0
 # What sandboxes, files and the database need beside the connections.
 SPARE_FILES = 2048
-# Of the time until the master kills: for the records of runs that are cut off.
-CLOSING_SECONDS = 1.0
-
 # An answer goes from its thread to the event loop, which should not wait for 5 ms (the default)
 # until another thread lets go of the interpreter: p50 of that step was 1.2 ms and is 0.2.
 SWITCH_SECONDS = 0.0005
@@ -40,6 +41,8 @@ _FULL = (
 class Connection(ASGIProtocol):  # type: ignore[misc]
     """One client's. It is *owing* while the worker waits for bytes of a request from it."""
 
+    _response_buffer: bytes | None
+
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._header_timer: asyncio.TimerHandle | None = None
@@ -47,10 +50,22 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
         self._linger_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_ending = False
+        self._will_close_now: bool | None = None
+        self.owing_since = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of a request is here."""
+        return bool(self._header_bytes) or self._current_request is not None
+
+    @property
+    def fd(self) -> int:
+        fd: int = self.transport.get_extra_info("socket").fileno()
+        return fd
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.worker.owing[self] = None
+        self._owe()
         self._await_headers()
         self.worker.make_room(self)
 
@@ -77,7 +92,7 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
 
     def give_up(self, farewell: bytes = b"") -> None:
         """Close it at once: what it owes does not come, or is not waited for any longer."""
-        if self._header_bytes or self._current_request is not None:
+        if self.has_begun:
             self._safe_write(farewell)
         self._close_transport()
         self.transport.close()
@@ -108,7 +123,26 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
         if self._header_timer:
             self._header_timer.cancel()
             self._header_timer = None
+        self._will_close_now = None
         return super()._on_headers_complete()
+
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:
+        """Decided when it is told, and kept to: a client that was not told may be using the
+        connection again already, and closing it would lose that request."""
+        if self._will_close_now is None:
+            announced = super()._will_close(request, response_requires_close)
+            self._will_close_now = announced or draining.is_draining()
+        return self._will_close_now
+
+    def _send_response_start(
+        self, status: int, headers: Any, request: Any, close: bool = False
+    ) -> None:
+        """What says that nobody is to hold it back may have nothing to tell for long: its headers
+        do not wait for that."""
+        super()._send_response_start(status, headers, request, close=close)
+        if any(name.lower() == b"x-accel-buffering" for name, _ in headers):
+            self._safe_write(self._response_buffer)
+            self._response_buffer = None
 
     def _on_message_complete(self) -> None:
         self.worker.owing.pop(self, None)
@@ -116,6 +150,10 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
 
     def _arm_keepalive_timer(self) -> None:
         super()._arm_keepalive_timer()
+        self._owe()
+
+    def _owe(self) -> None:
+        self.owing_since = time.monotonic()
         self.worker.owing[self] = None
 
     def _close_transport(self) -> None:
@@ -148,6 +186,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.owing: dict[Connection, None] = {}
         self._most = settings.WEB_CONNECTIONS
         self._serving: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     def init_process(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -176,39 +215,34 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self._serving = asyncio.current_task()
         await super()._serve()
 
+    @property
+    def is_hurried(self) -> bool:
+        hurried: bool = self._quick_shutdown
+        return hurried
+
     def handle_exit_signal(self) -> None:
-        is_first = self.alive
-        super().handle_exit_signal()
-        if is_first and self.servers and self._serving:
+        """SIGTERM, which the master sends again and again to a worker that is one too many."""
+        self._stop()
+
+    def handle_quit_signal(self) -> None:
+        """SIGQUIT and SIGINT, also after SIGTERM."""
+        self._quick_shutdown = True
+        self._stop()
+
+    def _stop(self) -> None:
+        # gunicorn's `alive` stays: without it connections would be closed without a word.
+        draining.begin()
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self.servers and self._serving:
             # Out of its sleep, into the shutdown.
             self._serving.cancel()
+        else:
+            self.alive = False
 
     async def _shutdown(self) -> None:
-        """What has begun gets most of the time there is; then its sandboxes end, which is an
-        answer too, and closes its record."""
-        for server in self.servers:
-            server.close()
-        for connection in list(self.owing):
-            connection.give_up()
-        end = self.loop.time() + self.cfg.graceful_timeout
-        if not await self._all_done(end - CLOSING_SECONDS):
-            await self.loop.run_in_executor(None, end_sandboxes)
-            await self._all_done(end - CLOSING_SECONDS / 2)
-
-    async def _all_done(self, deadline: float) -> bool:
-        while self.nr_conns or self.asgi.open:
-            if self._quick_shutdown or self.loop.time() > deadline:
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
-
-def end_sandboxes() -> None:
-    from providers.manager import manager
-    from providers.named import close_all
-
-    manager.close()
-    close_all()
+        await Stopping(self).carry_out()
 
 
 gasgi.ASGIProtocol = Connection

@@ -53,12 +53,18 @@ class HandlerThreads:
         self._lock = threading.Lock()
         self._lanes = {name: _Lane(most) for name, most in lanes.items()}
         self._idle: list[_Thread] = []
+        self._open = 0
         for number in range(count):
             thread = _Thread()
             self._idle.append(thread)
             threading.Thread(
                 target=self._work, args=(thread,), name=f"handler-{number}", daemon=True
             ).start()
+
+    @property
+    def open(self) -> int:
+        """Jobs that were taken and are not done."""
+        return self._open
 
     def submit(self, name: str, job: Job, *, has_begun: bool = False) -> None:
         """Have a thread do the job.
@@ -67,6 +73,9 @@ class HandlerThreads:
         """
         lane = self._lanes[name]
         with self._lock:
+            if len(lane.new) >= LONGEST_QUEUE and not has_begun:
+                raise LaneFull
+            self._open += 1
             if lane.busy < lane.most and self._idle:
                 lane.busy += 1
                 thread = self._idle.pop()
@@ -74,8 +83,6 @@ class HandlerThreads:
             elif has_begun:
                 lane.begun.append(job)
                 return
-            elif len(lane.new) >= LONGEST_QUEUE:
-                raise LaneFull
             else:
                 lane.new.append(job)
                 return
@@ -99,6 +106,7 @@ class HandlerThreads:
         """What to do next, of the lane that has the fewest threads; nothing, and it is idle."""
         with self._lock:
             done.busy -= 1
+            self._open -= 1
             for lane in sorted(self._lanes.values(), key=lambda each: each.busy):
                 if job := lane.next():
                     return lane, job

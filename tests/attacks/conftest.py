@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -13,12 +14,22 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import Budget, Execution, Tenant
+from executions.models import (
+    Budget,
+    Execution,
+    LateResult,
+    LegalHold,
+    Policy,
+    Session,
+    Snapshot,
+    Tenant,
+)
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.verification import verify
 from executions.services.replay import replay
 from executions.services.roles import ensure_roles
+from executions.services.webhooks.secrets import create_secret
 from providers import registry
 from providers.models import AccountHold, PendingChange, ProviderPrice, Route
 from providers.services.approval import reject, request_change
@@ -49,6 +60,8 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     route = Route.objects.create(owner="elsewhere", strategy="cheapest")
     route.steps.create(provider=row, weight=3)
     Budget.objects.create(tenant_slug="wonderland", limit=5)
+    Policy.objects.create(tenant_slug="wonderland")
+    LegalHold.objects.create(tenant_slug="nobody", execution_id=uuid4(), reason="a matter")
     user = get_user_model().objects.create_user("dora", "dora@example.org", "a long pass phrase")
     user.groups.add(Group.objects.create(name="Inspector"))
     user.user_permissions.add(Permission.objects.order_by("pk")[0])
@@ -71,6 +84,23 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     assert answer.get("status") == "succeeded", answer
     assert replay(Execution.objects.get(pk=answer["id"])).error is None
     assert run(charlie, "pass").status_code == 200
+    late = Execution.objects.order_by("-pk")[0]
+    LateResult.objects.create(
+        execution=late, status="succeeded", exit_code=0, finished_at=late.finished_at
+    )
+    LegalHold.objects.create(tenant_slug="wonderland", execution_id=answer["id"], reason="a matter")
+    for caller in (alice, charlie):
+        create_secret(caller.tenant)
+        Session.objects.create(
+            tenant=caller.tenant, tenant_slug=caller.tenant.slug, language="python"
+        )
+        Snapshot.objects.create(
+            tenant=caller.tenant,
+            tenant_slug=caller.tenant.slug,
+            source=Session.objects.latest("created_at").pk,
+            files=0,
+            bytes=0,
+        )
     assert [str(finding) for finding in verify().findings] == []
     assert verify().unproven == 0
 

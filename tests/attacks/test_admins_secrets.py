@@ -170,6 +170,7 @@ def test_neither_a_try_nor_a_change_sends_the_stored_key_to_another_address(
         trial_of(client, provider)
         stored = client.get("/api/admin/sandbox/config").json()["data"][provider]
         assert honest.url in stored.values()
+    honest.settle()
     assert KEY.encode() in honest.received
     assert (attacker.connections, attacker.received) == (0, b"")
 
@@ -179,6 +180,7 @@ def test_a_try_by_a_key_is_in_the_ledger_with_its_addresses_before_it_connects(
 ) -> None:
     with deployment.by_key() as client:
         trial_of(client, "self_managed", pool(attacker.url, token="his own token"))
+    attacker.settle()
     assert attacker.connections
     entry = deployment.entries("trial")[-1]
     assert entry["actor"].startswith("key:")
@@ -221,6 +223,7 @@ def test_a_restored_version_brings_its_own_key_and_never_todays(
         answer = admin.post(f"/admin/providers/configversion/{older}/restore/", data={"reason": ""})
         assert answer.status_code == 302
         trial_of(admin, "e2b")
+    attacker.settle()
     assert b"e2b_his-own-key-0123" in attacker.received
     assert KEY.encode() not in attacker.received
 
@@ -257,6 +260,8 @@ def test_a_service_that_redirects_takes_no_key_along(
         # No more are tried at the same time.
         with ThreadPoolExecutor(AT_ONCE) as threads:
             trials = list(threads.map(lambda each: trial_of(client, *each), asked))
+        for listener in redirecting:
+            listener.settle()
         assert all(KEY.encode() in listener.received for listener in redirecting)
     assert {trial["message"] for trial in trials} == {NOT_REACHABLE}
     assert (attacker.connections, attacker.received) == (0, b"")
@@ -290,6 +295,7 @@ def test_under_the_two_person_rule_none_of_it_works_either(
                 assert set(trial_of(client, "e2b", stolen)["errors"]) == {"api_key"}
                 assert save(client, "e2b", stolen).status_code in (400, 403)
         trial_of(second, "e2b")
+        honest.settle()
         assert KEY.encode() in honest.received
         assert deployment.entries("trial")[-1]["actor"] == "user:second"
     assert (attacker.connections, attacker.received) == (0, b"")
@@ -306,6 +312,7 @@ def test_a_proxy_of_the_environment_gets_nothing(
     with deployed(tmp_path, **proxies) as deployment, deployment.by_key() as client:
         for provider, at, secret in PROVIDERS:
             trial_of(client, provider, at(honest.url, **{secret: KEY}))
+    honest.settle()
     assert KEY.encode() in honest.received
     assert (attacker.connections, attacker.received) == (0, b"")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.two_tenants import at_once, bytes_below, two_tenants, wait_until
-from tests.conftest import require
 from tests.pool_service import running
+from tests.required import missing, require
 
 SLEEPER = "import time\ntime.sleep({seconds})"
 
@@ -127,7 +127,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=96m", "tmpfs", str(folder)]
     if subprocess.run(["mount", *options], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a disk of its own")
+        missing("needs the right to mount a disk of its own")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

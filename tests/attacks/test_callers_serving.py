@@ -7,90 +7,23 @@ things happen, and not how long they take.
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import signal
 import socket
-import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.conftest import require
-from tests.processes import ROOT, Service, clean_environment, free_port, started
 from tests.raw_http import ask, connect, head, read, request
+from tests.site import EXECUTIONS, Site, running_site, sleeper
 
-EXECUTIONS = "/api/v1/executions"
 THREADS = 16
 SPOOL = 32 * 1024 * 1024
-
-CONFIGURE = """
-from providers.services import activate, save_config
-save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
-activate("local")
-"""
-
-
-@dataclass
-class Site:
-    """A running service with two tenants, and where its data is."""
-
-    service: Service
-    data_dir: Path
-    alice: str
-    charlie: str
-
-    def running(self) -> int:
-        with closing(sqlite3.connect(self.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
-            query = "SELECT count(*) FROM executions_execution WHERE status = 'running'"
-            return int(database.execute(query).fetchone()[0])
-
-    def wait_for_running(self, count: int) -> None:
-        deadline = time.monotonic() + 60
-        while (found := self.running()) != count:
-            assert time.monotonic() < deadline, f"{found} are running"
-            time.sleep(0.1)
-
-    def assert_serves_others(self) -> None:
-        """Health, the admin and another tenant's run: in time, however busy the machine is."""
-        assert ask(self.service, "GET", "/healthz").status == 200
-        assert ask(self.service, "GET", "/admin/login/").status == 200
-        answer = ask(self.service, "POST", EXECUTIONS, {"code": "print(1)"}, key=self.charlie)
-        assert answer.status == 200, answer.body
-        assert answer.json["stdout"] == "1\n"
-
-
-@contextmanager
-def running_site(tmp_path: Path, **extra: str) -> Iterator[Site]:
-    data_dir = tmp_path / "data"
-    environment = clean_environment(
-        data_dir, PORT=str(free_port()), POOL_PORT=str(free_port()), **extra
-    )
-    manage = [sys.executable, "manage.py"]
-
-    def command(*arguments: str) -> str:
-        done = subprocess.run(
-            [*manage, *arguments], env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE
-        )
-        return done.stdout.decode().strip()
-
-    command("bootstrap")
-    command("shell", "-c", CONFIGURE)
-    keys = []
-    for tenant in ("wonderland", "elsewhere"):
-        command("create_tenant", tenant)
-        keys.append(command("create_api_key", tenant, "--name", "attack"))
-    with started([*manage, "up"], environment, ROOT, tmp_path / "log") as service:
-        service.wait_until_ready()
-        site = Site(service, data_dir, *keys)
-        site.assert_serves_others()
-        yield site
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "WEB_THREADS": str(THREADS),
         # Far more than one tenant may have is what is tried here.
         "SANDBOX_MAX_RUNNING": "64",
+        "SANDBOX_EXEC_TIMEOUT_SECONDS": "60",
+        "SESSION_QUEUE_TIMEOUT": "60",
         "WEB_HEADER_SECONDS": "4",
         "WEB_BODY_SECONDS": "4",
         "WEB_SEND_SECONDS": "4",
@@ -116,13 +51,17 @@ def held(site: Site, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(connect(site.service, sent)) for _ in range(count)]
 
 
-def sleeper(seconds: float) -> dict[str, object]:
-    return {"code": f"import time; time.sleep({seconds})", "timeout": seconds + 10}
+def readable(connections: list[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those that have something to read, as soon as there is one."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        ready = {key.fd for key, _ in selector.select(seconds)}
+    return [connection for connection in connections if connection.fileno() in ready]
 
 
 def assert_all_open(connections: list[socket.socket]) -> None:
-    readable, _, _ = select.select(connections, [], [], 0)
-    assert readable == []
+    assert readable(connections, 0) == []
 
 
 def test_half_headers_hold_nobody_up_and_are_told_so(site: Site) -> None:
@@ -143,7 +82,7 @@ def test_bodies_of_one_byte_hold_nobody_up_and_are_told_so(site: Site) -> None:
 def test_a_body_that_trickles_is_not_waited_for(site: Site) -> None:
     with connect(site.service, head("POST", EXECUTIONS, 1000, key=site.alice)) as connection:
         began = time.monotonic()
-        while not select.select([connection], [], [], 0.5)[0]:
+        while not readable([connection], 0.5):
             connection.sendall(b" ")
             assert time.monotonic() - began < 30
         assert read(connection).status == 408
@@ -153,7 +92,7 @@ def test_headers_without_end_are_refused(site: Site) -> None:
     with connect(site.service, b"GET /healthz HTTP/1.1\r\n") as connection:
         for number in range(60):
             connection.sendall(f"X-{number}: {'x' * 2000}\r\n".encode())
-            if select.select([connection], [], [], 0.01)[0]:
+            if readable([connection], 0.01):
                 break
         assert read(connection).status == 431
 
@@ -185,9 +124,14 @@ def test_long_runs_of_one_tenant_hold_nobody_up(site: Site) -> None:
 
 
 def test_long_runs_by_another_api_hold_nobody_up(site: Site) -> None:
-    body = {"user_id": "a", "code": "import time; time.sleep(12); print('slept')"}
-    with held(site, 20, request("POST", "/v1/execute", body, key=site.alice)) as slow:
-        site.wait_for_running(len(slow))
+    # One conversation: the first of them sleeps, and the others wait for their turn.
+    code = "import time; n = globals().get('n', 0) + 1; time.sleep(12 * (n == 1)); print('slept')"
+    body = {"user_id": "a", "code": code}
+    with held(site, THREADS + 4, request("POST", "/v1/execute", body, key=site.alice)) as slow:
+        deadline = time.monotonic() + 60
+        while not site.running():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         site.assert_serves_others()
         assert_all_open(slow)
         answers = [read(connection) for connection in slow]
@@ -254,7 +198,7 @@ def test_one_tenant_cannot_fill_what_bodies_are_kept_in(site: Site) -> None:
     body = head("POST", EXECUTIONS, share * 3 // 8, key=site.alice)
     with held(site, 3, body) as slow:
         # Whichever is looked at last.
-        refused = select.select(slow, [], [], 20)[0]
+        refused = readable(slow, 20)
         answer = read(refused[0])
         assert (answer.status, answer.json["error"]["code"]) == (429, "SB008")
         assert int(answer.headers["retry-after"]) > 0
@@ -285,7 +229,7 @@ def test_too_many_connections_close_the_ones_that_have_owed_longest(tmp_path: Pa
 
 def test_ending_the_service_leaves_no_run_open(tmp_path: Path) -> None:
     require("bwrap")
-    with running_site(tmp_path) as site:
+    with running_site(tmp_path, SHUTDOWN_GRACE_SECONDS="1") as site:
         body = request("POST", EXECUTIONS, sleeper(60), key=site.alice)
         with held(site, 5, body) as staying:
             connect(site.service, body).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from executions.models import Artifact, Execution
 from executions.services import asking
 from executions.services.gate import REFUSED
-from providers.base import ArtifactFile, Limits
 from providers.errors import ConnectionFailed, SandboxError
 from providers.models import CircuitBreaker
+from providers.values import ArtifactFile, RunLimits
 from tests.conftest import Caller
 from tests.lying_provider import Liar
 from tests.routing import last_execution
@@ -21,7 +22,7 @@ from tests.running import run
 
 pytestmark = pytest.mark.django_db
 
-KEPT = Limits()
+KEPT = RunLimits()
 
 
 def test_five_megabytes_of_output_are_cut_and_flagged(liar: Liar, alice: Caller) -> None:
@@ -78,9 +79,9 @@ def test_an_exit_code_that_is_none_is_no_success(liar: Liar, alice: Caller, code
 
 @pytest.mark.parametrize("answer", [None, "x", {}, 0, {"exit_code": 0, "stdout": ""}, Exception])
 def test_what_is_no_result_is_an_error(liar: Liar, alice: Caller, answer: Any) -> None:
-    liar.does("execute_code", lambda: answer)
+    liar.does("run", lambda: answer)
     assert_started_error(run(alice, "print(1)"))
-    assert "destroy_instance" in liar.calls
+    assert "close" in liar.calls
 
 
 class Own(BaseException):
@@ -101,17 +102,17 @@ EXCEPTIONS = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Own(), Memory
 def test_an_exception_of_its_own_ends_no_service(
     liar: Liar, alice: Caller, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    liar.does("execute_code", raising(error))
+    liar.does("run", raising(error))
     assert_started_error(run(alice, "print(1)"))
     logged = [record for record in caplog.records if record.name == "executions.services.asking"]
     assert any(record.exc_info for record in logged)
-    liar.does("execute_code", lambda: None)
+    liar.does("run", lambda: None)
     liar.answers()
     assert run(alice, "print(1)").json()["status"] == "succeeded"
 
 
 @pytest.mark.parametrize("error", EXCEPTIONS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("method", ["create_instance", "isolation"])
+@pytest.mark.parametrize("method", ["open", "isolation"])
 def test_one_raised_before_the_code_was_there_may_be_tried_again(
     liar: Liar, alice: Caller, error: BaseException, method: str
 ) -> None:
@@ -119,7 +120,7 @@ def test_one_raised_before_the_code_was_there_may_be_tried_again(
     response = run(alice, "print(1)")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "SB009")
     assert last_execution().retryable
-    assert "execute_code" not in liar.calls
+    assert "run" not in liar.calls
 
 
 # It starts in the caller's own thread, where somebody at a terminal may have interrupted.
@@ -144,7 +145,7 @@ def test_one_raised_when_asked_for_its_languages_costs_no_run(
 
 
 def test_what_it_raises_in_destroying_costs_no_answer(liar: Liar, alice: Caller) -> None:
-    liar.does("destroy_instance", raising(SystemExit(3)))
+    liar.does("close", raising(SystemExit(3)))
     assert run(alice, "print(1)").json()["status"] == "succeeded"
 
 
@@ -163,7 +164,7 @@ def odd_errors() -> list[SandboxError]:
 
 @pytest.mark.parametrize("number", range(3))
 def test_an_error_that_is_unsound_is_told_soundly(liar: Liar, alice: Caller, number: int) -> None:
-    liar.does("execute_code", raising(odd_errors()[number]))
+    liar.does("run", raising(odd_errors()[number]))
     response = run(alice, "print(1)")
     assert response.status_code in (502, 503)
     execution = last_execution()
@@ -175,7 +176,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`timeout: 2` and a provider that takes as long as it likes, here until the test lets go."""
-    monkeypatch.setattr("executions.services.run.RUN_SLACK_SECONDS", 0.5)
+    monkeypatch.setattr("executions.services.attempt.RUN_SLACK_SECONDS", 0.5)
     go, gone = threading.Event(), threading.Event()
 
     def late() -> Any:
@@ -186,20 +187,20 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
             gone.set()
 
     honest = liar.module.ExecutionResult
-    liar.module.behaviour["execute_code"] = late
+    liar.module.behaviour["run"] = late
     honest = lambda: liar.module.ExecutionResult("late", "", 0, 31.0)  # noqa: E731
     began = time.monotonic()
     response = run(alice, "print(1)", timeout=2)
     assert 2 < time.monotonic() - began < 20
     assert_started_error(response)
     assert "did not answer within 2.5 s" in response.json()["error"]["message"]
-    assert asking._overdue["liar"] == 1
+    assert asking._overdue["liar", alice.tenant.slug] == 1
     go.set()
     assert gone.wait(10)
     deadline = time.monotonic() + 10
-    while asking._overdue["liar"] and time.monotonic() < deadline:
+    while asking._overdue["liar", alice.tenant.slug] and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert asking._overdue["liar"] == 0
+    assert asking._overdue["liar", alice.tenant.slug] == 0
     execution = last_execution()
     assert (execution.status, execution.stdout) == ("error", "")
 
@@ -207,42 +208,57 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
 def test_a_sandbox_that_comes_too_late_is_destroyed(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.services.run.CREATE_SECONDS", 0.3)
+    monkeypatch.setattr("executions.services.attempt.CREATE_SECONDS", 0.3)
     go = threading.Event()
 
     def late() -> Any:
         go.wait(60)
-        return liar.module.SandboxInstance("late", "liar", "running")
+        return liar.module.LiarsSandbox()
 
-    liar.does("create_instance", late)
+    liar.does("open", late)
     response = run(alice, "print(1)")
     assert (response.status_code, last_execution().retryable) == (503, True)
-    assert "execute_code" not in liar.calls
+    assert "run" not in liar.calls
     go.set()
     deadline = time.monotonic() + 10
-    while "destroy_instance" not in liar.calls and time.monotonic() < deadline:
+    while "close" not in liar.calls and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "destroy_instance" in liar.calls
+    assert "close" in liar.calls
 
 
 def test_a_provider_with_too_many_calls_overdue_is_not_asked_again(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(asking._overdue, "liar", asking.MOST_OVERDUE)
+    most = asking.MOST_OVERDUE_OF_ONE
+    monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
     assert run(alice, "print(1)").status_code == 429
-    assert "create_instance" not in liar.calls
+    assert "open" not in liar.calls
+
+
+def test_what_one_tenant_leaves_overdue_costs_the_others_nothing(
+    liar: Liar, alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * asking.MOST_OVERDUE_OF_ONE <= asking.MOST_OVERDUE
+    most = asking.MOST_OVERDUE_OF_ONE
+    monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
+    assert run(alice, "print(1)").status_code == 429
+    assert run(charlie, "print(1)").json()["status"] == "succeeded"
+    shares = {("liar", f"tenant {number}"): 1 for number in range(asking.MOST_OVERDUE)}
+    monkeypatch.setattr(asking, "_overdue", Counter(shares))
+    assert run(charlie, "print(1)").status_code == 429
 
 
 def test_what_was_begun_is_ended_however_many_calls_are_overdue(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(*args: Any, **options: Any) -> Any:
-        monkeypatch.setitem(asking._overdue, "liar", asking.MOST_OVERDUE)
-        return liar.module.SandboxInstance("one", "liar", "running")
+        most = asking.MOST_OVERDUE_OF_ONE
+        monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
+        return liar.module.LiarsSandbox()
 
-    liar.does("create_instance", create)
+    liar.does("open", create)
     assert run(alice, "print(1)").json()["status"] == "succeeded"
-    assert "destroy_instance" in liar.calls
+    assert "close" in liar.calls
 
 
 def test_what_it_does_after_the_code_is_there_opens_no_breaker(
@@ -251,7 +267,7 @@ def test_what_it_does_after_the_code_is_there_opens_no_breaker(
     from tests.routing import make_route
 
     make_route("liar")
-    liar.does("execute_code", raising(SystemExit(3)))
+    liar.does("run", raising(SystemExit(3)))
     for _ in range(4):
         assert_started_error(run(alice, "print(1)"))
     assert CircuitBreaker.objects.get(provider_id="liar").failures == 0

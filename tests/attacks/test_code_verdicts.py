@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from providers.base import SANDBOX_ENDED, ExecutionResult
 from providers.models import CircuitBreaker
 from providers.named import close_all
 from providers.pool.hardening import Hardening
 from providers.pool.launchers.docker_engine import End
 from providers.services import save_config
+from providers.values import SANDBOX_ENDED, ExecutionResult
 from tests.conftest import Caller, require
 from tests.docker_engine import Containers
 from tests.pool_service import running

@@ -20,6 +20,8 @@ from django_q.models import Schedule
 
 from executions import tasks
 from executions.services.schedules import EVERY_MINUTES, ensure_schedules
+from sandbox_site import keys
+from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted
 from tests.conftest import require
 from tests.processes import ROOT, Service, clean_environment, free_port, started
@@ -74,7 +76,8 @@ def attack(data_dir: Path, canaries: Path) -> None:
                 (f"{number:032}", text, text, text),
             )
         database.execute(
-            "INSERT INTO django_q_ormq (key, payload, lock) VALUES ('cofferdam', 'unsigned', '2020-01-01 00:00:00')"
+            "INSERT INTO django_q_ormq (key, payload, lock) VALUES (?, 'unsigned', '2020-01-01 00:00:00')",
+            (queue_name(keys.read(data_dir)["SECRET_KEY"]),),
         )
         database.commit()
 
@@ -136,10 +139,10 @@ def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
     assert "none of ours" in service.output
     assert sorted(path.name for path in canaries.iterdir()) == []
 
-    keys = dict(
+    credentials = dict(
         line.split("=", 1) for line in (data_dir / "credentials.txt").read_text().splitlines()
     )
-    answer = run_async(service, keys["API_KEY"])
+    answer = run_async(service, credentials["API_KEY"])
     assert (answer["status"], answer["stdout"]) == ("succeeded", "honest\n"), service.output[-4000:]
     assert sorted(path.name for path in canaries.iterdir()) == []
 

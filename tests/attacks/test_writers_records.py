@@ -35,12 +35,29 @@ def sql(statement: str, *values: Any) -> None:
         cursor.execute(statement, values)
 
 
+def without_checks() -> None:
+    """Nobody who can write to the database's files, or owns its tables, is held by constraints.
+
+    SQLite's are passed over in `undone`.
+    """
+    if connection.vendor != "postgresql":
+        return
+    sql("SET CONSTRAINTS ALL IMMEDIATE")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT conrelid::regclass, conname FROM pg_constraint"
+            " WHERE contype = 'c' AND connamespace = 'public'::regnamespace"
+        )
+        for table, constraint in cursor.fetchall():
+            cursor.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{constraint}"')
+    sql("SET CONSTRAINTS ALL DEFERRED")
+
+
 @contextmanager
 def undone() -> Iterator[None]:
     """What is done within it is rolled back."""
     with transaction.atomic():
         if connection.vendor == "sqlite":
-            # Nobody who can write to the file is held by its constraints.
             sql("PRAGMA ignore_check_constraints = ON")
         yield
         transaction.set_rollback(True)
@@ -94,6 +111,7 @@ def is_found(model: type[models.Model], column: Any, row: models.Model) -> bool 
 @pytest.mark.django_db
 def test_every_bound_column_of_every_model_shows_when_it_is_changed(everything: None) -> None:
     """Generated from the models: a new column is bound, or it has its reason in NOT_PROVEN."""
+    without_checks()
     bound = [model_of(label) for label in BINDINGS]
     missed, tried = [], 0
     for model in (*bound, Execution, Artifact, LedgerEntry):
@@ -120,6 +138,7 @@ def test_every_bound_column_of_every_model_shows_when_it_is_changed(everything: 
 
 @pytest.mark.django_db
 def test_every_row_that_is_removed_or_added_shows(everything: None) -> None:
+    without_checks()
     for label in BINDINGS:
         model = model_of(label)
         assert model is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable
@@ -14,6 +15,9 @@ class Command(BaseCommand):
         "so, and the key must stay in LEDGER_KEYS for the ledger to verify. Not needed for a "
         "rotation: keep the old key in LEDGER_KEYS, after the new one."
     )
+
+    # Also for an instance whose keys do not fit the ledger.
+    requires_system_checks = [Tags.security]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--reason", required=True, help="what became of the old key")

@@ -11,8 +11,9 @@ from executions.services.retention import Erasure, apply_retention
 
 class Command(BaseCommand):
     help = (
-        "Erase code, output and artifacts that are older than their tenant keeps them. Hashes "
-        "stay, so the ledger still verifies. The workers do it every day."
+        "Erase code, output, artifacts and records that are older than their tenant keeps them. "
+        "What the ledger says of them stays, so it still verifies; what is on legal hold stays "
+        "as it is. The workers do it every day."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,7 +26,11 @@ class Command(BaseCommand):
             summary = {
                 "dry_run": options["dry_run"],
                 "erasures": [
-                    {**asdict(each), "created_before": each.created_before.isoformat()}
+                    {
+                        **asdict(each),
+                        "created_before": each.created_before.isoformat(),
+                        "held": sorted(map(str, each.held.executions)),
+                    }
                     for each in erased
                 ],
             }

@@ -18,7 +18,7 @@ class Command(BaseCommand):
         parser.add_argument("--reset", metavar="REASON", help="why the ledger went back")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if checkpoints.folder() is None:
+        if not checkpoints.where():
             raise CommandError("LEDGER_CHECKPOINTS is empty, so no checkpoints are kept.")
         try:
             if options["reset"]:

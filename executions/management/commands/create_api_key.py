@@ -6,11 +6,19 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models import ApiKey, Tenant
+from executions.models import Scope, Tenant
+from executions.models.api_key import USUAL_SCOPES, as_words
 from executions.services.keys import create_api_key
+from providers import isolation
 from providers.errors import InvalidConfiguration
 
 _LONGEST_DAYS = 36_500
+_OPTIONS = {
+    "languages": "language",
+    "providers": "provider",
+    "templates": "template",
+    "addresses": "address",
+}
 
 
 class Command(BaseCommand):
@@ -21,9 +29,20 @@ class Command(BaseCommand):
         parser.add_argument("--name", required=True, help="what the key is for")
         parser.add_argument(
             "--scope",
-            choices=ApiKey.Scope.values,
-            default=ApiKey.Scope.EXECUTE,
-            help="admin also opens /api/admin/sandbox",
+            action="append",
+            choices=Scope.values,
+            help=f"may be repeated; by default {USUAL_SCOPES}. admin is for /api/admin/sandbox",
+        )
+        for name, option in _OPTIONS.items():
+            parser.add_argument(
+                f"--{option}",
+                dest=name,
+                action="append",
+                default=[],
+                help="hold the key to this; may be repeated",
+            )
+        parser.add_argument(
+            "--minimum-isolation", choices=isolation.LEVELS, default="", help="hold the key to this"
         )
         parser.add_argument("--expires-in-days", type=int, help="never by default")
 
@@ -37,8 +56,17 @@ class Command(BaseCommand):
         if days is not None and not 1 <= days <= _LONGEST_DAYS:
             raise CommandError(f"--expires-in-days must be 1 to {_LONGEST_DAYS}.")
         expires_at = None if days is None else timezone.now() + timedelta(days=days)
+        scopes = as_words(options["scope"]) if options["scope"] else USUAL_SCOPES
+        bounds = {name: as_words(options[name]) for name in _OPTIONS}
         try:
-            _, key_text = create_api_key(tenant, options["name"], expires_at, options["scope"])
+            _, key_text = create_api_key(
+                tenant,
+                options["name"],
+                expires_at,
+                scopes,
+                minimum_isolation=options["minimum_isolation"],
+                **bounds,
+            )
         except InvalidConfiguration as error:
             raise CommandError(error.message) from error
         self.stdout.write(key_text)

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from executions.services.statistics import recount
+from executions.services.recounting import recount
 
 
 class Command(BaseCommand):

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable
@@ -28,6 +29,9 @@ class Command(BaseCommand):
         f"records. Ends with 0 when it is intact, {NOT_INTACT} when it is not, naming the first "
         f"entry concerned, {NOT_VERIFIED} when it could not be verified."
     )
+
+    # Also for an instance whose keys do not fit the ledger.
+    requires_system_checks = [Tags.security]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="print the outcome as JSON")

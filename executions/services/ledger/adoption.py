@@ -25,6 +25,8 @@ from providers.fields import DecryptionError
 
 FOUND = "found"
 _AT_ONCE = 100
+# In one transaction, which keeps other writers waiting.
+_WRITTEN_AT_ONCE = 10
 
 
 def take_stock() -> int:
@@ -87,11 +89,13 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str]) -> bool:
 
 
 def _enter_executions() -> int:
-    """A transaction for each batch: there may be very many."""
+    """A transaction for every few: there may be very many."""
     entered = 0
     while batch := list(islice(unentered(None), _AT_ONCE)):
         found = Execution.objects.defer("pending").filter(pk__in=batch).order_by("pk")
-        entered += _enter_batch(list(found))
+        rows = list(found)
+        for start in range(0, len(rows), _WRITTEN_AT_ONCE):
+            entered += _enter_batch(rows[start : start + _WRITTEN_AT_ONCE])
     return entered
 
 

@@ -15,6 +15,7 @@ from executions.services.ledger.head import read_head
 from executions.services.ledger.introductions import introduced
 from executions.services.ledger.keyring import signing_key
 from executions.services.ledger.writing import add
+from executions.services.operations import log_entry
 
 RESERVED = frozenset(
     ("ledger", "sequence", "previous", "key_id", "kind", "subject", "at", "signature")
@@ -47,4 +48,6 @@ def append(
         entry = add(head, key, kind, subject, content, execution_id)
         point = checkpoints.Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
         transaction.on_commit(lambda: checkpoints.note(point, None if is_first else head))
+        if kind != "execution":
+            transaction.on_commit(lambda: log_entry(entry, subject, content))
     return entry

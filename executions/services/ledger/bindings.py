@@ -55,12 +55,44 @@ def _config_is_its_versions(row: Any) -> str:
         return f"its configuration cannot be compared: {error}"
 
 
+def _is_its_tenants(row: Any) -> str:
+    """The relation becomes null with the tenant; what it may not become is another's."""
+    # That a tenant was removed behind our back is found at its own row.
+    tenant = apps.get_model("executions", "Tenant")._default_manager.filter(pk=row.tenant_id)
+    slug = tenant.values_list("slug", flat=True).first()
+    return f"it was moved to the tenant {slug}" if slug not in (None, row.tenant_slug) else ""
+
+
 BINDINGS: Mapping[str, Binding] = {
     "executions.tenant": Binding("tenant", "slug"),
     "executions.apikey": Binding(
-        "api_key", "prefix", shown=("name", "scope", "expires_at", "revoked_at")
+        "api_key",
+        "prefix",
+        shown=(
+            *("name", "scopes", "languages", "providers", "templates", "addresses"),
+            *("minimum_isolation", "rotated_from", "expires_at", "revoked_at"),
+        ),
     ),
+    "executions.lateresult": Binding(
+        "late_result", "execution_id", shown=("status", "exit_code", "error_code", "finished_at")
+    ),
+    "executions.session": Binding(
+        "session",
+        shown=("tenant_slug", "state", "provider", "config_version", "closed_because"),
+        check=_is_its_tenants,
+    ),
+    "executions.snapshot": Binding(
+        "snapshot",
+        shown=("tenant_slug", "api_key_prefix", "source", "files"),
+        check=_is_its_tenants,
+    ),
+    # The secret itself is 256 random bits, which its hash does not give away.
+    "executions.webhooksecret": Binding(
+        "webhook_secret", shown=("tenant_id", "created_at", "retired_at")
+    ),
+    "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
+    "executions.policy": Binding("policy", shown=("tenant_slug", "draft", "analysis")),
     "providers.route": Binding("setting"),
     "providers.routestep": Binding("setting"),
     "providers.providerprice": Binding("setting"),
@@ -89,10 +121,41 @@ _OPEN = "Of an open execution nothing is bound; it is null when it has ended."
 _COUNTED = "Counted from executions, whose records are bound: `recount_executions` does it anew."
 _NOW = "The state of the moment, written every few seconds."
 
+_SAVED = "What sandboxes say of their files, and where their bytes are; these are hashed."
+
 # What pages show and the ledger does not bind: by model, by column ("*" is all), with the reason.
 NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
-    "executions.execution": {"pending": _OPEN},
+    "executions.execution": {"pending": _OPEN, "process_id": _OPEN},
+    "executions.process": {"*": _NOW},
+    "executions.session": {
+        **dict.fromkeys(
+            ("tenant_id", "api_key_id"), "Null once those are deleted; slug and prefix are bound."
+        ),
+        **dict.fromkeys(("env", "ref"), "Secret, and on no page."),
+        **dict.fromkeys(
+            (
+                *("contexts", "turns", "used_at", "touched", "unsaved_since", "wakes"),
+                *("waking_since", "woken_turn", "process_id"),
+            ),
+            _NOW,
+        ),
+        "released_at": "Written when its sandbox is gone, which its end is not.",
+    },
+    "executions.snapshot": {
+        "tenant_id": "Null once it is deleted; its slug is bound.",
+        "workspace_id": "Null once the tenant is deleted, with its files.",
+    },
+    "executions.workspace": {"*": _SAVED},
+    "executions.workspacefile": {"*": _SAVED},
+    "executions.blob": {"*": _SAVED},
+    "executions.loosefile": {"*": _SAVED},
+    "executions.storedtotal": {"*": _SAVED},
+    "executions.executionevent": {"*": "For the moment; the record has the same for good."},
+    "executions.runsignal": {"*": "For the moment; who cancels is an entry of its own."},
+    "executions.approval": {"*": "Who decided is an entry of its own, and part of the record."},
     "executions.artifact": {"id": "A number for links; what it leads to is bound."},
+    "executions.keyrefusal": {"*": "When refusals were entered last, each of which is an entry."},
+    "executions.requestwindow": {"*": "The requests of this minute, which are on no page."},
     "executions.apikey": {"last_used_at": "Written while the key is used."},
     "auth.user": {"last_login": "Written at every login."},
     "providers.pendingchange": {
@@ -108,15 +171,29 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.spending": {
         "*": "Added up from executions, whose costs are bound; what budgets are compared with."
     },
+    "executions.webhookdelivery": {
+        "*": "Whom the end of an execution is told, and how far that is; what is told is bound."
+    },
     "executions.spendingalert": {"*": "Told when it was seen; nothing follows from it."},
     "executions.executioncount": {"*": _COUNTED},
     "executions.executiontenantcount": {"*": _COUNTED},
     "executions.executionlatency": {"*": _COUNTED},
+    "executions.executiontotal": {
+        "*": "Counted as executions end, whose records are bound; figures for Prometheus alone."
+    },
+    "executions.alert": {
+        "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
+    },
+    "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
     "executions.savedfilter": {"*": "A way to look at the list, made by whoever looks."},
     "executions.codetext": {"*": "A copy of code for searching it; what is found is bound."},
     "executions.codesearchprogress": {"*": "How far the copy for searching got."},
     "providers.circuitbreaker": {"*": _NOW + " Opening or closing one by hand is an entry."},
     "providers.providerhealth": {"*": _NOW},
+    "providers.providercheckcount": {"*": "Counted from the checks of the background."},
+    "sandbox_site.installationmark": {
+        "*": "What instances are compared with when they start; one that was changed stops them."
+    },
     "axes.accessattempt": {"*": "Failed logins, deleted after a successful one."},
 }
 

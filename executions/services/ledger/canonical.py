@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
 from typing import Any
@@ -57,34 +57,33 @@ def is_double(value: int) -> bool:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return encode_basestring(value)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return _integer(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join([f"{_key(key)}:{_text(value[key])}" for key in _sorted(value)]) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join([_text(child) for child in value]) + "]"
+    # Some hundred times within every execution: the type itself is asked for first.
+    write = _WRITERS.get(type(value))
+    if write is not None:
+        return write(value)
+    for kind in (str, int, float, Mapping, list, tuple):
+        if isinstance(value, kind):
+            return _WRITERS[kind](value)
     raise ValueError(f"{type(value).__name__} is not JSON")
 
 
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"{key!r} is no name")
-    return encode_basestring(key)
+def _object(value: Mapping[Any, Any]) -> str:
+    members = [f"{encode_basestring(name)}:{_text(value[name])}" for name in _sorted(value)]
+    return "{" + ",".join(members) + "}"
 
 
-def _sorted(names: Mapping[Any, Any]) -> list[Any]:
+def _array(value: Iterable[Any]) -> str:
+    return "[" + ",".join([_text(child) for child in value]) + "]"
+
+
+def _sorted(names: Mapping[Any, Any]) -> list[str]:
     """By UTF-16 code units, as section 3.2.3 has it; of ASCII that is the order of characters."""
-    if all(isinstance(name, str) and name.isascii() for name in names):
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r} is no name")
+    if all(map(str.isascii, names)):
         return sorted(names)
-    return sorted(names, key=lambda name: str(name).encode("utf-16-be", "surrogatepass"))
+    return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
 
 
 def _integer(value: int) -> str:
@@ -118,6 +117,19 @@ def _number(value: float) -> str:
         return f"{sign}0.{'0' * -point}{digits}"
     tail = f".{digits[1:]}" if len(digits) > 1 else ""
     return f"{sign}{digits[0]}{tail}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+
+
+_WRITERS: dict[type[Any], Callable[[Any], str]] = {
+    str: encode_basestring,
+    type(None): lambda _: "null",
+    bool: lambda value: "true" if value else "false",
+    int: _integer,
+    float: _number,
+    dict: _object,
+    Mapping: _object,
+    list: _array,
+    tuple: _array,
+}
 
 
 def _plain_1(value: Any) -> Any:

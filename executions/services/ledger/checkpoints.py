@@ -2,7 +2,7 @@
 
 The signatures cannot show that the newest entries are gone, or that the whole database is an old
 backup: what is left is then a valid ledger. These two files can, the better the further they are
-from the database: LEDGER_CHECKPOINTS names their folder.
+from the database: `checkpoint_places` has where they are.
 
 `head.json` is the newest entry that was committed, with its signature, replaced in place at every
 commit. `checkpoints.jsonl` gets a line every thousand entries and every hour, signed and with the
@@ -11,20 +11,19 @@ hash of the line before.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.db import DatabaseError
 from django.utils import timezone
 
 from executions.models import LedgerEntry
 from executions.services.ledger.canonical import canonical, digest, moment
+from executions.services.ledger.checkpoint_places import Behind, Place, place_of_checkpoints
 from executions.services.ledger.formats import FORMAT, line_bytes, place_bytes
 from executions.services.ledger.head import Head
 from executions.services.ledger.keyring import LedgerUnavailable, is_signed_by, signing_key
@@ -33,8 +32,6 @@ from executions.services.ledger.trust import configured_keys, trusted_keys
 logger = logging.getLogger(__name__)
 
 EVERY = 1000
-_HEAD = "head.json"
-_HISTORY = "checkpoints.jsonl"
 # The head is overwritten in place, so it must always be of one length.
 _HEAD_BYTES = 320
 _FIRST_LINE = "0" * 64
@@ -61,36 +58,57 @@ class History:
     begun: dict[int, int] = field(default_factory=dict)
 
 
-def folder() -> Path | None:
-    """Where checkpoints are kept; None when they are turned off."""
-    return Path(settings.LEDGER_CHECKPOINTS) if settings.LEDGER_CHECKPOINTS else None
+def where() -> str:
+    """Where checkpoints are kept, for messages; "" when they are turned off."""
+    place = place_of_checkpoints()
+    return place.name if place else ""
 
 
 def note(point: Point, previous: Head | None) -> None:
     """Remember a committed entry; `previous` is the one before, None for the ledger's first.
 
-    Too late to undo it, so a failure is logged and not raised.
+    Too late to undo it, so a failure is logged and not raised. Where the files are far away it is
+    done in the background, for the newest of several.
     """
-    place = folder()
+    place = place_of_checkpoints()
     if place is None:
         return
+    if place.is_far:
+        _behind.note(point, previous)
+    else:
+        _note(place, point, previous)
+
+
+def _note(place: Place, point: Point, previous: Head | None) -> bool:
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_missing = previous is not None and not (place / _HEAD).exists()
+        is_missing = previous is not None and place.head() is None
         _raise_head(place, point, previous)
         if is_missing:
-            _write_line(place / _HISTORY, point, begun=True)
+            _write_line(place, point, begun=True)
         elif point.sequence % EVERY == 0:
-            _write_line(place / _HISTORY, point)
+            _write_line(place, point)
     except (OSError, DatabaseError, LedgerUnavailable) as error:
         logger.critical(
             "the ledger's checkpoint %s could not be written: %s", point.sequence, error
         )
+        return False
+    return True
+
+
+_behind = Behind(lambda point, previous: _note_far(point, previous), EVERY)
+
+
+def _note_far(point: Point, previous: Head | None) -> bool:
+    place = place_of_checkpoints()
+    return place is None or _note(place, point, previous)
 
 
 def write_checkpoint() -> Point | None:
-    """Add a signed line for the newest entry, unless it has one. Returns what was written."""
-    place = folder()
+    """Add a signed line for the newest entry, unless it has one. Returns what was written.
+
+    Raises LedgerUnavailable where the files cannot be read.
+    """
+    place = place_of_checkpoints()
     newest = LedgerEntry.objects.order_by("-sequence").first()
     if place is None or newest is None:
         return None
@@ -98,19 +116,30 @@ def write_checkpoint() -> Point | None:
     if known and known[-1].sequence >= newest.sequence:
         return None
     point = _signed_point(newest)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    is_missing = not (place / _HEAD).exists()
-    _raise_head(place, point)
-    _write_line(place / _HISTORY, point, begun=is_missing)
+    with _readable():
+        is_missing = place.head() is None
+        _raise_head(place, point)
+        _write_line(place, point, begun=is_missing)
     return point
 
 
 def head() -> Point | None:
-    """What `head.json` says, None without one. Raises ValueError for a file that says nothing."""
-    place = folder()
-    if place is None or not (place / _HEAD).exists():
-        return None
-    return _parse(json.loads((place / _HEAD).read_text(encoding="ascii")))
+    """What `head.json` says, None without one. Raises ValueError for a file that says nothing, and
+    LedgerUnavailable for one that cannot be read."""
+    place = place_of_checkpoints()
+    with _readable():
+        text = place.head() if place else None
+    return _parse(json.loads(text)) if text is not None else None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerUnavailable(
+            f"The ledger's checkpoints in {where()} cannot be read or written: {error}"
+        ) from error
 
 
 def is_signed(point: Point, public_keys: dict[str, str]) -> bool:
@@ -121,14 +150,14 @@ def is_signed(point: Point, public_keys: dict[str, str]) -> bool:
 
 
 def history(public_keys: dict[str, str]) -> History:
-    """What `checkpoints.jsonl` says, as far as these keys signed it."""
+    """What `checkpoints.jsonl` says, as far as these keys signed it. Raises LedgerUnavailable."""
     found = History()
-    place = folder()
-    if place is None or not (place / _HISTORY).exists():
+    place = place_of_checkpoints()
+    if place is None:
         return found
     previous = _FIRST_LINE
-    with (place / _HISTORY).open(encoding="utf-8", errors="replace") as lines:
-        for number, text in enumerate(lines, 1):
+    with _readable():
+        for number, text in enumerate(place.lines(), 1):
             try:
                 line = json.loads(text)
                 signature = line.pop("signature")
@@ -147,34 +176,26 @@ def history(public_keys: dict[str, str]) -> History:
     return found
 
 
-def set_aside() -> list[Path]:
+def set_aside() -> list[str]:
     """Begin anew, keeping the files under another name. Where they went."""
-    place = folder()
-    moved: list[Path] = []
-    if place is None:
-        return moved
-    stamp = timezone.now().strftime("%Y%m%dT%H%M%S%f")
-    for name in (_HEAD, _HISTORY):
-        if (place / name).exists():
-            target = place / f"{name}.{stamp}"
-            (place / name).rename(target)
-            moved.append(target)
-    return moved
+    place = place_of_checkpoints()
+    with _readable():
+        return place.set_aside(timezone.now().strftime("%Y%m%dT%H%M%S%f")) if place else []
 
 
-def _raise_head(place: Path, point: Point, previous: Head | None = None) -> None:
+def _raise_head(place: Place, point: Point, previous: Head | None = None) -> None:
     """Overwrite the head unless it is further: commits may be noted out of order.
 
     A head that is none of the ledger's entries any more is kept as a checkpoint before: the
     database went back, and once the ledger has grown past it, nothing else would tell.
     """
-    descriptor = os.open(place / _HEAD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        known = _read_head(descriptor)
+    line = json.dumps(asdict(point)).ljust(_HEAD_BYTES - 1) + "\n"
+
+    def raised(text: str) -> str | None:
+        known = _read_head(text)
         if known is not None and not _is_noted(known, previous) and _is_ours(known):
             if known.sequence >= point.sequence:
-                return
+                return None
             if not LedgerEntry.objects.filter(
                 sequence=known.sequence, digest=known.digest
             ).exists():
@@ -183,11 +204,10 @@ def _raise_head(place: Path, point: Point, previous: Head | None = None) -> None
                     "database is in use. Run `manage.py verify_ledger`.",
                     known.sequence,
                 )
-                _write_line(place / _HISTORY, known)
-        line = json.dumps(asdict(point)).ljust(_HEAD_BYTES - 1) + "\n"
-        os.pwrite(descriptor, line.encode("ascii"), 0)
-    finally:
-        os.close(descriptor)
+                _write_line(place, known)
+        return line
+
+    place.change_head(raised)
 
 
 def _is_noted(known: Point, previous: Head | None) -> bool:
@@ -209,8 +229,7 @@ def _is_ours(known: Point) -> bool:
     return ours
 
 
-def _read_head(descriptor: int) -> Point | None:
-    text = os.pread(descriptor, _HEAD_BYTES, 0)
+def _read_head(text: str) -> Point | None:
     if not text:
         return None
     try:
@@ -228,12 +247,10 @@ def _signed_point(entry: LedgerEntry) -> Point:
     return Point(entry.sequence, entry.digest, key.key_id, signature)
 
 
-def _write_line(path: Path, point: Point, *, begun: bool = False) -> None:
+def _write_line(place: Place, point: Point, *, begun: bool = False) -> None:
     key = signing_key()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "r+b", buffering=0) as stream:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        last = _last_line(descriptor)
+
+    def added(last: str) -> str:
         line: dict[str, Any] = {
             "ledger": FORMAT,
             "kind": "checkpoint",
@@ -247,15 +264,9 @@ def _write_line(path: Path, point: Point, *, begun: bool = False) -> None:
         line["signature"] = key.sign(line_bytes(line))
         # Of a line that a crash cut off, the rest of the file is kept apart.
         gap = "\n" if last and not last.endswith("\n") else ""
-        stream.write(f"{gap}{canonical(line)}\n".encode())
-        os.fsync(descriptor)
+        return f"{gap}{canonical(line)}\n"
 
-
-def _last_line(descriptor: int) -> str:
-    """The last line of the file with its end, "" of an empty file."""
-    size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, 4096, max(0, size - 4096)).decode(errors="replace")
-    return tail.splitlines(keepends=True)[-1] if tail else ""
+    place.append(added)
 
 
 def _parse(read: Any) -> Point:

@@ -21,7 +21,7 @@ class Marks:
     """`known` is the digest of every entry that a checkpoint tells of."""
 
     def __init__(self, public_keys: dict[str, str]) -> None:
-        self.is_kept = checkpoints.folder() is not None
+        self.is_kept = bool(checkpoints.where())
         self.history = checkpoints.history(public_keys)
         self.known = {point.sequence: point.digest for point in self.history.points}
         self.head: Point | None = None
@@ -78,7 +78,7 @@ class Marks:
             yield (
                 "missing checkpoint",
                 last,
-                f"there is no head.json in {checkpoints.folder()}. If the folder was changed on "
+                f"there is no head.json in {checkpoints.where()}. If the folder was changed on "
                 "purpose, run `manage.py checkpoint_ledger --reset REASON`",
             )
         elif not self.head.signature:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, Max, OuterRef, Q
 
+from executions.ids import time_of
 from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
 from executions.services.ledger.canonical import moment, text_hash
-from executions.services.ledger.formats import parse, signed_bytes
-from executions.services.ledger.keyring import is_signed_by
-from executions.services.ledger.schemas import schema_of
+from executions.services.ledger.held import Holds, authentic, note_hold, of_holds
+from executions.services.ledger.schemas import ASKED, schema_of
 from executions.services.ledger.sealing import (
     artifact_content,
     body_hashes,
@@ -28,72 +27,83 @@ from executions.services.ledger.sealing import (
 ERASURE = "erasure"
 _DATA_OF = {
     "arguments_hash": "code",
+    "on_behalf_of_hash": "code",
     "result_hash": "output",
     "outputs_hash": "output",
     "stdout_hash": "output",
     "stderr_hash": "output",
 }
 _BYTES_AT_ONCE = 1 << 20
+_GONE = "cannot be read: there is no such file"
 
 
-class Covering(Protocol):
-    def covers(self, execution: Execution, data: str) -> bool:
-        """Whether the ledger itself says that this kind of data of an execution was erased."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Erasures:
-    """Up to when bodies were erased, by tenant and kind of data: to read many executions."""
+    """Up to when data was erased, by tenant and kind of it; read when it is first asked for.
 
-    until: Mapping[tuple[str, str], str]
-
-    @classmethod
-    def entered(cls, public_keys: Mapping[str, str]) -> Erasures:
-        until: dict[tuple[str, str], str] = {}
-        for stated in _erasures(LedgerEntry.objects.order_by("sequence"), public_keys):
-            key = (stated["subject"], stated["data"])
-            until[key] = max(until.get(key, ""), stated["created_before"])
-        return cls(until)
-
-    def covers(self, execution: Execution, data: str) -> bool:
-        created = moment(execution.created_at) or ""
-        return created < self.until.get((execution.tenant_slug, data), "")
-
-
-@dataclass(frozen=True)
-class ErasuresOfOne:
-    """The same for a single execution: looked up where something is gone, the newest first."""
+    Of one tenant and kind there is an erasure a day, so only that is kept of them which differs:
+    the last moment for each set of executions that was held then, by what an erasure says itself
+    and by the holds that were entered before it. One of a tenant that was held as a whole has
+    erased nothing. `thorough` reads the whole ledger for holds: see `held.of_holds`.
+    """
 
     public_keys: Mapping[str, str]
+    thorough: bool = False
+    _until: dict[tuple[str, str], dict[frozenset[str], str]] = field(default_factory=dict)
+    _holds: Holds = field(default_factory=dict)
+    _read_to: int = 0
+
+    def read_on(self) -> None:
+        """Take in what was entered since."""
+        newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
+        entries = LedgerEntry.objects.filter(
+            Q(kind=ERASURE) | of_holds(thorough=self.thorough),
+            sequence__gt=self._read_to,
+            sequence__lte=newest,
+        )
+        for entry in entries.order_by("sequence").iterator():
+            if (stated := authentic(entry, self.public_keys)) is not None:
+                note_hold(self._holds, stated)
+                self._note(stated)
+        self._read_to = newest
+
+    def _note(self, stated: Mapping[str, Any]) -> None:
+        if stated.get("kind") != ERASURE:
+            return
+        held = {pk for slug, pk in self._holds.values() if slug == stated["subject"]}
+        if None in held:
+            return
+        kept = frozenset(map(str, held)) | frozenset(stated.get("held", ()))
+        found = self._until.setdefault((stated["subject"], stated["data"]), {})
+        found[kept] = max(found.get(kept, ""), stated["created_before"])
 
     def covers(self, execution: Execution, data: str) -> bool:
+        """Whether the ledger itself says that this kind of data of an execution was erased."""
         created = moment(execution.created_at) or ""
-        named = f'"subject":{json.dumps(execution.tenant_slug)}'
-        newest = LedgerEntry.objects.filter(statement__contains=named).order_by("-sequence")
+        return self._covers(execution.tenant_slug, data, str(execution.pk), created)
+
+    def covers_record(self, stated: Mapping[str, Any]) -> bool:
+        """Whether the whole record was erased of which an entry states this."""
+        return self._covers(stated["tenant"], "records", stated["subject"], _made(stated))
+
+    def _covers(self, tenant: str, data: str, execution_id: str, created: str) -> bool:
+        if not self._read_to:
+            self.read_on()
         return any(
-            (stated["subject"], stated["data"]) == (execution.tenant_slug, data)
-            and created < stated["created_before"]
-            for stated in _erasures(newest, self.public_keys)
+            created < until and execution_id not in held
+            for held, until in self._until.get((tenant, data), {}).items()
         )
 
 
-def _erasures(
-    entries: QuerySet[LedgerEntry], public_keys: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """What erasures state that one of these keys signed: anybody can write a row."""
-    for entry in entries.filter(kind=ERASURE).iterator():
-        stated = parse(entry.statement)
-        if stated is None or stated.get("kind") != ERASURE:
-            continue
-        public_key = public_keys.get(str(stated.get("key_id")), "")
-        if is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature):
-            yield stated
+def _made(stated: Mapping[str, Any]) -> str:
+    """When the execution of this entry was made, which also of a record that is gone its id has."""
+    return moment(time_of(UUID(stated["subject"]))) or ""
 
 
 def compare(
     execution: Execution,
     stated: Mapping[str, Any],
-    erasures: Covering,
+    erasures: Erasures,
     *,
     artifact_bytes: bool = True,
 ) -> str:
@@ -106,6 +116,9 @@ def compare(
         return f"this version does not know the schema {stated['schema']!r} it was sealed with"
     artifacts = list(execution.artifacts.all())
     if record_hash(execution, schema, artifacts) != stated["record_hash"]:
+        return "a value was changed"
+    # What it was sealed without was not there.
+    if any(getattr(execution, name) for name in ASKED if name not in schema.record):
         return "a value was changed"
     if "details_hash" in stated and details_hash(execution) != stated["details_hash"]:
         return "a value was changed"
@@ -128,14 +141,17 @@ def unentered(since: datetime | None) -> Iterator[UUID]:
     yield from ended.order_by("pk").values_list("pk", flat=True).iterator()
 
 
-def _compare_bodies(execution: Execution, stated: Mapping[str, Any], erasures: Covering) -> str:
+def _compare_bodies(execution: Execution, stated: Mapping[str, Any], erasures: Erasures) -> str:
     if execution.code:
         if text_hash(execution.code) != stated["code_hash"]:
             return "the code was changed"
     elif stated["code_kept"] and not erasures.covers(execution, "code"):
         return "the code was removed"
     for name, found in body_hashes(execution).items():
-        if found == stated[name] or (found is None and erasures.covers(execution, _DATA_OF[name])):
+        # The earliest say nothing of some, of which there was none.
+        if found == stated.get(name) or (
+            found is None and erasures.covers(execution, _DATA_OF[name])
+        ):
             continue
         column = name.removesuffix("_hash")
         return f"the {column} was {'removed' if found is None else 'changed'}"
@@ -181,7 +197,7 @@ def _compare_artifacts(
     execution: Execution,
     artifacts: list[Artifact],
     stated: Mapping[str, Any],
-    erasures: Covering,
+    erasures: Erasures,
     artifact_bytes: bool,
 ) -> str:
     if [artifact_content(artifact) for artifact in artifacts] != stated["artifacts"]:
@@ -191,6 +207,9 @@ def _compare_artifacts(
             if not erasures.covers(execution, "artifacts"):
                 return f"the bytes of the artifact {artifact.name!r} were removed"
         elif artifact_bytes and (problem := _compare_bytes(artifact)):
+            if problem == _GONE and erasures.covers(execution, "artifacts"):
+                # The bytes go before their name does.
+                continue
             return f"the bytes of the artifact {artifact.name!r} {problem}"
     return ""
 
@@ -201,6 +220,8 @@ def _compare_bytes(artifact: Artifact) -> str:
         with artifact.file.open("rb") as stream:
             while data := stream.read(_BYTES_AT_ONCE):
                 digest.update(data)
+    except FileNotFoundError:
+        return _GONE
     except OSError as error:
         return f"cannot be read: {error.strerror or type(error).__name__}"
     except (ValueError, SuspiciousOperation):

@@ -21,6 +21,13 @@ _RECORD_1 = (
     *("run_ms", "total_ms", "created_at", "started_at", "finished_at"),
 )
 _STATED_1 = ("language", "status", "exit_code", "config_version")
+_RECORD_2 = (*_RECORD_1, "deadline", "isolation", "sharing")
+_STATED_2 = (*_STATED_1, "has_result", "stdout_truncated", "stderr_truncated")
+_STATED_3 = (*_STATED_2, "turn", "context_kept", "pid")
+_IN_SESSION = ("session_id", "turn", "context", "context_kept", "pid", "background")
+_RECORD_3 = (*_RECORD_2, *_IN_SESSION, "output_order")
+# Who asked, by the caller's word; for whom is a body, of which there is a hash.
+ASKED = ("agent", "model", "conversation", "traceparent", "trace_id")
 
 
 @dataclass(frozen=True)
@@ -40,14 +47,21 @@ class Schema:
 
 SCHEMAS: Mapping[int, Schema] = {
     1: Schema(_RECORD_1, _STATED_1, with_artifacts=False, canonical=canonical_1),
-    2: Schema(
-        record=(*_RECORD_1, "deadline", "isolation", "sharing"),
-        stated=(*_STATED_1, "has_result", "stdout_truncated", "stderr_truncated"),
+    2: Schema(_RECORD_2, _STATED_2, with_artifacts=True, canonical=canonical),
+    3: Schema(
+        record=_RECORD_3,
+        stated=_STATED_3,
+        with_artifacts=True,
+        canonical=canonical,
+    ),
+    4: Schema(
+        record=(*_RECORD_3, *ASKED, "priority"),
+        stated=(*_STATED_3, "agent", "model", "conversation", "traceparent"),
         with_artifacts=True,
         canonical=canonical,
     ),
 }
-CURRENT = 2
+CURRENT = 4
 
 
 def schema_of(stated: Mapping[str, Any]) -> Schema | None:

@@ -21,6 +21,7 @@ from executions.services.ledger.canonical import (
     text_hash,
 )
 from executions.services.ledger.schemas import CURRENT, SCHEMAS, Schema
+from executions.services.policies.told import policy_of
 from executions.text import without_surrogates
 
 
@@ -43,6 +44,8 @@ def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> di
         "runtime": execution.runtime or None,
         "isolation": execution.isolation or None,
         "sharing": execution.sharing or None,
+        "session": str(execution.session_id) if execution.session_id else None,
+        "context": execution.context or None,
         "image_digest": _image_digest(execution),
         "finished_at": moment(execution.finished_at),
         "code_hash": execution.code_hash,
@@ -53,7 +56,19 @@ def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> di
         "details_hash": details_hash(execution),
         "artifacts": [artifact_content(artifact) for artifact in artifacts],
         **body_hashes(execution),
+        **_policy(execution),
     }
+
+
+def _policy(execution: Execution) -> dict[str, Any]:
+    """Which policy held, who has approved it, and one hash over all that is told of that."""
+    told = policy_of(execution)
+    if told is None:
+        return {"policy_hash": None}
+    said: dict[str, Any] = {"policy_hash": text_hash(canonical(sealable(told)))}
+    if told["id"] is not None:
+        said["policy"] = {"id": told["id"], "version": told["version"]}
+    return {**said, "approved": sealable(told["approved"])} if told["approved"] else said
 
 
 def body_hashes(execution: Execution) -> dict[str, str | None]:
@@ -64,6 +79,7 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
         "outputs_hash": _hash(execution.outputs),
         "stdout_hash": _hash(execution.stdout),
         "stderr_hash": _hash(execution.stderr),
+        "on_behalf_of_hash": _hash(execution.on_behalf_of or ""),
     }
 
 

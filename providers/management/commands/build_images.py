@@ -10,10 +10,11 @@ import docker
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.errors import SandboxError
+from providers.languages import TABLE
 from providers.self_managed.images.build import REPOSITORY, build_from_registry, build_template
 from providers.self_managed.images.debian import build_from_debian
 
-LANGUAGES = ("python", "nodejs")
+LANGUAGES = tuple(each.name for each in TABLE if each.image)
 
 
 class Command(BaseCommand):

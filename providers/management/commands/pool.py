@@ -9,16 +9,19 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.errors import SandboxError
+from providers.pool.remembered import Memory
 from providers.pool.service.gate import AllowedAddresses
 from providers.pool.service.launchers import KINDS, LauncherChoice
 from providers.pool.service.serve import ServiceOptions, is_loopback, serve
 from providers.pool.service.settings import ServiceSettings, parse_size, parse_span
+from providers.pool.service.unix_socket import socket_path
 
 
 class Command(BaseCommand):
     help = (
         "Keep warm sandboxes and run code in them over HTTP: the self_managed provider's service, "
-        "and RAGFlow's POST /run. SIGTERM ends it with everything it has started."
+        "and RAGFlow's POST /run. SIGTERM ends it when what runs has finished, "
+        "and with everything it has started."
     )
     # It uses neither the database nor a key.
     requires_system_checks = []
@@ -36,6 +39,13 @@ class Command(BaseCommand):
             "--token-file", type=Path, help="holds the bearer token (POOL_TOKEN, POOL_TOKEN_FILE)"
         )
 
+        parser.add_argument(
+            "--socket",
+            action="store_true",
+            help="listen also in the data directory, for the sessions of the local provider",
+        )
+        parser.add_argument("--no-port", action="store_true", help="listen there alone")
+
     def handle(
         self,
         *args: Any,
@@ -43,17 +53,29 @@ class Command(BaseCommand):
         host: str,
         port: int,
         token_file: Path | None,
+        socket: bool,
+        no_port: bool,
         **options: Any,
     ) -> None:
+        pool_id = "sessions" if no_port else f"port-{port}"
         choice = LauncherChoice(
             launcher,
             settings.DATA_DIR,
-            f"port-{port}",
+            pool_id,
             settings.POOL_GVISOR_PLATFORM,
             settings.MINIMUM_ISOLATION,
+            settings.SANDBOX_LOCAL_PYTHON,
+            Memory(settings.DATA_DIR, pool_id),
         )
         service_options = ServiceOptions(
-            host, port, choice, _first_settings(), _allowed(host), _token(token_file)
+            host,
+            0 if no_port else port,
+            choice,
+            _first_settings(),
+            _allowed(host),
+            _token(token_file),
+            settings.SHUTDOWN_GRACE_SECONDS,
+            socket_path(settings.DATA_DIR) if socket or no_port else None,
         )
         try:
             serve(service_options, self._announce)

@@ -9,13 +9,14 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
-from providers.services import Rotation, encrypted_fields, rotate
+from providers.services import Rotation, encrypted_fields, rotate, rotate_elsewhere
 
 
 class Command(BaseCommand):
     help = (
         "Re-encrypts every encrypted value under the first key in FERNET_KEYS. Put the new key "
-        "first, restart every process, run this, then remove the old key."
+        "first for every process, restart those that have it from their environment, run this, "
+        "then with --dry-run until nothing is left, then remove the old key."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,6 +35,7 @@ class Command(BaseCommand):
             )
             for model, column in encrypted_fields()
         ]
+        rotations += rotate_elsewhere(dry_run=options["dry_run"])
         if options["json"]:
             summary = {
                 "dry_run": options["dry_run"],
@@ -49,7 +51,7 @@ class Command(BaseCommand):
         if failed:
             raise CommandError(
                 f"No key in FERNET_KEYS decrypts {len(failed)} of the values: {', '.join(failed)}. "
-                "Add the key they were written with, or enter them anew."
+                "Put the key they were written with back, behind the first one."
             )
 
     def _progress(self, rotation: Rotation) -> None:

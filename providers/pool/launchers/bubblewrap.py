@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
 import secrets
+import select
 import shutil
 import socket
 import subprocess
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from providers.errors import CreationFailed, ProviderUnavailable
+from providers.errors import ProviderUnavailable
 from providers.guest import root
-from providers.guest.wire import STARTED
+from providers.guest.wire import EXHAUSTED, STARTED
+from providers.languages import OURS, version_of
 from providers.pool.cgroup import CgroupParent, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
@@ -29,10 +33,16 @@ from providers.pool.guest_files import (
     interpreter_options,
     program_folders,
 )
-from providers.pool.launcher import Guest, PidfdGuest, read_complaint, start_process
+from providers.pool.launcher import (
+    Guest,
+    PidfdGuest,
+    read_complaint,
+    start_failure,
+    start_process,
+)
 from providers.pool.seccomp import build_filter
 from providers.pool.subordinate_users import SubordinateUsers
-from providers.pool.template import LANGUAGES, WORKSPACE, Template
+from providers.pool.template import WORKSPACE, Template
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
 OLDEST = (0, 8)
@@ -43,8 +53,6 @@ _FIRST_UID, _UIDS = 1_900_000_000, 200_000_000
 # How long the zygote may take to hand over a sandbox; its own start is 0.1 s of that.
 START_SECONDS = 10.0
 
-_INTERPRETERS = {"nodejs": "node", "bash": "bash"}
-
 
 class BubblewrapLauncher:
     """Has one bubblewrap with a zygote in it, and has the zygote fork each sandbox.
@@ -54,7 +62,7 @@ class BubblewrapLauncher:
     sandbox.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, python: str = "") -> None:
         self.runtime = "bubblewrap"
         self.rest_seconds = 0.015
         self.enforced_by: dict[str, str] = {}
@@ -62,6 +70,7 @@ class BubblewrapLauncher:
         self._as_root = os.geteuid() == 0
         self._users: SubordinateUsers | None = None
         self._bwrap = ""
+        self._chosen = python
         self._python = ""
         self._guest_dir = Path()
         self._hidden: list[Path] = []
@@ -71,7 +80,7 @@ class BubblewrapLauncher:
 
     async def prepare(self) -> None:
         self._bwrap = find_bubblewrap()
-        self._python = find_python()
+        self._python = find_python(self._chosen)
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         # Files elsewhere than below /usr may be closed to everybody but us.
@@ -96,15 +105,18 @@ class BubblewrapLauncher:
         return "uid per sandbox" if self._as_root else "user namespace per sandbox"
 
     def languages(self) -> list[str]:
-        return [name for name in LANGUAGES if self.interpreter(name)]
+        return [name for name in OURS if self.interpreter(name)]
 
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return find_program(_INTERPRETERS[language], self._hidden)
+        return find_program(language, self._hidden)
 
-    def guest_path(self) -> str:
-        return f"{INSIDE}/{PACKAGE}"
+    def version(self, language: str, template: str) -> str:
+        return version_of(language, self.interpreter(language) or "")
+
+    def node_runner(self) -> list[str]:
+        return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
 
     def close(self) -> None:
         if self._zygote:
@@ -125,35 +137,44 @@ class BubblewrapLauncher:
         argument = template.guest_argument(
             workspace=WORKSPACE, watch_memory=self._cgroups is None, uid=uid
         )
-        channel, theirs = socket.socketpair()
-        channel.setblocking(False)
         cgroup = None
-        fds = [theirs.fileno()]
-        try:
-            # A description of its own, whose offset no other sandbox moves.
-            fds.append(os.open(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY))
-            if self._cgroups:
-                cgroup = self._cgroups.new(template.limits.memory_bytes)
-                fds += [os.open(path, os.O_WRONLY) for path in cgroup.procs]
-            self._living_zygote().request(argument.encode(), fds)
-            theirs.close()
-            pidfd = await _receive_pidfd(channel)
-        except BaseException as error:
-            channel.close()
+        with ExitStack() as given_up, ExitStack() as handed_over:
             if at_end:
                 # What did start ends with its channel, long before it is this user's turn again.
-                at_end()
-            if cgroup:
-                await cgroup.remove()
-            if isinstance(error, OSError | TimeoutError):
-                complaint = (self._zygote.complaint() if self._zygote else "") or str(error)
-                raise CreationFailed(f"bubblewrap: {complaint}") from error
-            raise
-        finally:
-            theirs.close()
-            for fd in fds[1:]:
-                os.close(fd)
+                given_up.callback(at_end)
+            try:
+                channel, theirs = socket.socketpair()
+                given_up.callback(channel.close)
+                handed_over.callback(theirs.close)
+                channel.setblocking(False)
+                fds = [theirs.fileno()]
+                # A description of its own, whose offset no other sandbox moves.
+                places = [(f"/proc/self/fd/{self._seccomp}", os.O_RDONLY)]
+                if self._cgroups:
+                    cgroup = self._cgroups.new(template.limits.memory_bytes)
+                    places += [(path, os.O_WRONLY) for path in cgroup.procs]
+                for path, how in places:
+                    fds.append(os.open(path, how))
+                    handed_over.callback(os.close, fds[-1])
+                self._living_zygote().request(argument.encode(), fds)
+                handed_over.close()
+                pidfd = await _receive_pidfd(channel)
+            except BaseException as error:
+                given_up.close()
+                if cgroup:
+                    await cgroup.remove()
+                if isinstance(error, ConnectionResetError) and self._is_listening():
+                    # It was too poor to take the channel, or what it forked was ended.
+                    error = OSError(errno.EAGAIN, "the start was broken off")
+                if isinstance(error, OSError | TimeoutError):
+                    complaint = self._zygote.complaint() if self._zygote else ""
+                    raise start_failure("bubblewrap", error, complaint) from error
+                raise
+            given_up.pop_all()
         return PidfdGuest(channel, pidfd, cgroup, at_end)
+
+    def _is_listening(self) -> bool:
+        return self._zygote is not None and self._zygote.listening
 
     def _living_zygote(self) -> _Zygote:
         if self._zygote and not self._zygote.alive:
@@ -236,6 +257,13 @@ class _Zygote:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def listening(self) -> bool:
+        """Whether anybody has the other end. Known before what waited there is dropped."""
+        poll = select.poll()
+        poll.register(self._control, 0)
+        return self.alive and not poll.poll(0)
+
     def request(self, template: bytes, fds: list[int]) -> None:
         """Ask for one sandbox. Raises OSError when the zygote is gone."""
         socket.send_fds(self._control, [template], fds)
@@ -264,7 +292,12 @@ async def _receive_pidfd(channel: socket.socket) -> int:
     answer, fds, _, _ = socket.recv_fds(channel, 1, 1)
     if answer == STARTED and fds:
         return fds[0]
-    raise OSError(channel.recv(2000).decode("utf-8", "replace") or "the zygote has ended")
+    if answer == STARTED:
+        raise OSError(errno.EMFILE, "no descriptor is left for the sandbox")
+    if not answer:
+        raise ConnectionResetError("the zygote has ended")
+    reason = channel.recv(2000).decode("utf-8", "replace")
+    raise OSError(errno.EAGAIN, reason) if answer == EXHAUSTED else OSError(reason)
 
 
 def find_bubblewrap() -> str:

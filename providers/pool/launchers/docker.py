@@ -5,48 +5,42 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import itertools
 import json
 import logging
-import secrets
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from providers.base import Limits
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.pool.guest_files import INSIDE, PACKAGE, SOURCE, interpreter_options
+from providers.languages import OURS, TABLE, version_in
+from providers.pool.guest_files import interpreter_options
 from providers.pool.hardening import GVISOR, RUNC, Hardening
 from providers.pool.launcher import Guest
+from providers.pool.launchers.docker_again import attach_again
 from providers.pool.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
 from providers.pool.launchers.docker_guest import DockerGuest
-from providers.pool.launchers.docker_owner import OWNER_LABEL, Owner
+from providers.pool.launchers.docker_owner import Owner
+from providers.pool.launchers.docker_reaper import Reaper
+from providers.pool.launchers.docker_sources import node_runner, sources, text_of
+from providers.pool.remembered import Memory
 from providers.pool.seccomp import build_filter
-from providers.pool.template import LANGUAGES, WORKSPACE, Template
+from providers.pool.template import WORKSPACE, Template
+from providers.values import SandboxLimits
 
 logger = logging.getLogger(__name__)
 
-REAP_SECONDS = 15.0
+# How long a warm container, and one that has had its run, waits for a host that may be no more:
+# longer than any pool keeps one.
+ALONE_SECONDS = 25 * 3600.0
 
-DEFAULT_IMAGES = {"python": "cofferdam/python", "nodejs": "cofferdam/nodejs"}
+DEFAULT_IMAGES = {each.name: each.image for each in TABLE if each.image}
 BUILD_COMMAND = "python manage.py build_images"
 
 GVISOR_REMEDY = (
     "Install gVisor's runsc, register it in the engine's daemon.json as the runtime `runsc` with "
     "the arguments --network=none and --platform=systrap, and restart the engine."
-)
-
-_RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"
-
-# There is no file of ours in a container, so Node gets its runner as an argument and gives it the
-# name it would have. Without execArgv the program's own forks are not started in this way.
-_NODE_LOADER = (
-    "const Module = require('module'); const source = process.argv.pop(); process.execArgv = []; "
-    f"const runner = new Module('{_RUNNER}', null); runner.filename = '{_RUNNER}'; "
-    f"runner.paths = []; runner._compile(source, '{_RUNNER}')"
 )
 
 T = TypeVar("T")
@@ -58,7 +52,8 @@ class DockerSettings:
 
     `images` maps a language or a template's name to an image. `runtime` is the name of one of the
     engine's runtimes, or "auto": runsc where the engine has it and it works, else runc. Pools
-    with different `pool_id`s never touch each other's containers. Without `filter_system_calls`
+    with different `pool_id`s never touch each other's containers. With a `memory` kept ones outlive
+    this process. Without `filter_system_calls`
     only the engine's own seccomp profile holds.
     """
 
@@ -68,6 +63,7 @@ class DockerSettings:
     require_gvisor: bool = False
     filter_system_calls: bool = True
     pool_id: str = "default"
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class _Image:
     id: str
     digest: str
     interpreters: Mapping[str, str | None]
+    versions: Mapping[str, str]
     modules: bytes
     user_processes: int
 
@@ -101,14 +98,9 @@ class DockerLauncher:
         self._hardening = Hardening.of(RUNC)
         self._seccomp = b""
         self._images: dict[str, _Image] = {}
-        self._owner = Owner(settings.pool_id)
-        self._known: set[str] = set()
-        self._numbers = itertools.count(1)
-        self._prefix = f"cofferdam-{secrets.token_hex(4)}"
+        self._owner = Owner(settings.pool_id, settings.memory)
         self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._reaper = Reaper(self._engine, self._owner, self._threads)
         self._watch_memory = False
         self._maps_users = False
 
@@ -118,25 +110,26 @@ class DockerLauncher:
         Raises ProviderUnavailable when the engine does not answer, has none of the images, or
         lacks the runtime that is demanded.
         """
-        self._loop = asyncio.get_running_loop()
         await self._in_thread(self._prepare)
         await self.reap_orphans()
-        self._reap_later()
+        self._reaper.go_on()
 
     def languages(self) -> list[str]:
-        return [name for name in LANGUAGES if self.interpreter(name)]
+        return [name for name in OURS if self.interpreter(name)]
 
     def interpreter(self, language: str) -> str | None:
         image = self._images.get(self._image_key(language, language))
         return image.interpreters.get(language) if image else None
 
-    def guest_path(self) -> str:
-        return f"{INSIDE}/{PACKAGE}"
+    def version(self, language: str, template: str) -> str:
+        image = self._images.get(self._image_key(template, language))
+        return version_in(language, image.versions.get(language, "")) if image else ""
+
+    def node_runner(self) -> list[str]:
+        return node_runner()
 
     def close(self) -> None:
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._reaper.close()
         self._owner.release()
         self._threads.shutdown(wait=False)
         self._engine.close()
@@ -148,7 +141,7 @@ class DockerLauncher:
             raise CreationFailed(
                 f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
             )
-        name = self._new_name()
+        name = self._reaper.new_name()
         making = asyncio.ensure_future(self._in_thread(self._start, name, image, template))
         try:
             started = await asyncio.shield(making)
@@ -158,22 +151,50 @@ class DockerLauncher:
                 made = await making
                 made.stream.close()
                 await self.destroy(name, made.id)
-            self._known.discard(name)
+            self._reaper.forget(name)
             raise
         except BaseException:
             # If the engine makes it after all, it is an orphan.
-            self._known.discard(name)
+            self._reaper.forget(name)
             raise
+        return self._guest(name, started, {"image_digest": image.digest})
+
+    async def adopt(
+        self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
+    ) -> Guest:
+        name = self._reaper.new_kept_name()
+        try:
+            started = await self._in_thread(
+                attach_again, self._engine, self._owner, name, container, runtime, found["shape"]
+            )
+        except BaseException:
+            self._reaper.forget(name)
+            raise
+        return self._guest(name, started, dict(found["facts"]), echo)
+
+    async def end(self, container: str) -> None:
+        await self.destroy("", container)
+
+    def _guest(
+        self, name: str, started: Started, facts: dict[str, Any], echo: bytes = b""
+    ) -> DockerGuest:
         return DockerGuest(
             started,
-            {"image_digest": image.digest},
+            facts,
             destroy=partial(self.destroy, name, started.id),
             end_of=partial(self.end_of, started.id),
+            stay=partial(self._stay, name, started.id),
+            echo=echo,
         )
+
+    async def _stay(self, name: str, identifier: str) -> None:
+        """Give a container the name by which other pools know that it may outlive this process."""
+        kept = self._reaper.new_kept_name(name)
+        await self._in_thread(self._engine.rename, identifier, kept)
 
     async def reap_orphans(self) -> int:
         """Remove the containers that nobody owns any more. Returns how many."""
-        return await self._in_thread(self._reap)
+        return await self._in_thread(self._reaper.reap)
 
     async def destroy(self, name: str, identifier: str) -> None:
         """Remove a container. One that cannot be removed now is left to the reaper."""
@@ -182,7 +203,7 @@ class DockerLauncher:
         except SandboxError as error:
             logger.warning("container not removed", extra={"reason": error.message})
         finally:
-            self._known.discard(name)
+            self._reaper.forget(name)
 
     async def end_of(self, identifier: str) -> End:
         """The engine's own record, empty when it cannot be asked."""
@@ -191,41 +212,8 @@ class DockerLauncher:
         except SandboxError:
             return End()
 
-    def _reap(self) -> int:
-        now = time.time()
-        found = self._engine.containers(OWNER_LABEL)
-        orphans = [one for one in found if self._owner.is_orphan(one, self._known, now)]
-        removed = 0
-        for one in orphans:
-            logger.warning("removing an orphaned container", extra={"container": one.name})
-            try:
-                self._engine.remove(one.id)
-                removed += 1
-            except SandboxError as error:
-                # One that the engine cannot end now must not keep the others; it is tried again.
-                logger.warning("orphan not removed", extra={"reason": error.message})
-        return removed
-
-    def _reap_later(self) -> None:
-        if self._loop is not None and not self._closed:
-            self._timer = self._loop.call_later(REAP_SECONDS, self._threads.submit, self._reap_now)
-
-    def _reap_now(self) -> None:
-        try:
-            self._reap()
-        except SandboxError as error:
-            logger.warning("cannot look for orphans", extra={"reason": error.message})
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._reap_later)
-
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
-    def _new_name(self) -> str:
-        name = f"{self._prefix}-{next(self._numbers)}"
-        self._known.add(name)
-        return name
 
     def _image_key(self, name: str, language: str) -> str:
         """Shells run in the Python image when they have none of their own."""
@@ -312,12 +300,13 @@ class DockerLauncher:
                 f"The image {name} declares volumes, which could be written to. "
                 "Build it without VOLUME."
             )
-        answer = self._probe(self._engine_runtime, image, _sources())
+        answer = self._probe(self._engine_runtime, image, sources())
         digests = image.get("RepoDigests") or []
         return _Image(
             id=image["Id"],
             digest=digests[0].rpartition("@")[2] if digests else image["Id"],
             interpreters=answer["interpreters"],
+            versions=answer["versions"],
             modules=base64.b64decode(answer["modules"]),
             user_processes=answer["user_processes"],
         )
@@ -325,21 +314,25 @@ class DockerLauncher:
     def _probe(
         self, runtime: str, image: Mapping[str, Any], sources: Mapping[str, Any]
     ) -> dict[str, Any]:
+        wanted = {each.name: each.interpreters for each in TABLE if each.interpreters}
+        command = ["python3", "-I", "-c", text_of("probe.py"), json.dumps(wanted)]
         # The stricter of the two declarations will do for what only looks around.
-        recipe = self._recipe(
-            image["Id"], ["python3", "-I", "-c", _text("probe.py")], Limits(), runtime
+        recipe = replace(
+            self._recipe(image["Id"], command, SandboxLimits(), runtime), ends_with_stream=True
         )
-        name = self._new_name()
+        name = self._reaper.new_name()
         try:
             output = self._engine.run_once(name, recipe, json.dumps(sources).encode())
             answer: dict[str, Any] = json.loads(output)
         except ValueError as error:
             raise CreationFailed(f"Docker: the probe printed no JSON: {output[:200]!r}") from error
         finally:
-            self._known.discard(name)
+            self._reaper.forget(name)
         return answer
 
-    def _recipe(self, image: str, command: list[str], limits: Limits, runtime: str) -> Recipe:
+    def _recipe(
+        self, image: str, command: list[str], limits: SandboxLimits, runtime: str
+    ) -> Recipe:
         user = self._hardening.choose_user(maps_users=self._maps_users)
         return Recipe(
             image,
@@ -351,23 +344,21 @@ class DockerLauncher:
 
     def _start(self, name: str, image: _Image, template: Template) -> Started:
         hardening = self._hardening
-        command = list(template.command)
-        if _RUNNER in command:
-            at = command.index(_RUNNER)
-            command[at : at + 1] = ["-e", _NODE_LOADER, _text("node_runner.js")]
         argument = replace(
             template,
-            command=tuple(command),
             limits=replace(template.limits, processes=self._user_processes(image, template)),
         ).guest_argument(
-            workspace=WORKSPACE, watch_memory=self._watch_memory, uid=hardening.program_uid
+            workspace=WORKSPACE,
+            watch_memory=self._watch_memory,
+            uid=hardening.program_uid,
+            alone_seconds=ALONE_SECONDS,
         )
         python = image.interpreters["python"] or "python3"
         started = self._engine.start(
             name,
             self._recipe(
                 image.id,
-                [*interpreter_options(python), _text("boot.py"), argument],
+                [*interpreter_options(python), text_of("boot.py"), argument],
                 template.limits,
                 self._engine_runtime,
             ),
@@ -391,16 +382,3 @@ class DockerLauncher:
         if self.runtime == GVISOR:
             return min(image.user_processes, template.limits.processes)
         return image.user_processes
-
-
-def _text(name: str) -> str:
-    return (SOURCE / name).read_text()
-
-
-def _sources() -> dict[str, tuple[str, str]]:
-    """The guest's modules: what tracebacks call each, and its text."""
-    return {
-        path.stem: (f"{INSIDE}/{PACKAGE}/{path.name}", path.read_text())
-        for path in sorted(SOURCE.glob("*.py"))
-        if path.stem not in ("__init__", "boot", "probe", "zygote")
-    }

@@ -16,6 +16,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import kwargs_from_env
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.pool.launchers.docker_shape import shape_of
 from providers.pool.launchers.docker_stream import Demultiplexer
 
 # How long the engine may take to know how a container ended, and the exit code of one that was
@@ -39,15 +40,18 @@ class Listed:
     name: str
     labels: dict[str, str]
     created: float
+    is_running: bool = True
 
 
 @dataclass(frozen=True)
 class Started:
-    """A running container: its attach stream, and its first process as the host sees it."""
+    """A running container: its attach stream, its first process as the host sees it, and what the
+    engine says of how it was made."""
 
     id: str
     stream: socket.socket
     pid: int
+    shape: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,17 @@ class End:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a container is made from. `settings` and `host` are as the engine takes them."""
+    """What a container is made from. `settings` and `host` are as the engine takes them.
+
+    With `ends_with_stream` its standard input ends with the first stream that it is attached to.
+    """
 
     image: str
     command: list[str]
     settings: Mapping[str, Any]
     host: Mapping[str, Any]
     labels: Mapping[str, str]
+    ends_with_stream: bool = False
 
 
 class Engine:
@@ -107,6 +115,7 @@ class Engine:
                 # As the entry point, so that nothing of the image's own is put before or after it.
                 entrypoint=recipe.command,
                 stdin_open=True,
+                detach=not recipe.ends_with_stream,
                 healthcheck={"test": ["NONE"]},
                 host_config=dict(recipe.host),
                 labels=dict(recipe.labels),
@@ -118,7 +127,7 @@ class Engine:
                 stream = self._attach(identifier)
                 try:
                     api.start(identifier)
-                    pid: int = api.inspect_container(identifier)["State"]["Pid"]
+                    inspected = api.inspect_container(identifier)
                 except BaseException:
                     stream.close()
                     raise
@@ -126,7 +135,28 @@ class Engine:
                 with contextlib.suppress(SandboxError):
                     self.remove(identifier)
                 raise
-        return Started(identifier, stream, pid)
+        return Started(identifier, stream, inspected["State"]["Pid"], shape_of(inspected))
+
+    def inspect(self, identifier: str) -> dict[str, Any] | None:
+        """The engine's description of a container, None when there is none."""
+        with _told_as(ProviderUnavailable):
+            try:
+                answer: dict[str, Any] = self._api().inspect_container(identifier)
+            except NotFound:
+                return None
+        return answer
+
+    def attach(self, inspected: Mapping[str, Any]) -> Started:
+        """Attach to a running container, as the engine described it. Raises ProviderUnavailable."""
+        identifier = inspected["Id"]
+        with _told_as(ProviderUnavailable):
+            stream = self._attach(identifier)
+        return Started(identifier, stream, inspected["State"]["Pid"], shape_of(inspected))
+
+    def rename(self, identifier: str, name: str) -> None:
+        """Raises ProviderUnavailable."""
+        with _told_as(ProviderUnavailable):
+            self._api().rename(identifier, name)
 
     def run_once(self, name: str, recipe: Recipe, stdin: bytes) -> bytes:
         """What a container prints that is given `stdin` and then ends.
@@ -194,7 +224,13 @@ class Engine:
         with _told_as(ProviderUnavailable):
             found = self._api().containers(all=True, filters={"label": label})
         return [
-            Listed(one["Id"], one["Names"][0].lstrip("/"), one["Labels"], one["Created"])
+            Listed(
+                one["Id"],
+                one["Names"][0].lstrip("/"),
+                one["Labels"],
+                one["Created"],
+                one["State"] in ("running", "created"),
+            )
             for one in found
         ]
 

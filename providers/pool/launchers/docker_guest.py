@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from providers.pool.cgroup import Evidence, MemoryWatch, find_cgroup, find_process_limit
 from providers.pool.channel import GuestChannel
 from providers.pool.launchers.docker_engine import End, Started
-from providers.pool.launchers.docker_stream import Demultiplexer
+from providers.pool.launchers.docker_stream import After, Demultiplexer
 
 # How often, and how many times, it is looked for after the end what it was of.
 LOOK_SECONDS, LAST_LOOKS = 0.02, 15
@@ -22,7 +22,9 @@ WATCH_SECONDS = 0.02
 class DockerGuest:
     """A container with a guest in it. `facts` belong into the metadata of every result.
 
-    `destroy` removes the container; `end_of` asks for the engine's record of its end.
+    `destroy` removes the container; `end_of` asks for the engine's record of its end. `stay` has
+    it outlive this process. `echo` is what a guest that another process has left says when it has
+    heard us.
     """
 
     def __init__(
@@ -32,8 +34,14 @@ class DockerGuest:
         *,
         destroy: Callable[[], Awaitable[None]],
         end_of: Callable[[], Awaitable[End]],
+        stay: Callable[[], Awaitable[None]],
+        echo: bytes = b"",
     ) -> None:
         self.facts = facts
+        self.container = started.id
+        self.found: Mapping[str, Any] = {"shape": started.shape, "facts": facts}
+        self._stay = stay
+        self._after = After(echo)
         self._started = started
         self._destroy = destroy
         self._ask_the_engine = end_of
@@ -52,14 +60,34 @@ class DockerGuest:
     async def open(self) -> GuestChannel:
         self._started.stream.setblocking(False)
         self._channel = await GuestChannel.open(
-            self._started.stream, self._output.feed, self._note_the_end
+            self._started.stream,
+            lambda data: self._after.feed(self._output.feed(data)),
+            self._note_the_end,
+            greets=self._after.is_found,
         )
         return self._channel
+
+    async def stay(self) -> None:
+        """Outlive this process, from now on. Raises SandboxError."""
+        await self._stay()
+
+    def leave(self) -> None:
+        """Let go of it, and of nothing that is in it."""
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            self._gone.set_result(None)
+            (self._channel or self._started.stream).close()
+            self.watch(False)
+            if self._watch is not None:
+                self._watch.close()
 
     def evidence(self) -> Evidence:
         seen = self._seen_last or self._look()
         known = seen.out_of_memory or self._ran_out or self._end.out_of_memory
         return replace(seen, out_of_memory=known)
+
+    def memory_bytes(self) -> int | None:
+        return self._cgroup.memory_bytes() if self._cgroup else None
 
     def complaint(self) -> str:
         return self._output.complaint

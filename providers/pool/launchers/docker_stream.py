@@ -47,3 +47,26 @@ class Demultiplexer:
             elif len(self.stderr) < COMPLAINT_BYTES:
                 self.stderr += piece[: COMPLAINT_BYTES - len(self.stderr)]
         return b"".join(out)
+
+
+class After:
+    """Passes on what comes after `mark`, and at once where that is empty.
+
+    What comes before it is dropped as it comes: the rest of a frame that was said to another.
+    """
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._last = b""
+        self.is_found = not mark
+
+    def feed(self, data: bytes) -> bytes:
+        if self.is_found:
+            return data
+        _, found, after = (self._last + data).partition(self._mark)
+        if found:
+            self.is_found = True
+            self._last = b""
+            return after
+        self._last = (self._last + data)[1 - len(self._mark) :]
+        return b""

@@ -14,6 +14,7 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
+from providers.languages import OURS, version_of
 from providers.pool import etc_folder
 from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
 from providers.pool.guest_files import (
@@ -27,8 +28,8 @@ from providers.pool.guest_files import (
     interpreter_options,
     program_folders,
 )
-from providers.pool.launcher import Guest, ProcessGuest
-from providers.pool.template import LANGUAGES, WORKSPACE, Template
+from providers.pool.launcher import Guest, ProcessGuest, start_failure
+from providers.pool.template import WORKSPACE, Template
 
 REMEDY = (
     "Install gVisor's runsc (Debian 13, Ubuntu 24.04: apt-get install runsc) "
@@ -43,7 +44,6 @@ _USER = etc_folder.NOBODY
 KERNEL_BYTES = 256 << 20
 KERNEL_CHECK_SECONDS = 0.1
 
-_INTERPRETERS = {"nodejs": "node", "bash": "bash"}
 _numbers = itertools.count()
 
 
@@ -54,13 +54,14 @@ class GvisorLauncher:
     virtual machines, systrap on bare metal.
     """
 
-    def __init__(self, data_dir: Path, platform: str) -> None:
+    def __init__(self, data_dir: Path, platform: str, python: str = "") -> None:
         self.runtime = "gvisor"
         self.rest_seconds = 0.03
         self.enforced_by: dict[str, str] = {}
         self._data_dir = data_dir
         self._platform = platform
         self._runsc = ""
+        self._chosen = python
         self._python = ""
         self._guest_dir = Path()
         self._hidden: list[Path] = []
@@ -70,7 +71,7 @@ class GvisorLauncher:
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
-        self._python = find_python()
+        self._python = find_python(self._chosen)
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
         # Of its own, as the launcher it replaces may still be running what it has.
@@ -84,15 +85,18 @@ class GvisorLauncher:
         }
 
     def languages(self) -> list[str]:
-        return [name for name in LANGUAGES if self.interpreter(name)]
+        return [name for name in OURS if self.interpreter(name)]
 
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return find_program(_INTERPRETERS[language], self._hidden)
+        return find_program(language, self._hidden)
 
-    def guest_path(self) -> str:
-        return f"{INSIDE}/{PACKAGE}"
+    def version(self, language: str, template: str) -> str:
+        return version_of(language, self.interpreter(language) or "")
+
+    def node_runner(self) -> list[str]:
+        return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
 
     def close(self) -> None:
         if self._folder:
@@ -121,7 +125,7 @@ class GvisorLauncher:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
             return _GvisorGuest(command, cgroup, state)
         except OSError as error:
-            raise CreationFailed(f"gVisor: {error}") from error
+            raise start_failure("gVisor", error) from error
 
     def _make_bundle(self, template: Template, folder: Path) -> Path:
         bundle = folder / "bundles" / template.name

@@ -9,22 +9,23 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from providers.errors import CreationFailed
+from providers.languages import OURS, version_of
 from providers.pool.guest_files import (
     PACKAGE,
     boot,
+    find_program,
     find_python,
     install_guest,
     interpreter_options,
 )
-from providers.pool.launcher import Guest, ProcessGuest
-from providers.pool.template import LANGUAGES, Template
+from providers.pool.launcher import Guest, ProcessGuest, start_failure
+from providers.pool.template import Template
 
 
 class UnisolatedLauncher:
     """Runs the guest as an ordinary process of ours. Time, memory and output stay bounded."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, python: str = "") -> None:
         self.runtime = "none"
         self.rest_seconds = 0.015
         self.enforced_by = {
@@ -35,23 +36,27 @@ class UnisolatedLauncher:
             "system_calls": "nothing",
         }
         self._data_dir = data_dir
+        self._chosen = python
         self._python = ""
         self.guest_dir = Path()
 
     async def prepare(self) -> None:
-        self._python = find_python()
+        self._python = find_python(self._chosen)
         self.guest_dir = install_guest(self._python, self._data_dir / "run")
 
     def languages(self) -> list[str]:
-        return [name for name in LANGUAGES if self.interpreter(name)]
+        return [name for name in OURS if self.interpreter(name)]
 
     def interpreter(self, language: str) -> str | None:
         if language == "python":
             return self._python
-        return shutil.which({"nodejs": "node"}.get(language, language))
+        return find_program(language)
 
-    def guest_path(self) -> str:
-        return str(self.guest_dir / PACKAGE)
+    def version(self, language: str, template: str) -> str:
+        return version_of(language, self.interpreter(language) or "")
+
+    def node_runner(self) -> list[str]:
+        return [str(self.guest_dir / PACKAGE / "node_runner.js")]
 
     def close(self) -> None:
         """Nothing is held between sandboxes."""
@@ -68,7 +73,7 @@ class UnisolatedLauncher:
             return _UnisolatedGuest(command, workspace, env)
         except OSError as error:
             shutil.rmtree(workspace)
-            raise CreationFailed(f"unisolated: {error}") from error
+            raise start_failure("unisolated", error) from error
 
 
 class _UnisolatedGuest(ProcessGuest):

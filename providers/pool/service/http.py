@@ -16,8 +16,10 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
-from providers.pool.service import messages, ragflow
+from providers.pool.service import messages, operations, ragflow
 from providers.pool.service.keeper import PoolKeeper
+from providers.pool.service.kept import KeptHandlers, settings_unknown
+from providers.pool.service.relay import relay_run, relayed
 from providers.pool.service.settings import ServiceSettings, settings_digest
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Service:
                 web.delete("/v1/instances/{id}", self.destroy),
                 web.put("/v1/settings", self.change_settings),
                 web.get("/v1/stats", self.stats),
+                *KeptHandlers(self.keeper, self.knows_the_settings).routes(),
             ]
         )
         return app
@@ -85,10 +88,8 @@ class Service:
         return _json(self.keeper.stats())
 
     async def create(self, request: web.Request) -> web.Response:
-        expected = request.headers.get(messages.SETTINGS_HEADER)
-        if expected and expected not in self._pushed:
-            error = ProviderUnavailable("The service was started anew and wants its settings.")
-            return _json(messages.error_to_json(error), messages.SETTINGS_UNKNOWN)
+        if not self.knows_the_settings(request):
+            return settings_unknown()
         body = await _body(request)
         template, owner, config = "python", "", None
         if isinstance(body, dict):
@@ -101,7 +102,8 @@ class Service:
         else:
             settings = ServiceSettings.from_config(_as_object(config, "settings"))
             instance = await self.keeper.create_apart(settings, template, owner)
-        return _json(
+        instance.client = request.headers.get(messages.CLIENT_HEADER, "")
+        answer = _json(
             {
                 "instance_id": instance.instance_id,
                 "runtime": instance.runtime,
@@ -110,12 +112,41 @@ class Service:
             },
             201,
         )
+        try:
+            await answer.prepare(request)
+            await answer.write_eof()
+        except BaseException:
+            # Nobody has heard of it.
+            self.keeper.destroy(instance.instance_id)
+            raise
+        return answer
 
-    async def run(self, request: web.Request) -> web.Response:
+    def knows_the_settings(self, request: web.Request) -> bool:
+        """Whether what the client expects to be in force was ever pushed to us."""
+        expected = request.headers.get(messages.SETTINGS_HEADER)
+        return not expected or expected in self._pushed
+
+    async def run(self, request: web.Request) -> web.StreamResponse:
         text = await request.read()
         timeout = self.keeper.settings.timeout
         job = await _large(len(text), lambda: messages.job_from_json(messages.loads(text), timeout))
-        result = await self.keeper.run(request.match_info["id"], job)
+        instance_id = request.match_info["id"]
+        if request.headers.get("Accept") == operations.MEDIA_TYPE:
+            return await relayed(
+                request,
+                lambda relay: relay_run(
+                    relay,
+                    lambda put: self.keeper.run(
+                        instance_id, job, lambda event: put(operations.frame_of_event(event))
+                    ),
+                ),
+            )
+        try:
+            result = await self.keeper.run(instance_id, job)
+        except SandboxError as error:
+            # Callers run it elsewhere on our word.
+            error.started = error.started or not error.nothing_ran
+            raise
         size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
         answer = await _large(size, lambda: messages.dumps(messages.result_to_json(result)))
         return web.Response(body=answer, content_type="application/json")

@@ -10,6 +10,7 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.pool.launcher import Launcher
+from providers.pool.remembered import Memory
 from providers.pool.sandbox import Sandbox
 from providers.pool.service.settings import ServiceSettings
 from providers.pool.template import Template
@@ -24,7 +25,8 @@ class LauncherChoice:
     """`kind` is one of KINDS. `auto` takes the first that works here: Docker, gVisor, bubblewrap.
 
     `pool_id` tells the containers of this pool from those of others on the same engine. What
-    isolates less than `minimum_isolation` is never used, whoever asks.
+    isolates less than `minimum_isolation` is never used, whoever asks. With a `memory` what is kept
+    in containers outlives this process.
     """
 
     kind: str
@@ -32,6 +34,8 @@ class LauncherChoice:
     pool_id: str
     gvisor_platform: str = "systrap"
     minimum_isolation: str = NAMESPACES
+    python: str = ""
+    memory: Memory | None = None
 
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
@@ -83,12 +87,13 @@ class LauncherChoice:
                     require_gvisor=settings.require_gvisor,
                     filter_system_calls=settings.enable_seccomp,
                     pool_id=self.pool_id,
+                    memory=self.memory,
                 )
             )
         if kind == "gvisor":
             from providers.pool.launchers.gvisor import GvisorLauncher
 
-            return GvisorLauncher(self.data_dir, self.gvisor_platform)
+            return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
         from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 
-        return BubblewrapLauncher(self.data_dir)
+        return BubblewrapLauncher(self.data_dir, self.python)

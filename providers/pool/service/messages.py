@@ -6,19 +6,31 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NoReturn, cast, get_args
 
 from providers import errors
-from providers.base import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Limits
-from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
-from providers.pool.requests import RUN_LIMITS, Job, arguments_problem
+from providers.errors import (
+    InvalidConfiguration,
+    KeptFull,
+    KeptSandboxLost,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
+from providers.pool.requests import arguments_problem
+from providers.values import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Job, RunLimits
 
 LONGEST_TIMEOUT = 86_400.0
 MOST_FILES = 1000
 
+_LIMITS = tuple(each.name for each in fields(RunLimits))
+_JOB = frozenset(each.name for each in fields(Job)) - {"context", "environment"}
+
 # Names the configuration a client expects to be in force; 412 says that it was never pushed.
 SETTINGS_HEADER = "X-Pool-Settings"
+# Which process an instance is lent to, as `remote.owner` names it.
+CLIENT_HEADER = "X-Pool-Client"
 SETTINGS_UNKNOWN = 412
 
 _ERRORS: dict[str, type[SandboxError]] = {
@@ -55,15 +67,20 @@ def dumps(value: Any) -> bytes:
 
 
 def error_to_json(error: SandboxError) -> dict[str, Any]:
-    return {
-        "error": {
-            "code": error.code,
-            "message": error.message,
-            "field": error.field,
-            "started": error.started,
-            "retry_after": error.retry_after,
-        }
+    told = {
+        "code": error.code,
+        "message": error.message,
+        "field": error.field,
+        "started": error.started,
+        "retry_after": error.retry_after,
     }
+    if isinstance(error, KeptSandboxLost):
+        told["lost"] = True
+        if error.nothing_ran:
+            told["nothing_ran"] = True
+    if isinstance(error, KeptFull):
+        told["full"] = True
+    return {"error": told}
 
 
 def error_from_json(body: Any) -> SandboxError | None:
@@ -73,16 +90,24 @@ def error_from_json(body: Any) -> SandboxError | None:
         return None
     message, name = told["message"], told.get("field")
     if told.get("code") == errors.INVALID_CONFIGURATION.code:
-        return InvalidConfiguration(message, field=name)
+        refused = InvalidConfiguration(message, field=name)
+        refused.started = told.get("started") is not False
+        return refused
     kind = _ERRORS.get(str(told.get("code")))
+    if told.get("lost") is True:
+        kind = KeptSandboxLost
+    elif told.get("full") is True and kind is RateLimited:
+        kind = KeptFull
     if kind is None:
         return None
-    return kind(
+    found = kind(
         message,
         field=name,
         started=told.get("started") is not False,
         retry_after=told.get("retry_after"),
     )
+    found.nothing_ran = told.get("nothing_ran") is True and not found.started
+    return found
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -96,7 +121,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
             {"path": file.path, "content_base64": base64.b64encode(file.content).decode()}
             for file in job.files
         ],
-        "limits": {name: getattr(job.limits, name) for name in RUN_LIMITS},
+        "limits": dict(vars(job.limits)),
     }
 
 
@@ -105,7 +130,7 @@ def job_from_json(body: Any, default_timeout: float) -> Job:
     if not isinstance(body, dict):
         _refuse("body", "Must be a JSON object.")
     for name in body:
-        if name not in {each.name for each in fields(Job)}:
+        if name not in _JOB:
             _refuse(name, "Unknown field.")
     code, language = body.get("code"), body.get("language")
     if not isinstance(code, str) or not _is_utf8(code):
@@ -157,7 +182,8 @@ def result_from_json(body: Any) -> ExecutionResult:
             )
             for each in body["artifacts"]
         ]
-        known = {name: body[name] for name in _PLAIN}
+        # A service of the version before does not know the order.
+        known = {name: {"output_order": None, **body}[name] for name in _PLAIN}
         return ExecutionResult(**known, metadata=dict(body["metadata"]), artifacts=artifacts)
     except (KeyError, TypeError, ValueError) as error:
         raise ProviderUnavailable(
@@ -187,15 +213,15 @@ def _file(value: Any) -> InputFile:
         _refuse("files", f"The content of {path!r} is not base64.")
 
 
-def _limits(given: Any) -> Limits:
+def _limits(given: Any) -> RunLimits:
     if not isinstance(given, Mapping):
         _refuse("limits", "Must be an object.")
     for name, value in given.items():
-        if name not in RUN_LIMITS:
-            _refuse("limits", f"{name!r} is unknown. Known: {', '.join(RUN_LIMITS)}.")
+        if name not in _LIMITS:
+            _refuse("limits", f"{name!r} is unknown. Known: {', '.join(_LIMITS)}.")
         if type(value) is not int or not 0 <= value <= 1 << 30:
             _refuse("limits", f"{name} must be a whole number from 0 to {1 << 30}.")
-    return replace(Limits(), **given)
+    return RunLimits(**given)
 
 
 def _list(name: str, value: Any) -> list[Any]:

@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from providers.base import ArtifactFile, ExecutionResult, Limits
 from providers.errors import CREATION_FAILED, RATE_LIMITED, SandboxError
-from providers.pool.requests import Job, arguments_problem
+from providers.pool.requests import arguments_problem
+from providers.values import ArtifactFile, ExecutionResult, Job, RunLimits
 
 LANGUAGES = ("python", "nodejs")
 
@@ -24,7 +24,7 @@ ARTIFACT_BYTES = 10 * 1024 * 1024
 
 # More files than are returned are looked at: those of other kinds must not take the place.
 LIMITS = replace(
-    Limits(),
+    RunLimits(),
     artifact_count=100,
     artifact_bytes=ARTIFACT_BYTES,
     artifacts_total_bytes=MOST_ARTIFACTS * ARTIFACT_BYTES,

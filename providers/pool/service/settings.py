@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from providers.base import Limits
 from providers.errors import InvalidConfiguration
+from providers.languages import OURS, normalize_language
 from providers.pool.settings import FIELDS as POOL_FIELDS
 from providers.pool.settings import Isolation, PoolSettings, module_names
-from providers.pool.template import LANGUAGES, normalize_language
 from providers.schema import ConfigField, validate
+from providers.values import SandboxLimits
 
 MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
 
-IMAGE_FIELDS = {
-    "python": "base_python_image",
-    "nodejs": "base_nodejs_image",
-    "bash": "base_bash_image",
-}
+IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
 
 # The engine is never told to pull one, so that none of these makes it ask another host.
 _IMAGE_HINT = "Empty: the one that build_images makes."
@@ -63,6 +59,15 @@ FIELDS: Mapping[str, ConfigField] = {
         max=1000,
         description="Warm and busy together, over all languages. Callers beyond it wait.",
     ),
+    "max_kept": ConfigField(
+        "integer",
+        "Most kept containers",
+        default=0,
+        min=0,
+        max=999,
+        description="Of those at once, how many may be kept for sessions. The rest is left to "
+        "single runs. 0: half of them.",
+    ),
     "max_memory": ConfigField(
         "string",
         "Memory per container",
@@ -76,7 +81,8 @@ FIELDS: Mapping[str, ConfigField] = {
         default=30,
         min=5,
         max=300,
-        description="Of a run that names none, as those of RAGFlow do.",
+        description="Of a run that names none, as those of RAGFlow do. Runs that ask for more are "
+        "refused.",
     ),
     "queue_timeout": ConfigField(
         "integer",
@@ -173,6 +179,7 @@ class ServiceSettings:
     pool_minimum: int = 0
     pool_burst: int = 0
     max_sandboxes: int = 32
+    max_kept: int = 0
     memory_bytes: int = 256 << 20
     timeout: float = 30
     queue_timeout: float = 10
@@ -199,6 +206,7 @@ class ServiceSettings:
             pool_minimum=given["pool_minimum"],
             pool_burst=given["pool_burst"],
             max_sandboxes=max(given["max_sandboxes"], given["pool_size"]),
+            max_kept=given["max_kept"],
             memory_bytes=parse_size(given["max_memory"]),
             timeout=given["timeout"],
             queue_timeout=given["queue_timeout"],
@@ -215,8 +223,13 @@ class ServiceSettings:
         )
 
     @property
-    def limits(self) -> Limits:
-        return Limits(memory_bytes=self.memory_bytes)
+    def most_kept(self) -> int:
+        """Never all of them: single runs are not to wait for the end of a session."""
+        return min(self.max_kept or self.max_sandboxes // 2, self.max_sandboxes - 1)
+
+    @property
+    def limits(self) -> SandboxLimits:
+        return SandboxLimits(memory_bytes=self.memory_bytes)
 
     def for_one(self) -> ServiceSettings:
         """The same for a single sandbox, and none kept warm."""
@@ -268,9 +281,9 @@ def _templates(text: str | None) -> dict[str, tuple[str, str]]:
         problem = ""
         if not match or not _IMAGE.fullmatch(match[3]):
             problem = "is not name:language=image"
-        elif match[2] not in LANGUAGES:
-            problem = f"has none of the languages {', '.join(LANGUAGES)}"
-        elif match[1] in found or normalize_language(match[1]) in LANGUAGES:
+        elif match[2] not in OURS:
+            problem = f"has none of the languages {', '.join(OURS)}"
+        elif match[1] in found or normalize_language(match[1]) in OURS:
             problem = "has a name that is taken"
         if not match or problem:
             raise InvalidConfiguration(f"templates: {word!r} {problem}.", field="templates")

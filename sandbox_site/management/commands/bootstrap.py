@@ -9,11 +9,12 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.ledger.adoption import take_stock
+from executions.services.recounting import ensure_counted
 from executions.services.schedules import ensure_schedules
-from executions.services.statistics import ensure_counted
+from providers.errors import InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import can_approve
-from sandbox_site import bootstrap
+from sandbox_site import bootstrap, installation
 from sandbox_site.keys import KeysLost
 from sandbox_site.private_files import tighten
 
@@ -40,12 +41,22 @@ class Command(BaseCommand):
         tighten(settings.DATA_DIR)
         self.check()
         call_command("migrate", interactive=False, verbosity=0)
+        try:
+            installation.join()
+        except installation.DoesNotFit as error:
+            raise CommandError(str(error)) from None
+        is_new = not bootstrap.has_accounts()
         found = take_stock()
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
+        try:
+            is_given = bootstrap.ensure_given_key()
+        except InvalidConfiguration as error:
+            raise CommandError(error.message) from None
         advice = bootstrap.ensure_provider()
         ensure_schedules()
         ensure_counted()
-        if found:
+        # Of a new installation they are the roles, which `migrate` has made.
+        if found and not is_new:
             self.stdout.write(
                 f"{found} records from before the ledger bound them were entered in it as found."
             )
@@ -54,6 +65,11 @@ class Command(BaseCommand):
             for name, value in created.items():
                 self.stdout.write(f"  {name}={value}")
             self.stdout.write(f"Kept in {settings.DATA_DIR / bootstrap.CREDENTIALS}")
+        if is_given:
+            self.stdout.write(
+                f"SANDBOX_API_KEY is a key of the tenant {bootstrap.AGENT_SANDBOX} now. "
+                "Former values of it are revoked."
+            )
         if two_person_rule() and not can_approve():
             self.stdout.write(_ALONE)
         if advice:

@@ -7,22 +7,28 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
+from sandbox_site import draining
 from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup
 
 POOL_START_SECONDS = 10.0
+# For a process to exit after it has ended all that it runs.
+EXIT_SECONDS = 5.0
 
 
 class Command(BaseCommand):
     help = (
-        "Serve: the web server, the worker and, where a Docker engine answers, the pool service. "
-        "The end of one ends all; Ctrl-C ends all."
+        "Serve: the web server, the worker and the pool service, with containers where a Docker "
+        "engine answers and for the sessions of the local provider. "
+        "The end of one ends all; Ctrl-C ends all in order, and a second one at once."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,24 +36,54 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=settings.PORT, help="port (PORT)")
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+        # `python -m gunicorn` finds the project where it stands.
+        os.chdir(settings.BASE_DIR)
         _refuse_taken_port(host, port)
         tighten(settings.DATA_DIR)
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         environment = os.environ | {"HOST": host, "PORT": str(port)}
         manage = str(settings.BASE_DIR / "manage.py")
         with ProcessGroup() as processes:
-            if find_docker() is Docker.READY and not _is_listening():
-                command = [sys.executable, manage, "pool", "--launcher", "docker"]
-                processes.start("pool", command, environment)
+            pool = [sys.executable, manage, "pool"]
+            sessions = [] if unix_socket.answers(_socket()) else ["--socket"]
+            has_pool = find_docker() is Docker.READY and not _is_listening()
+            if has_pool:
+                processes.start("pool", [*pool, "--launcher", "docker", *sessions], environment)
                 _wait_until_listening()
             processes.start("web", _web_server(bind), environment)
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
+            if sessions and not has_pool:
+                processes.start("pool", [*pool, "--no-port"], environment)
             self.stdout.write(f"Cofferdam: http://{bind}/ (Ctrl-C ends it)")
             self.stdout.flush()
             ended = processes.wait()
+            self._stop(processes, in_order=ended is None)
         if ended:
             name, code = ended
             raise CommandError(f"The {name} process ended (exit code {code}), so all did.")
+
+    def _stop(self, processes: ProcessGroup, *, in_order: bool) -> None:
+        """The pool last, so that what runs in it can finish. Without one of them there is no
+        service to finish anything for."""
+        seconds = (
+            settings.SHUTDOWN_DELAY_SECONDS
+            + settings.SHUTDOWN_GRACE_SECONDS
+            + draining.ENDING_SECONDS
+            + EXIT_SECONDS
+        )
+        processes.stop(
+            [["web", "worker"], ["pool"]] if in_order else [["web", "worker", "pool"]],
+            seconds=seconds if in_order else 0,
+            ending_seconds=draining.ENDING_SECONDS + EXIT_SECONDS,
+            tell=self._tell,
+        )
+
+    def _tell(self, names: list[str], left: float) -> None:
+        self.stdout.write(
+            f"Stopping: what runs in {' and '.join(names)} may go on for at most {left:.0f} s "
+            "(Ctrl-C ends it now)"
+        )
+        self.stdout.flush()
 
 
 def _web_server(bind: str) -> list[str]:
@@ -58,6 +94,10 @@ def _web_server(bind: str) -> list[str]:
         *("--bind", bind),
         "sandbox_site.asgi:application",
     ]
+
+
+def _socket() -> Path:
+    return unix_socket.socket_path(settings.DATA_DIR)
 
 
 def _is_listening() -> bool:

@@ -1,0 +1,3 @@
+module cofferdam/code_exec
+
+go 1.19

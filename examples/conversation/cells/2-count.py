@@ -1,0 +1,4 @@
+from collections import Counter
+
+continents = Counter(row["zone"].partition("/")[0] for row in rows)
+continents.most_common(3)

@@ -1,0 +1,177 @@
+"""The pages of policies: drafts, what they would have blocked, and putting them in force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from unfold.admin import ModelAdmin
+
+from executions.models import Policy
+from executions.services.policies.dry_run import DAYS, MOST_DAYS, dry_run
+from executions.services.policies.presets import policy_from, presets
+from executions.services.policies.rows import RULES, draft_of, put_in_force
+from executions.services.presentation import visible
+from providers.admin.guarded import GuardedAdmin
+
+VIEW_EXECUTION = "executions.view_execution"
+
+if TYPE_CHECKING:
+    _PolicyAdmin = admin.ModelAdmin[Policy]
+else:
+    _PolicyAdmin = ModelAdmin
+
+
+class DaysForm(forms.Form):
+    days = forms.IntegerField(
+        label="Executions of the last days", min_value=1, max_value=MOST_DAYS, initial=DAYS
+    )
+
+
+@admin.register(Policy)
+class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
+    """What is added is a draft. One in force can be changed where it stands, as every guarded row;
+    a draft can be tried first."""
+
+    change_form_template = "admin/executions/policy/change_form.html"
+    dry_run_template = "admin/executions/policy/dry_run.html"
+    list_display = ("__str__", "state", "languages", "providers", "analysis", "imports_mode")
+    list_filter = ("draft", "analysis")
+    search_fields = ("tenant_slug", "name")
+    readonly_fields = ("state", "created_at")
+    fieldsets = (
+        (None, {"fields": ("tenant_slug", "name", "state", "created_at")}),
+        ("Where and how much", {"fields": RULES[: RULES.index("analysis")]}),
+        (
+            "What is looked for in Python code",
+            {
+                "fields": RULES[RULES.index("analysis") :],
+                "description": "This is advice against mistakes, and no boundary: whoever wants to "
+                "hide something from a look at the text does. The boundary is the sandbox, and the "
+                "kernel's. Code in other languages is not looked at.",
+            },
+        ),
+    )
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: Policy | None = None
+    ) -> tuple[str, ...]:
+        # Whose policy is in force is what its versions are of.
+        in_force = obj is not None and not obj.draft
+        return ("tenant_slug", *self.readonly_fields) if in_force else self.readonly_fields
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        name = request.GET.get("preset", "")
+        if name not in presets():
+            return {}
+        return {each: getattr(policy_from(name), each) for each in ("name", *RULES)}
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        more = {"presets": presets(), "may_try": request.user.has_perm(VIEW_EXECUTION)}
+        context = {**(extra_context or {}), **more}
+        return super().changeform_view(request, object_id, form_url, context)
+
+    def save_model(
+        self, request: HttpRequest, obj: Policy, form: forms.ModelForm[Policy], change: bool
+    ) -> None:
+        obj.draft = obj.draft or not change
+        super().save_model(request, obj, form, change)
+
+    def get_urls(self) -> list[URLPattern]:
+        pages = (
+            ("<int:pk>/dry-run/", self.dry_run_view, "dry_run"),
+            ("<int:pk>/put-in-force/", self.put_in_force_view, "put_in_force"),
+            ("<int:pk>/draft/", self.draft_view, "draft"),
+        )
+        own = [
+            path(route, self.admin_site.admin_view(view), name=f"executions_policy_{name}")
+            for route, view, name in pages
+        ]
+        return [*own, *super().get_urls()]
+
+    def dry_run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """What it would have blocked, for who may see what ran."""
+        policy = _found(pk)
+        if not (
+            self.has_view_permission(request, policy) and request.user.has_perm(VIEW_EXECUTION)
+        ):
+            raise PermissionDenied
+        form = DaysForm(request.POST or None)
+        run = None
+        if request.method == "POST" and form.is_valid():
+            run = dry_run(policy, form.cleaned_data["days"])
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "What it would have blocked",
+            "opts": self.opts,
+            "policy": policy,
+            "form": form,
+            "run": run,
+            # What is shown was written by whoever wrote the code.
+            "rules": [(visible(rule), n) for rule, n in run.rules.most_common(100)] if run else (),
+            "hits": [replace(hit, name=visible(hit.name)) for hit in run.hits] if run else (),
+            "may_put": policy.draft and self.has_change_permission(request),
+        }
+        return TemplateResponse(request, self.dry_run_template, context)
+
+    def put_in_force_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        draft = _found(pk)
+        if request.method != "POST" or not self.has_change_permission(request):
+            raise PermissionDenied
+        if not draft.draft:
+            raise Http404
+
+        def put() -> HttpResponse:
+            try:
+                policy = put_in_force(draft)
+            except ValidationError as error:
+                messages.error(request, " ".join(error.messages))
+                return _page(draft)
+            self.log_change(request, policy, f"Put in force what {draft} says.")
+            messages.success(request, f"In force for {policy}.")
+            return _page(policy)
+
+        answer: HttpResponse = self.guarded_view(request, put)
+        return answer
+
+    def draft_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        policy = _found(pk)
+        if request.method != "POST" or not self.has_add_permission(request):
+            raise PermissionDenied
+
+        def make() -> HttpResponse:
+            draft = draft_of(policy)
+            self.log_addition(request, draft, f"With what {policy} says.")
+            return _page(draft)
+
+        answer: HttpResponse = self.guarded_view(request, make)
+        return answer
+
+    @admin.display(description="state")
+    def state(self, policy: Policy) -> str:
+        if policy.pk is None:
+            return "A draft, to be tried and then put in force."
+        return "draft" if policy.draft else "in force"
+
+
+def _found(pk: int) -> Policy:
+    policy = Policy.objects.filter(pk=pk).first()
+    if policy is None:
+        raise Http404
+    return policy
+
+
+def _page(policy: Policy) -> HttpResponseRedirect:
+    return HttpResponseRedirect(reverse("admin:executions_policy_change", args=[policy.pk]))

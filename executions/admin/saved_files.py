@@ -1,0 +1,148 @@
+"""Views of saved files, of a session or a snapshot, as storage has them: no sandbox is asked.
+
+Names and contents are hostile: texts are escaped, and only raster images are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
+from django.urls import URLPattern, path, reverse
+
+from executions.admin.entries import link_to, readable, shown_entry
+from executions.api.downloading import download
+from executions.downloads import INERT
+from executions.models import Blob, Workspace
+from executions.services.presentation import visible
+from executions.services.workspaces import browsing
+from executions.services.workspaces.preview import image_of, preview_of
+from providers.errors import SandboxError
+
+MOST_LISTED = 500
+
+
+class SavedFiles:
+    """The views of one ModelAdmin whose rows have a workspace. They take the right to view."""
+
+    def __init__(self, model_admin: Any, workspace_of: Callable[[UUID], Workspace | None]) -> None:
+        self.model_admin = model_admin
+        self._workspace_of = workspace_of
+        self._name = f"executions_{model_admin.model._meta.model_name}_saved"
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        wrap = self.model_admin.admin_site.admin_view
+        return [
+            path("<uuid:pk>/saved", wrap(self.folder), name=self._name),
+            path("<uuid:pk>/saved/file", wrap(self.file), name=f"{self._name}_file"),
+            path("<uuid:pk>/saved/image", wrap(self.image), name=f"{self._name}_image"),
+            path("<uuid:pk>/saved/download", wrap(self.download), name=f"{self._name}_download"),
+        ]
+
+    def folder(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
+        """What is in one of its folders."""
+        workspace = self._workspace(request, pk)
+        name, after = request.GET.get("path", ""), request.GET.get("after", "")
+
+        def found() -> dict[str, Any]:
+            entries, more = browsing.listing(workspace, name, 1, after, MOST_LISTED)
+            return {
+                "folder": visible(readable(name)),
+                "above": link_to(name.rpartition("/")[0]) if name else "",
+                "entries": [
+                    {**shown_entry(each), "file": self._link(pk, "_file", each.path)}
+                    for each in entries
+                ],
+                "following": link_to(name, entries[-1].path) if more else "",
+                "workspace": workspace,
+            }
+
+        return self._page(request, pk, found)
+
+    def file(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
+        """The beginning of one of its files."""
+        workspace, name = self._workspace(request, pk), request.GET.get("path", "")
+
+        def found() -> dict[str, Any]:
+            blob = browsing.blob_at(workspace, name)
+            above = name.rpartition("/")[0]
+            return {
+                "file": visible(readable(name)),
+                "folder_link": reverse(f"admin:{self._name}", args=[pk]) + link_to(above),
+                "blob": blob,
+                "preview": preview_of(blob, name),
+                "image": self._link(pk, "_image", name),
+                "download": self._link(pk, "_download", name),
+            }
+
+        return self._page(request, pk, found)
+
+    def image(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
+        """A raster image, as what its bytes are, whatever it is called."""
+        blob = self._blob(request, pk)
+        if not (mime_type := image_of(blob)):
+            raise Http404
+        return StreamingHttpResponse(_begun(blob), content_type=mime_type, headers=INERT)
+
+    def download(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
+        """A file for saving: neither run, rendered nor guessed at by a browser."""
+        blob = self._blob(request, pk)
+        response = download(_begun(blob), request.GET.get("path", ""))
+        response["Content-Length"] = str(blob.size)
+        return response
+
+    def _workspace(self, request: HttpRequest, pk: UUID) -> Workspace | None:
+        if not self.model_admin.has_view_permission(request):
+            raise PermissionDenied
+        if request.method != "GET" or not self.model_admin.model.objects.filter(pk=pk).exists():
+            raise Http404
+        return self._workspace_of(pk)
+
+    def _blob(self, request: HttpRequest, pk: UUID) -> Blob:
+        workspace = self._workspace(request, pk)
+        try:
+            return browsing.blob_at(workspace, request.GET.get("path", ""))
+        except SandboxError:
+            raise Http404 from None
+
+    def _link(self, pk: UUID, view: str, name: str) -> str:
+        asked = urlencode({"path": name}, errors="surrogateescape")
+        return reverse(f"admin:{self._name}{view}", args=[pk]) + "?" + asked
+
+    def _page(
+        self, request: HttpRequest, pk: UUID, find: Callable[[], dict[str, Any]]
+    ) -> HttpResponse:
+        opts = self.model_admin.opts
+        context: dict[str, Any] = {
+            **self.model_admin.admin_site.each_context(request),
+            "opts": opts,
+            "title": "Saved files",
+            "pk": pk,
+            "list_url": reverse(f"admin:executions_{opts.model_name}_changelist"),
+            "row_url": reverse(f"admin:executions_{opts.model_name}_change", args=[pk]),
+        }
+        status = 200
+        try:
+            context |= find()
+        except SandboxError as error:
+            status = error.http_status
+            context["error"] = f"{error.code}: {visible(error.message)}"
+        page = render_to_string("admin/executions/saved_files.html", context, request=request)
+        return HttpResponse(page, status=status, headers={"Cache-Control": "private, no-store"})
+
+
+def _begun(blob: Blob) -> Any:
+    """Its pieces. What cannot be read is told before anything is sent."""
+    pieces = browsing.read(blob)
+    try:
+        return chain([next(pieces, b"")], pieces)
+    except SandboxError:
+        raise Http404 from None

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
+from django.utils.timezone import localtime
+
+from executions.admin.bases import SessionModelAdmin
+from executions.admin.filters import BoundedPaginator, SessionProviderFilter, SessionTenantFilter
+from executions.admin.saved_files import SavedFiles
+from executions.admin.session_views import OPERATE, SessionViews
+from executions.admin.transcript import transcript_of
+from executions.models import Session, Workspace
+from executions.services.presentation import shown, visible
+from executions.services.sessions.finding import expires_at
+from executions.text import to_json
+from providers.admin.read_only import ReadOnly
+
+_BADGES = {Session.State.OPEN: "good", Session.State.ASLEEP: "warn", Session.State.LOST: "bad"}
+
+
+class SessionList(ChangeList):
+    def get_queryset(
+        self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
+    ) -> QuerySet[Any]:
+        return super().get_queryset(request, exclude_parameters).defer("metadata", "contexts")
+
+
+@admin.register(Session)
+class SessionAdmin(ReadOnly, SessionModelAdmin):
+    """Sandboxes that stay, and what was done in them. They are acted on through services alone."""
+
+    list_display = (
+        *("short_id", "shown_state", "shown_name", "tenant_slug", "where", "age", "last_use"),
+        *("owner", "turns"),
+    )
+    list_filter = ("state", SessionTenantFilter, SessionProviderFilter)
+    ordering = ("-id",)
+    sortable_by = ()
+    list_per_page = 50
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = BoundedPaginator
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": (
+                    *("id", "shown_name", "shown_state", "shown_end", "age", "last_use"),
+                    *("shown_expiry", "idle_seconds", "max_seconds", "turns", "shown_contexts"),
+                )
+            },
+        ),
+        ("Who", {"fields": ("tenant_slug", "owner", "shown_metadata")}),
+        (
+            "Where",
+            {
+                "fields": (
+                    *("provider", "config_version", "runtime", "isolation", "sharing"),
+                    *("language", "template", "created_at", "used_at", "closed_at", "released_at"),
+                )
+            },
+        ),
+    )
+
+    class Media:
+        css = {"all": ("executions/record.css",)}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Session]:
+        return super().get_queryset(request).defer("env", "ref")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return SessionList
+
+    def get_urls(self) -> list[URLPattern]:
+        saved = SavedFiles(self, lambda pk: Workspace.objects.filter(session=pk).first())
+        return [*SessionViews(self).urls, *saved.urls, *super().get_urls()]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        context: dict[str, Any] = {"may_operate": request.user.has_perm(OPERATE)}
+        if self.has_view_permission(request):
+            context["transcript"] = transcript_of(object_id, request.GET.get("page", ""))
+        return super().change_view(
+            request, object_id, form_url, {**(extra_context or {}), **context}
+        )
+
+    @admin.display(description="id")
+    def short_id(self, session: Session) -> str:
+        return str(session.pk)
+
+    @admin.display(description="state")
+    def shown_state(self, session: Session) -> SafeString:
+        kind = _BADGES.get(Session.State(session.state), "quiet")
+        return format_html(
+            '<span class="badge badge-{}">{}</span>', kind, session.get_state_display()
+        )
+
+    @admin.display(description="name")
+    def shown_name(self, session: Session) -> str:
+        return visible(session.name) or "-"
+
+    @admin.display(description="where")
+    def where(self, session: Session) -> str:
+        return " / ".join(filter(None, (session.provider, visible(session.runtime)))) or "-"
+
+    @admin.display(description="age")
+    def age(self, session: Session) -> str:
+        return timesince(session.created_at, session.closed_at or timezone.now(), depth=1)
+
+    @admin.display(description="last use")
+    def last_use(self, session: Session) -> str:
+        return date_format(localtime(session.used_at), "Y-m-d H:i:s")
+
+    @admin.display(description="owner")
+    def owner(self, session: Session) -> str:
+        key = " ".join(filter(None, (session.api_key_name, session.api_key_prefix)))
+        for_whom = f"for {session.subject}" if session.subject else ""
+        return visible(" ".join(filter(None, (key, for_whom)))) or "-"
+
+    @admin.display(description="ends")
+    def shown_expiry(self, session: Session) -> str:
+        if session.closed_at is not None:
+            return "It has ended."
+        return date_format(localtime(expires_at(session)), "Y-m-d H:i:s") + ", unless it is used"
+
+    @admin.display(description="why it ended")
+    def shown_end(self, session: Session) -> str:
+        return visible(session.closed_because) or "-"
+
+    @admin.display(description="contexts")
+    def shown_contexts(self, session: Session) -> SafeString | str:
+        return (
+            format_html_join(
+                "",
+                "<div>{}: {}{}</div>",
+                (
+                    (
+                        visible(c["id"]),
+                        visible(c["language"]),
+                        visible(c["cwd"] and f" in {c['cwd']}"),
+                    )
+                    for c in session.contexts
+                ),
+            )
+            or "-"
+        )
+
+    @admin.display(description="metadata")
+    def shown_metadata(self, session: Session) -> SafeString | str:
+        if not session.metadata:
+            return "-"
+        return format_html('<pre class="record">{}</pre>', shown(to_json(session.metadata)).text)

@@ -1,0 +1,1 @@
+"""The API of Agent Sandbox, below /v1, over sessions: a translation, which holds no rule."""

@@ -1,0 +1,187 @@
+"""A conversation's files: sent, fetched, listed, and linked to."""
+
+from __future__ import annotations
+
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpResponse
+from drf_spectacular.utils import extend_schema
+from rest_framework.parsers import MultiPartParser
+from rest_framework.request import Request
+
+from executions.api import schema
+from executions.api.agent_sandbox.base import (
+    TAGS,
+    AgentSandboxView,
+    failed,
+    file_details,
+)
+from executions.api.agent_sandbox.requests import (
+    FETCH,
+    LINK,
+    OF_CONVERSATION,
+    UploadRequest,
+    seconds_of,
+)
+from executions.api.base import answered_later
+from executions.api.rendering import json_response
+from executions.models import Session
+from executions.services import conversation_files, conversations
+from executions.services.away import DatabaseAway
+from executions.services.conversations import path_of
+from executions.services.declared import refuse
+from executions.services.fetching.names import clean_name
+from executions.services.shapes import Query
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.errors import InvalidConfiguration, SandboxError
+
+# The fields of a form are texts, as those of a query are.
+UPLOAD: Query[Any] = Query(UploadRequest)
+
+
+class _FilesView(AgentSandboxView):
+    def detail_of(
+        self, request: Request, session: Session | None, path: str, expires_in: int | None
+    ) -> dict[str, Any] | None:
+        """A file of the conversation, if it is saved."""
+        saved = conversations.file(session, path) if session is not None else None
+        found = [saved] if saved is not None else []
+        details = file_details(request, self.api_key.tenant, found, seconds_of(expires_in))
+        return details[0] if details else None
+
+
+class UploadView(_FilesView):
+    parser_classes: Any = (MultiPartParser,)
+
+    @extend_schema(
+        operation_id="agent_sandbox_upload",
+        summary="Put a file into a conversation",
+        tags=TAGS,
+        request={
+            "multipart/form-data": {
+                "type": "object",
+                "properties": {
+                    **UPLOAD.schema()["properties"],
+                    "file": {"type": "string", "format": "binary"},
+                },
+                "required": ["user_id", "file"],
+            }
+        },
+        responses={
+            200: schema.AgentSandboxUploadSerializer,
+            **schema.details(400, 401, 413, 415, 429, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        form: Any = request.data
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        wanted = UPLOAD.read(fields)
+        sent = request.FILES.get("file")
+        if not isinstance(sent, UploadedFile) or len(request.FILES) != 1:
+            refuse("file", "Send one file under this name.")
+        path = path_of("path", wanted.path or clean_name(sent.name or ""))
+        conversation_files.refuse_too_large(sent.size or 0)
+        with _kept(sent) as content:
+            session = yield from conversations.held(self.caller(), wanted.conversation)
+            yield from conversation_files.putting(session, path, content)
+        detail = self.detail_of(request, session, path, wanted.presign_expires_in)
+        if detail is None:
+            return json_response(
+                {"detail": "The file is in the sandbox, and could not be saved. Try again."}, 503
+            )
+        return json_response({"status": "success", **detail, "container_id": str(session.pk)})
+
+
+def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
+    """In a file of our own: the server takes its own back when the view has returned."""
+    kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
+    for piece in sent.chunks():
+        kept.write(piece)
+    kept.seek(0)
+    return kept
+
+
+class UploadUrlsView(AgentSandboxView):
+    @extend_schema(
+        operation_id="agent_sandbox_upload_urls",
+        summary="Fetch files by URL into a conversation",
+        description="What comes is put there, whatever becomes of the others.",
+        tags=TAGS,
+        request=FETCH,
+        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(400, 401, 503)},
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        wanted = FETCH.read(request.data)
+        folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
+        try:
+            session = yield from conversations.held(self.caller(), wanted.conversation)
+            arrived = yield from conversation_files.fetching(session, wanted.urls, folder)
+        except (DatabaseAway, InvalidConfiguration):
+            raise
+        except SandboxError as error:
+            return failed(error, status="error", uploaded=[], errors=[])
+        failures = [{"source_url": storable(url), "error": text} for url, text in arrived.failures]
+        status = "partial_success" if failures else "success"
+        return json_response(
+            {
+                "status": status if arrived.paths else "error",
+                "uploaded": [storable(path) for path in arrived.paths],
+                "errors": failures,
+            }
+        )
+
+
+class ListView(AgentSandboxView):
+    @extend_schema(
+        operation_id="agent_sandbox_list_files",
+        summary="The saved files of a conversation",
+        tags=TAGS,
+        parameters=schema.parameters(OF_CONVERSATION),
+        responses={200: schema.AgentSandboxFilesSerializer, **schema.details(400, 401)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        wanted = OF_CONVERSATION.read(request.query_params.dict())
+        session = conversations.find_files(self.api_key.tenant, wanted.conversation)
+        found = conversations.files(session) if session is not None else ()
+        return json_response(
+            {
+                "files": [
+                    {
+                        "path": storable(each.path),
+                        "size_bytes": each.row.size,
+                        "mtime": int(each.row.modified),
+                    }
+                    for each in found
+                ]
+            }
+        )
+
+
+class DownloadUrlView(_FilesView):
+    @extend_schema(
+        operation_id="agent_sandbox_download_url",
+        summary="A link to a saved file",
+        tags=TAGS,
+        parameters=schema.parameters(LINK),
+        responses={200: schema.AgentSandboxLinkSerializer, **schema.details(400, 401, 404)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        wanted = LINK.read(request.query_params.dict())
+        path = path_of("path", wanted.path)
+        session = conversations.find_files(self.api_key.tenant, wanted.conversation)
+        detail = self.detail_of(request, session, path, wanted.expires_in)
+        if detail is None:
+            return json_response({"detail": "File not found"}, 404)
+        return json_response(
+            {
+                "status": "success",
+                "path": detail["path"],
+                "expires_in": seconds_of(wanted.expires_in),
+                "download_url": detail["download_url"],
+            }
+        )

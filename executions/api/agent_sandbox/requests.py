@@ -1,0 +1,99 @@
+"""What Agent Sandbox's clients ask for, in its words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from django.conf import settings
+from pydantic import Field
+
+from executions.services.conversations import DEFAULT, Conversation
+from executions.services.declared import declared
+from executions.services.kinds import Code, Folder, Path
+from executions.services.shapes import Body, Query
+from executions.storage import MOST_LINK_SECONDS
+
+MAX_URLS, MAX_INPUTS = 200, 1000
+_LONGEST_ID, _LONGEST_URL = 4096, 8192
+
+UserId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID, description="Any text.")]
+SessionId = Annotated[str, Field(max_length=_LONGEST_ID, description="Any text.")]
+Seconds = Annotated[int, Field(ge=1, le=MOST_LINK_SECONDS, description="How long links last.")]
+
+
+def seconds_of(expires_in: int | None) -> int:
+    """How long a link is to last."""
+    return int(settings.PRESIGN_EXPIRES_SECONDS) if expires_in is None else expires_in
+
+
+class _Named:
+    user_id: str
+    session_id: str
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(self.user_id, self.session_id)
+
+
+@declared
+class ConversationRequest(_Named):
+    """Something about a whole conversation."""
+
+    user_id: UserId
+    session_id: SessionId = DEFAULT
+
+
+@declared
+class ExecuteRequest(_Named):
+    """Code to be run, and saved files that it needs."""
+
+    user_id: UserId
+    code: Code
+    session_id: SessionId = DEFAULT
+    inputs: Annotated[
+        Sequence[Path],
+        Field(max_length=MAX_INPUTS, description="Files of the conversation that must be there."),
+    ] = ()
+    presign_expires_in: Seconds | None = None
+
+
+@declared
+class FetchRequest(_Named):
+    """Files to be fetched by URL into a folder."""
+
+    user_id: UserId
+    urls: Annotated[
+        Sequence[Annotated[str, Field(min_length=1, max_length=_LONGEST_URL)]],
+        Field(min_length=1, max_length=MAX_URLS),
+    ]
+    session_id: SessionId = DEFAULT
+    dest_dir: Folder = ""
+    presign_expires_in: Seconds | None = None
+
+
+@declared
+class LinkRequest(_Named):
+    """A link to one file."""
+
+    user_id: UserId
+    path: Path
+    session_id: SessionId = DEFAULT
+    expires_in: Seconds | None = None
+
+
+@declared
+class UploadRequest(_Named):
+    """Where an uploaded file goes: beside the file itself, in a form."""
+
+    user_id: UserId
+    session_id: SessionId = DEFAULT
+    path: Annotated[Folder, Field(description="The file's own name where none is given.")] = ""
+    presign_expires_in: Seconds | None = None
+
+
+EXECUTE = Body(ExecuteRequest, "AgentSandboxRequest")
+CONVERSATION = Body(ConversationRequest, "AgentSandboxConversation")
+FETCH = Body(FetchRequest, "AgentSandboxUrls")
+OF_CONVERSATION: Query[Any] = Query(ConversationRequest)
+LINK: Query[Any] = Query(LinkRequest)

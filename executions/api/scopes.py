@@ -1,0 +1,93 @@
+"""Which scopes an endpoint needs: the one place that says so, by its name in `urls.py`.
+
+A method that is not here is not allowed, whatever the view has: who adds an endpoint has to say
+what it needs (tests/test_key_scopes.py goes through all of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
+from rest_framework.request import Request
+
+from executions.models import ApiKey, Scope
+from executions.services.refusals import note_refusal
+
+_ANY_KEY: tuple[Scope, ...] = ()
+_EXECUTE = (Scope.EXECUTE,)
+_FILES = (Scope.FILES,)
+_SESSIONS = (Scope.SESSIONS,)
+_READ = (Scope.READ,)
+_ADMIN = (Scope.ADMIN,)
+_RUN_IN_SESSION = (Scope.EXECUTE, Scope.SESSIONS)
+# A conversation is opened by whatever comes first.
+_FILES_IN_CONVERSATION = (Scope.FILES, Scope.SESSIONS)
+
+# All of the scopes are needed.
+NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
+    "executions": {"GET": _READ, "POST": _EXECUTE},
+    "execution": {"GET": _READ},
+    "execution-cancel": {"POST": _EXECUTE},
+    "execution-events": {"GET": _READ},
+    "execution-artifact": {"GET": _READ},
+    "sessions": {"GET": _READ, "POST": _SESSIONS},
+    "session": {"GET": _READ, "PATCH": _SESSIONS, "DELETE": _SESSIONS},
+    "session-executions": {"POST": _RUN_IN_SESSION},
+    "session-interrupt": {"POST": _RUN_IN_SESSION},
+    "session-reset": {"POST": _SESSIONS},
+    "session-contexts": {"GET": _READ, "POST": _SESSIONS},
+    "session-context": {"DELETE": _SESSIONS},
+    "session-context-restart": {"POST": _SESSIONS},
+    "session-processes": {"GET": _READ, "POST": _RUN_IN_SESSION},
+    "session-process-stdin": {"POST": _RUN_IN_SESSION},
+    "session-process-signal": {"POST": _RUN_IN_SESSION},
+    "session-process-events": {"GET": _READ},
+    "session-process-resize": {"POST": _RUN_IN_SESSION},
+    "session-files": {"GET": _FILES, "DELETE": _FILES},
+    "session-file-events": {"GET": _FILES},
+    "session-file-content": {"GET": _FILES, "PUT": _FILES},
+    "session-file-move": {"POST": _FILES},
+    "session-file-mkdir": {"POST": _FILES},
+    "session-file-archive": {"GET": _FILES, "PUT": _FILES},
+    "session-snapshot": {"POST": _FILES},
+    "snapshots": {"GET": _FILES},
+    "snapshot": {"GET": _FILES, "DELETE": _FILES},
+    "languages": {"GET": _ANY_KEY},
+    "usage": {"GET": _READ},
+    "admin-providers": {"GET": _ADMIN},
+    "admin-config": {"GET": _ADMIN, "POST": _ADMIN},
+    "admin-test": {"POST": _ADMIN},
+    "admin-active": {"PUT": _ADMIN},
+    "agent-sandbox-execute": {"POST": _RUN_IN_SESSION},
+    "agent-sandbox-reset": {"POST": _SESSIONS},
+    "agent-sandbox-stop": {"POST": _SESSIONS},
+    "agent-sandbox-upload": {"POST": _FILES_IN_CONVERSATION},
+    "agent-sandbox-upload-urls": {"POST": _FILES_IN_CONVERSATION},
+    "agent-sandbox-files": {"GET": _FILES},
+    "agent-sandbox-download-url": {"GET": _FILES},
+}
+# For anybody: what tells nothing of a tenant, and links that are their own proof.
+OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))
+
+
+def has_scopes(request: Request) -> bool:
+    """Whether the request's key is for this. Raises PermissionDenied saying what it lacks."""
+    key = cast("ApiKey", request.auth)
+    name = request.resolver_match.url_name if request.resolver_match else None
+    methods = NEEDS.get(name or "", {})
+    method = "GET" if request.method == "HEAD" else str(request.method)
+    if method not in methods:
+        raise MethodNotAllowed(method)
+    missing = [scope.value for scope in methods[method] if not key.has_scope(scope)]
+    if not missing:
+        return True
+    needed = " and ".join(missing)
+    note_refusal(
+        key,
+        "scope",
+        detail=f"{method} {name} needs {needed}",
+        address=request.META.get("REMOTE_ADDR", ""),
+    )
+    raise PermissionDenied(f"The API key has not the scope for this: {needed}.")

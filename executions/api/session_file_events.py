@@ -1,0 +1,57 @@
+"""What changes in a session's files, as a stream."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+from uuid import UUID
+
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+
+from executions.api import schema
+from executions.api.base import answered_later
+from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
+from executions.api.streams import NDJSON, SSE, EventStream, wanted_form
+from executions.services.sessions.file_requests import FOLDER
+from executions.services.sessions.watching import watching
+from executions.services.waiting import Waits
+from providers.errors import SandboxError
+
+
+class FileEventsView(SessionApiView):
+    @extend_schema(
+        operation_id="watch_session_files",
+        summary="What changes in a folder of a session",
+        description="Told while it happens, with all that is below the folder: created, modified, "
+        "deleted or moved, and the path. What comes and goes between two looks is not seen. "
+        "Server-sent events where `text/event-stream` is accepted, lines of JSON otherwise. The "
+        "last one is `done`, or `error` with the reason. It is no use of the session.",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
+        responses={
+            (200, SSE): OpenApiTypes.STR,
+            (200, NDJSON): OpenApiTypes.STR,
+            **schema.errors(400, 401, 404, 409, 429, 502, 503),
+        },
+    )
+    @answered_later
+    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+        session = self.session(session_id)
+        path = self.of(request, FOLDER).path
+        form = wanted_form(request.headers.get("Accept", "")) or NDJSON
+        watch = yield from watching(session, path)
+        events = EventStream(form, on_leave=watch.leave)
+        events.begin(watch)
+        watch.ended.add_done_callback(lambda ended: events.end(_last_event(ended)))
+        return events
+
+
+def _last_event(ended: Future[None]) -> dict[str, Any]:
+    error = ended.exception()
+    if isinstance(error, SandboxError):
+        told = {"code": error.code, "message": error.message, "field": error.field}
+        return {"type": "error", "error": told}
+    return {"type": "done"}

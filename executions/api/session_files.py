@@ -1,0 +1,238 @@
+"""The files of a session over the native API. Their content is hostile: it is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from shutil import copyfileobj
+from tempfile import TemporaryFile
+from typing import IO, Any
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+
+from executions.api import schema, session_schema
+from executions.api.base import answered_later
+from executions.api.downloading import download, ranged_download
+from executions.api.rendering import json_response, next_page
+from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
+from executions.services.sessions import files
+from executions.services.sessions.file_requests import (
+    FILE,
+    FOLDER,
+    LIST,
+    MKDIR,
+    MOVE,
+    FileListing,
+)
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.sandbox import FileEntry
+
+BYTES = {"application/octet-stream": OpenApiTypes.BINARY}
+TAR = {"application/x-tar": OpenApiTypes.BINARY}
+_COPIED_BYTES = 256 * 1024
+_OF_SANDBOX = (400, 401, 404, 409, 502, 503)
+
+
+def entry_detail(entry: FileEntry) -> dict[str, Any]:
+    """Of a name that is not UTF-8, what can be shown."""
+    detail = {
+        "path": storable(entry.path),
+        "type": entry.type,
+        "size_bytes": entry.size,
+        "mode": entry.mode,
+        "modified_at": _moment(entry.modified),
+    }
+    return {**detail, "target": storable(entry.target)} if entry.type == "symlink" else detail
+
+
+def _moment(seconds: float) -> str | None:
+    """The guest's clock may say anything."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+class FilesView(SessionApiView):
+    operations = {"GET": "list_files", "DELETE": "remove_file"}
+
+    @extend_schema(
+        operation_id="list_session_files",
+        summary="What is in a folder of a session",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(LIST)],
+        responses={200: session_schema.FilePageSerializer, **schema.errors(*_OF_SANDBOX)},
+    )
+    @answered_later
+    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        entries, after = yield from files.listing(session, self.of(request, LIST))
+        return json_response(
+            {
+                "entries": [entry_detail(entry) for entry in entries],
+                "next": next_page(request, after=after),
+            }
+        )
+
+    @extend_schema(
+        operation_id="remove_session_file",
+        summary="Remove a file, or a folder and all in it",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FILE)],
+        responses={204: None, **schema.errors(*_OF_SANDBOX)},
+    )
+    @answered_later
+    def delete(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        if not (yield from files.removing(session, self.of(request, FILE).path)):
+            raise Http404
+        return HttpResponse(status=204)
+
+
+class FileContentView(SessionApiView):
+    operations = {"GET": "read_file", "PUT": "write_file"}
+
+    @extend_schema(
+        operation_id="read_session_file",
+        summary="A file's bytes",
+        description="`Range` is honoured for one range.",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FILE)],
+        responses={
+            (200, "*/*"): OpenApiTypes.BINARY,
+            (206, "*/*"): OpenApiTypes.BINARY,
+            **schema.errors(*_OF_SANDBOX),
+        },
+    )
+    @answered_later
+    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+        session = self.session(session_id)
+        path = self.of(request, FILE).path
+        seen = yield from files.file_of(session, path)
+        if seen is None:
+            raise Http404
+        # It may grow while it is read: no more is sent than was announced.
+        return ranged_download(
+            request.META.get("HTTP_RANGE", ""),
+            seen.size,
+            lambda start, length: _at_most(files.read(session, path, start, length), length),
+            path,
+        )
+
+    @extend_schema(
+        operation_id="write_session_file",
+        summary="Put a file",
+        description="Folders above it are made. Readers see the former file or the whole new one.",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FILE)],
+        request=BYTES,
+        responses={200: session_schema.FileSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+    )
+    @answered_later
+    def put(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        with received(request) as content:
+            session = self.session(session_id)
+            path = self.of(request, FILE).path
+            entry = yield from files.writing(session, path, files.Rereadable(content))
+        return json_response(entry_detail(entry))
+
+
+class FileMoveView(SessionApiView):
+    operations = {"POST": "move_file"}
+
+    @extend_schema(
+        operation_id="move_session_file",
+        summary="Rename a file or folder",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=MOVE,
+        responses={200: session_schema.FileSerializer, **schema.errors(*_OF_SANDBOX)},
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        wanted = MOVE.read(request.data)
+        moved = yield from files.moving(session, wanted.source, wanted.to)
+        return json_response(entry_detail(moved))
+
+
+class FileMkdirView(SessionApiView):
+    operations = {"POST": "make_directory"}
+
+    @extend_schema(
+        operation_id="make_session_directory",
+        summary="Make a folder, and those above it",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=MKDIR,
+        responses={
+            200: session_schema.MadeSerializer,
+            201: session_schema.MadeSerializer,
+            **schema.errors(*_OF_SANDBOX),
+        },
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        path = MKDIR.read(request.data).path
+        made = yield from files.making_directory(session, path)
+        return json_response({"path": path, "created": made}, 201 if made else 200)
+
+
+class FileArchiveView(SessionApiView):
+    operations = {"GET": "read_archive", "PUT": "write_archive"}
+
+    @extend_schema(
+        operation_id="read_session_archive",
+        summary="A folder as a tar archive",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
+        responses={(200, "application/x-tar"): OpenApiTypes.BINARY, **schema.errors(*_OF_SANDBOX)},
+    )
+    @answered_later
+    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+        session = self.session(session_id)
+        path = self.of(request, FOLDER).path
+        yield from files.listing(session, FileListing(path=path))
+        response = download(files.read_archive(session, path), f"{path.strip('/') or 'files'}.tar")
+        response["Content-Type"] = "application/x-tar"
+        return response
+
+    @extend_schema(
+        operation_id="write_session_archive",
+        summary="Unpack a tar archive below a folder",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
+        request=TAR,
+        responses={200: session_schema.UnpackedSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+    )
+    @answered_later
+    def put(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        with received(request) as content:
+            session = self.session(session_id)
+            path = self.of(request, FOLDER).path
+            number = yield from files.unpacking(session, path, files.Rereadable(content))
+        return json_response({"entries": number})
+
+
+def received(request: Request) -> IO[bytes]:
+    """The body in a file of our own: the server takes its own back when the view has returned."""
+    kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
+    if (body := request.stream) is not None:
+        copyfileobj(body, kept, _COPIED_BYTES)
+    kept.seek(0)
+    return kept
+
+
+def _at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece[:length]
+        length -= min(length, len(piece))
+        if not length:
+            return

@@ -1,0 +1,316 @@
+"""Sessions over the native API: parse, call a service, render."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import ClassVar, TypeVar
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import reverse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+
+from executions.api import schema, session_schema
+from executions.api.base import RunningView, answered_later
+from executions.api.claims import CLAIMS, KEY, read_run
+from executions.api.errors import known_to_run
+from executions.api.later import answer
+from executions.api.rendering import json_response, next_page, session_detail
+from executions.api.running import STREAM, run_stream
+from executions.api.streams import wanted_form
+from executions.api.views import outcome_response
+from executions.models import Execution, Session
+from executions.services.key_bounds import require_language
+from executions.services.operations import SUCCESS, log_operation
+from executions.services.requests import CELL
+from executions.services.run import running
+from executions.services.sessions import control
+from executions.services.sessions.ending import close
+from executions.services.sessions.finding import (
+    LIST,
+    list_sessions,
+    living_session_of,
+    session_of,
+)
+from executions.services.sessions.opening import opening
+from executions.services.sessions.requests import (
+    CHANGE,
+    CREATE_CONTEXT,
+    INTERRUPT,
+    OPEN,
+    RESET,
+)
+from executions.services.shapes import Query
+from executions.services.waiting import Waits
+
+T = TypeVar("T")
+SESSION_ID = OpenApiParameter("session_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
+CONTEXT_ID = OpenApiParameter("context_id", str, OpenApiParameter.PATH)
+TAGS = ["sessions"]
+
+
+class SessionApiView(RunningView):
+    """An endpoint of sessions. `operations` are the methods whose use has a line in the log."""
+
+    operations: ClassVar[Mapping[str, str]] = {}
+    _of: Session | None = None
+
+    def told(self, work: Waits[HttpResponseBase]) -> Waits[HttpResponseBase]:
+        began = perf_counter()
+        answer = yield from super().told(work)
+        if operation := self.operations.get(str(self.request.method)):
+            self._log(operation, answer, (perf_counter() - began) * 1000)
+        return answer
+
+    def _log(self, operation: str, answer: HttpResponseBase, milliseconds: float) -> None:
+        session, length = self._of, self.request.META.get("CONTENT_LENGTH") or ""
+        log_operation(
+            operation,
+            SUCCESS if answer.status_code < 400 else f"http_{answer.status_code}",
+            tenant_id=self.api_key.tenant.slug,
+            api_key=self.api_key.prefix,
+            request_id=self.request_id,
+            session_id=str(session.pk) if session else None,
+            provider=session.provider if session else None,
+            runtime=session.runtime if session else None,
+            config_version=session.config_version if session else None,
+            duration_ms=round(milliseconds, 3),
+            received_bytes=int(length) if length.isascii() and length.isdigit() else None,
+        )
+
+    def by(self) -> str:
+        """Who acts, as the ledger and the session itself say it."""
+        return f"key:{self.api_key.prefix}"
+
+    def session(self, session_id: UUID) -> Session:
+        """The caller's session, open. Raises NoSuchSession and Conflict."""
+        self._of = living_session_of(self.api_key.tenant, session_id)
+        return self._of
+
+    def of(self, request: Request, query: Query[T]) -> T:
+        return query.read(request.query_params.dict())
+
+
+class SessionsView(SessionApiView):
+    @extend_schema(
+        operation_id="open_session",
+        summary="Open a session",
+        description="A sandbox that stays: variables, files and processes are kept in it. With "
+        "`from` it begins with the files of a snapshot, and with nothing else of its session.",
+        tags=TAGS,
+        request=OPEN,
+        responses={
+            201: session_schema.SessionSerializer,
+            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        session = yield from opening(OPEN.read(request.data), self.caller())
+        response = json_response(session_detail(session), 201)
+        path = reverse("session", args=[session.pk])
+        response["Location"] = request.build_absolute_uri(path)
+        return response
+
+    @extend_schema(
+        operation_id="list_sessions",
+        summary="List sessions",
+        description="The tenant's own, newest first.",
+        tags=TAGS,
+        parameters=schema.parameters(LIST),
+        responses={200: session_schema.SessionPageSerializer, **schema.errors(400, 401)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        page = list_sessions(self.api_key.tenant, self.of(request, LIST))
+        results = [session_detail(session) for session in page.sessions]
+        return json_response(
+            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
+        )
+
+
+class SessionView(SessionApiView):
+    @extend_schema(
+        operation_id="get_session",
+        summary="One session",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        responses={200: session_schema.SessionSerializer, **schema.errors(401, 404)},
+    )
+    def get(self, request: Request, session_id: UUID) -> HttpResponse:
+        return json_response(session_detail(session_of(self.api_key.tenant, session_id)))
+
+    @extend_schema(
+        operation_id="change_session",
+        summary="Extend a session, or change its metadata",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=CHANGE,
+        responses={
+            200: session_schema.SessionSerializer,
+            **schema.errors(400, 401, 404, 409, 413, 415),
+        },
+    )
+    def patch(self, request: Request, session_id: UUID) -> HttpResponse:
+        session = self.session(session_id)
+        changes = CHANGE.read(request.data)
+        return json_response(session_detail(control.change(session, changes, self.by())))
+
+    @extend_schema(
+        operation_id="close_session",
+        summary="Close a session",
+        description="What runs in it ends as cancelled. To close it again is no error.",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        responses={204: None, **schema.errors(401, 404)},
+    )
+    @answered_later
+    def delete(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = session_of(self.api_key.tenant, session_id)
+        if session.closed_at is None:
+            yield from close(session, self.by())
+        return HttpResponse(status=204)
+
+
+class SessionExecutionsView(SessionApiView):
+    @extend_schema(
+        operation_id="run_in_session",
+        summary="Run code in a session",
+        description="In one of its contexts, after what was sent there before. With "
+        "`Accept: text/event-stream` or `application/x-ndjson` the answer is a stream of events, "
+        "as for a run by itself.",
+        tags=TAGS,
+        parameters=[SESSION_ID, *schema.parameters(STREAM, CLAIMS, KEY)],
+        request=CELL,
+        responses={
+            **schema.STREAMED_EXECUTION,
+            202: schema.ExecutionSerializer,
+            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
+        },
+    )
+    def post(self, request: Request, session_id: UUID) -> HttpResponseBase:
+        if form := wanted_form(request.headers.get("Accept", "")):
+            wanted = read_run(CELL, request, session=session_id)
+            if wanted.mode == Execution.Mode.SYNC:
+                return run_stream(
+                    self, request, form, lambda log: running(wanted, self.caller(), log=log)
+                )
+        return answer(request, self.told(self._run(request, session_id)))
+
+    def _run(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        wanted = read_run(CELL, request, session=session_id)
+        outcome = yield from running(wanted, self.caller(), waits=True)
+        with known_to_run(outcome):
+            return outcome_response(outcome, request)
+
+
+class InterruptView(SessionApiView):
+    @extend_schema(
+        operation_id="interrupt_session",
+        summary="Stop what runs in a context",
+        description="Its state is kept.",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=INTERRUPT,
+        responses={
+            202: session_schema.InterruptedSerializer,
+            **schema.errors(400, 401, 404, 409, 502, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        wanted = INTERRUPT.read(request.data)
+        stopped = yield from control.interrupting(session, wanted.context)
+        return json_response({"interrupted": stopped}, 202)
+
+
+class ResetView(SessionApiView):
+    @extend_schema(
+        operation_id="reset_session",
+        summary="Begin anew in a session",
+        description="Processes and contexts end, files stay.",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=RESET,
+        responses={
+            200: session_schema.SessionSerializer,
+            **schema.errors(401, 404, 409, 502, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        RESET.read(request.data)
+        return json_response(session_detail((yield from control.resetting(session, self.by()))))
+
+
+class ContextsView(SessionApiView):
+    @extend_schema(
+        operation_id="create_context",
+        summary="Another interpreter of a session",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        request=CREATE_CONTEXT,
+        responses={
+            201: session_schema.ContextSerializer,
+            **schema.errors(400, 401, 404, 409, 502, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        wanted = CREATE_CONTEXT.read(request.data)
+        require_language(self.api_key, wanted.language)
+        made = yield from control.creating_context(session, wanted)
+        return json_response(made, 201)
+
+    @extend_schema(
+        operation_id="list_contexts",
+        summary="The interpreters of a session",
+        tags=TAGS,
+        parameters=[SESSION_ID],
+        responses={200: session_schema.ContextPageSerializer, **schema.errors(401, 404, 409)},
+    )
+    def get(self, request: Request, session_id: UUID) -> HttpResponse:
+        return json_response({"results": self.session(session_id).contexts, "next": None})
+
+
+class ContextView(SessionApiView):
+    @extend_schema(
+        operation_id="end_context",
+        summary="End an interpreter",
+        tags=TAGS,
+        parameters=[SESSION_ID, CONTEXT_ID],
+        responses={204: None, **schema.errors(401, 404, 409, 502, 503)},
+    )
+    @answered_later
+    def delete(self, request: Request, session_id: UUID, context_id: str) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        if not (yield from control.ending_context(session, context_id)):
+            raise Http404
+        return HttpResponse(status=204)
+
+
+class ContextRestartView(SessionApiView):
+    @extend_schema(
+        operation_id="restart_context",
+        summary="Begin anew in an interpreter",
+        tags=TAGS,
+        parameters=[SESSION_ID, CONTEXT_ID],
+        request=None,
+        responses={
+            200: session_schema.ContextSerializer,
+            **schema.errors(401, 404, 409, 502, 503),
+        },
+    )
+    @answered_later
+    def post(self, request: Request, session_id: UUID, context_id: str) -> Waits[HttpResponse]:
+        session = self.session(session_id)
+        context = yield from control.restarting_context(session, context_id)
+        if context is None:
+            raise Http404
+        return json_response(context)

@@ -1,0 +1,125 @@
+"""Answers that come event by event: which form is wanted, and what the web server sends of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from django.http import StreamingHttpResponse
+
+from executions.services.live import Source, tell
+
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+# How much is taken from a run at once. The client has to read it before more is taken.
+PIECE_BYTES = 64 * 1024
+
+
+def wanted_form(accept: str) -> str:
+    """SSE, NDJSON, or "" where plain JSON is preferred or nothing is said."""
+    best, form = 0.0, ""
+    for each in accept.split(",")[:50]:
+        media_type, *parameters = (part.strip().lower() for part in each.split(";"))
+        quality = _quality(parameters)
+        if quality > best and media_type in (SSE, NDJSON, "application/json", "*/*"):
+            best, form = quality, media_type if media_type in (SSE, NDJSON) else ""
+    return form
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return max(0.0, min(1.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def line_of(body: Mapping[str, Any], form: str) -> bytes:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    if form == SSE:
+        text = f"id: {body['seq']}\nevent: {body['type']}\ndata: {text}\n"
+    return f"{text}\n".encode(errors="replace")
+
+
+class EventStream(StreamingHttpResponse):
+    """Events as they come, then one that says how it ended. The server takes them piece by piece.
+
+    It is given out as soon as it `has_begun`; the work that it tells of goes on meanwhile, and
+    calls `end`. `on_leave` is called when the client goes before that.
+    """
+
+    def __init__(
+        self, form: str, *, after: int = 0, on_leave: Callable[[], None] = lambda: None
+    ) -> None:
+        content_type = f"{form}; charset=utf-8" if form == SSE else form
+        super().__init__(self._waited_for(), content_type=content_type)
+        self["Cache-Control"] = "no-store"
+        # Proxies that buffer would hold events back.
+        self["X-Accel-Buffering"] = "no"
+        self.left: Future[None] = Future()
+        # Whether somebody takes the events while the work goes on, or when it is over.
+        self.is_waited_for = False
+        self._form = form
+        self._after = after
+        self._on_leave = on_leave
+        self._source: Source | None = None
+        self._last: Mapping[str, Any] | None = None
+        self._is_over = False
+        self._changed: Future[None] = Future()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._source is not None
+
+    def begin(self, source: Source) -> None:
+        self._source = source
+
+    def end(self, said: Mapping[str, Any]) -> None:
+        """The last event, once nothing more comes from the source."""
+        self._last = said
+        tell([self._changed])
+
+    def take(self) -> tuple[bytes, bool]:
+        """What there is to be sent now, and whether more may come."""
+        if self._is_over or self._source is None:
+            return b"", not self._is_over
+        entries, is_all = self._source.read(self._after, PIECE_BYTES)
+        if entries:
+            self._after = entries[-1].seq
+        body = b"".join(line_of(entry.body(), self._form) for entry in entries)
+        if is_all and self._last is not None:
+            self._is_over = True
+            body += line_of({"seq": self._after + 1, **self._last}, self._form)
+        return body, not self._is_over
+
+    def changed(self) -> Future[None]:
+        """Done when `take` may have something else to give. One reader waits at a time."""
+        changed = self._changed = Future()
+        if self._source is not None:
+            self._source.changed(self._after).add_done_callback(lambda _: tell([changed]))
+        # Either this is seen here, or the future where it ends.
+        if self._last is not None:
+            tell([changed])
+        return changed
+
+    def leave(self) -> None:
+        """The client takes nothing more."""
+        if not self.left.done():
+            self.left.set_result(None)
+            if not self._is_over:
+                self._on_leave()
+
+    def _waited_for(self) -> Iterator[bytes]:
+        """For servers that cannot do other than wait."""
+        more = True
+        while more:
+            body, more = self.take()
+            if body:
+                yield body
+            elif more:
+                self.changed().result()

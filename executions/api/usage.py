@@ -1,0 +1,51 @@
+"""`GET /api/v1/usage`: what a tenant may have, and what it has used of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse
+from drf_spectacular.utils import extend_schema, inline_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from executions.api import schema
+from executions.api.base import ApiView
+from executions.api.rendering import json_response
+from executions.services.quotas import Quota
+from executions.services.usage import usage_of
+
+
+class QuotaSerializer(serializers.Serializer[Any]):
+    limit = serializers.FloatField(allow_null=True, help_text="Null: a budget that nobody has set.")
+    used = serializers.FloatField(help_text="With what is reserved for what has not ended.")
+    resets_at = serializers.DateTimeField(
+        allow_null=True, help_text="Null where it is given back by itself, as by what ends."
+    )
+
+
+class UsageSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField()
+    quotas = inline_serializer("Quotas", {quota.value: QuotaSerializer() for quota in Quota})
+
+
+class UsageView(ApiView):
+    @extend_schema(
+        operation_id="get_usage",
+        summary="Quotas and their use",
+        description="Of the tenant, all of its keys together. Each is under the word that a "
+        "refusal with SB008 has in `field`. Days are of UTC.",
+        tags=["usage"],
+        responses={200: UsageSerializer, **schema.errors(401, 503)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        tenant = self.api_key.tenant
+        quotas = {
+            quota.value: {
+                "limit": use.limit,
+                "used": use.used,
+                "resets_at": use.resets_at.isoformat() if use.resets_at else None,
+            }
+            for quota, use in usage_of(tenant).items()
+        }
+        return json_response({"tenant": tenant.slug, "quotas": quotas})

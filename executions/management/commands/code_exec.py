@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+
+from executions.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unrun
+from executions.bridge.calling import Bridge
+from executions.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
+from executions.bridge.requests import read_arguments, read_frame, too_long
+from executions.bridge.serving import Serving
+from executions.services import ongoing
+from providers.errors import InvalidConfiguration
+from sandbox_site import draining
+
+
+class Command(BaseCommand):
+    help = (
+        "The bridge for programs in other languages: run code as the API does, and print what came "
+        "of it as one line of JSON. Without arguments the request is a JSON object on standard "
+        "input: code, and language, timeout, arguments, entrypoint, files if they are wanted. "
+        "Standard output has answers alone, logs go to standard error. "
+        f"Ends with 0 when the answer says what came of the code, {REFUSED} when the request was "
+        f"refused, {NOT_RUN} when it could not be run."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "request",
+            nargs="*",
+            metavar="CODE LANGUAGE TIMEOUT ARGUMENTS",
+            help="the request as four arguments, of which TIMEOUT (seconds) and ARGUMENTS (a JSON "
+            "object) may be empty. Others of this machine can read them: prefer standard input. "
+            "Code that begins with - needs -- before it",
+        )
+        parser.add_argument(
+            "--serve",
+            action="store_true",
+            help="stay: a request in each line of standard input, an answer with the same id in "
+            "each line of standard output",
+        )
+        parser.add_argument(
+            "--artifacts",
+            type=Path,
+            metavar="FOLDER",
+            help="put large artifacts into files there, for the caller to remove; the answer has "
+            "their path in place of content_b64",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        request = options["request"]
+        if request and (options["serve"] or len(request) != 4):
+            problem = "CODE LANGUAGE TIMEOUT ARGUMENTS are four, or none; --serve takes none."
+            raise CommandError(problem, returncode=REFUSED)
+        folder = options["artifacts"]
+        bridge = Bridge(folder.absolute() if folder else None)
+        try:
+            bridge.check()
+            requests, answers = take_standard_streams()
+        except InvalidConfiguration as error:
+            raise CommandError(error.message, returncode=REFUSED) from error
+        except OSError as error:
+            problem = f"Standard input and output must be open: {error.strerror}."
+            raise CommandError(problem, returncode=REFUSED) from error
+        if options["serve"]:
+            _serve(bridge, requests, answers)
+            return
+        answer = _answer(bridge, request, requests)
+        try:
+            Answers(answers).write(answer)
+        except OSError as error:
+            problem = f"The answer could not be written: {error.strerror}."
+            raise CommandError(problem, returncode=NOT_RUN) from error
+        raise SystemExit(exit_code_of(answer))
+
+
+def _answer(bridge: Bridge, arguments: list[str], requests: int) -> dict[str, Any]:
+    name = None
+    try:
+        if arguments:
+            body = read_arguments(*arguments)
+        else:
+            frame = read_frame(whole_of(requests, settings.SANDBOX_MAX_BODY_BYTES))
+            name, body = frame.id, dict(frame.body)
+    except TooLong:
+        return unrun(too_long())
+    except InvalidConfiguration as error:
+        return unrun(error)
+    answer = bridge.call(body)
+    return answer if name is None else {"id": name, **answer}
+
+
+def _serve(bridge: Bridge, requests: int, answers: int) -> None:
+    serving = Serving(bridge, requests, answers)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: serving.stop())
+    threading.Thread(target=_warm, args=(bridge,), daemon=True).start()
+    serving.run(_end_all)
+    ongoing.finish()
+
+
+def _warm(bridge: Bridge) -> None:
+    try:
+        bridge.warm()
+    finally:
+        connections.close_all()
+
+
+def _end_all() -> None:
+    draining.refuse_new()
+    ongoing.end_all(draining.ENDING_SECONDS)

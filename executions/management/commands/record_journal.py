@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from executions.services.journal import record_kept
+from executions.services.journal_files import left_over, put_back, waiting
+
+
+class Command(BaseCommand):
+    help = "Record the runs whose ends wait in the journal. The service does it by itself."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--all", action="store_true", help="Try also what was set aside, such as after a key."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["all"]:
+            put_back()
+        recorded = record_kept()
+        self.stdout.write(
+            f"{recorded} recorded, {len(waiting())} waiting, {len(left_over())} set aside"
+        )

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from executions.models.execution import Execution
+
+
+class Approval(models.Model):
+    """What a policy has wait in the queue until somebody has looked at it.
+
+    It is bound to the hash of the code and to that of the whole request: nothing else runs by it.
+    """
+
+    class Status(models.TextChoices):
+        WAITING = "waiting", "Waiting"
+        APPROVED = "approved", "Approved"
+        REJECTED = "rejected", "Rejected"
+
+    execution = models.OneToOneField(Execution, on_delete=models.CASCADE, related_name="approval")
+    tenant_slug = models.CharField("tenant", max_length=64)
+    code_hash = models.CharField(max_length=71)
+    request_hash = models.CharField(
+        max_length=64, help_text="Of code, arguments, files and where it runs."
+    )
+    findings = models.JSONField(default=list, help_text="What the policy found in the code.")
+    status = models.CharField(max_length=8, choices=Status.choices, default=Status.WAITING)
+    asked_at = models.DateTimeField(default=timezone.now, editable=False)
+    decided_at = models.DateTimeField(null=True)
+    decided_by = models.CharField(max_length=200, blank=True)
+
+    class Meta:
+        ordering = ("-pk",)
+        permissions = (("decide_approval", "Can approve and reject code"),)
+        indexes = (models.Index(fields=("status", "-id"), name="approval_status"),)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(status__in=("waiting", "approved", "rejected")),
+                name="approval_status_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(status="waiting", decided_at=None, decided_by="")
+                | (~Q(status="waiting") & Q(decided_at__isnull=False) & ~Q(decided_by="")),
+                name="approval_decided_by_somebody",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.execution_id} of {self.tenant_slug}"

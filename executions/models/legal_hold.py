@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class LegalHold(models.Model):
+    """What must not be erased while this stands: all of a tenant's executions, or one of them.
+
+    To change or to lift one always takes two administrators. `services.holds` has the rules.
+    """
+
+    tenant_slug = models.SlugField("tenant", max_length=64, help_text="Its slug.")
+    execution_id = models.UUIDField(
+        "execution", null=True, blank=True, help_text="One of the tenant's. Empty: all of them."
+    )
+    reason = models.CharField(max_length=500, help_text="The matter, and who asked for it.")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ("tenant_slug", "-created_at")
+        constraints = (
+            models.CheckConstraint(
+                condition=~models.Q(tenant_slug="") & ~models.Q(reason=""),
+                name="legal_hold_names_its_tenant_and_reason",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.tenant_slug}: {self.execution_id or 'everything'}"

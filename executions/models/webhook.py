@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from executions.ids import uuid7
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
+from providers.fields import EncryptedTextField
+
+
+class WebhookSecret(models.Model):
+    """What a tenant's webhooks are signed with: `whsec_` and base64, as Standard Webhooks has it.
+
+    With several in force each signs, so that receivers can go from one to the next.
+    """
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="webhook_secrets")
+    secret = EncryptedTextField(editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    retired_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ("tenant", "pk")
+
+    def __str__(self) -> str:
+        return f"webhook secret {self.pk}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)
+
+
+class WebhookDelivery(models.Model):
+    """That an execution has ended, to be told to the URL that its request named.
+
+    The row is there from the request on. It becomes due in the transaction that ends the execution,
+    so that nothing ends untold, and stays until it is old.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting", "Waiting for the end"
+        DUE = "due", "Due"
+        DELIVERED = "delivered", "Delivered"
+        FAILED = "failed", "Given up"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
+    tenant_slug = models.CharField(max_length=64)
+    execution = models.OneToOneField(Execution, on_delete=models.CASCADE, related_name="delivery")
+    url = EncryptedTextField(editable=False)
+    receiver = models.CharField(
+        max_length=300, help_text="Scheme, host and port of the URL; the rest may be a secret."
+    )
+    state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
+    tries = models.PositiveSmallIntegerField(default=0)
+    last_status = models.PositiveSmallIntegerField(
+        null=True, help_text="Of the last answer; of its body nothing is kept."
+    )
+    last_problem = models.CharField(max_length=100, blank=True, default="")
+    next_try_at = models.DateTimeField(null=True)
+    give_up_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-id",)
+        verbose_name_plural = "webhook deliveries"
+        permissions = (("resend_webhookdelivery", "Can send webhooks again"),)
+        indexes = [
+            # From one tenant with something due to the next, and of each the first.
+            models.Index(
+                fields=("tenant_slug", "next_try_at"),
+                name="webhook_due",
+                condition=Q(state="due"),
+            ),
+            models.Index(
+                fields=("execution",), name="webhook_waiting", condition=Q(state="waiting")
+            ),
+            models.Index(
+                fields=("ended_at",), name="webhook_ended", condition=Q(ended_at__isnull=False)
+            ),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state="due", next_try_at__isnull=False, give_up_at__isnull=False)
+                | Q(~Q(state="due"), next_try_at=None),
+                name="webhook_due_has_a_time",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=("waiting", "due"), ended_at=None)
+                | Q(state__in=("delivered", "failed"), ended_at__isnull=False),
+                name="webhook_ended_exactly_when_over",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.pk)

@@ -1,0 +1,251 @@
+"""The rules: what is looked at, over which time, and from when on somebody should know.
+
+Figures of executions are of the current hour and the one before, from the hourly counts. A rule
+that compares parts or times looks at no fewer than LEAST executions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import Count, Sum
+
+from executions.models import (
+    Alert,
+    AuditExport,
+    Execution,
+    ExecutionCount,
+    ExecutionLatency,
+    LedgerEntry,
+    Process,
+    SpendingAlert,
+    Tenant,
+)
+from executions.services.metrics.machines import hosts
+from executions.services.statistics import hour_of, milliseconds_of, percentiles
+from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
+
+LEAST = 20
+LEAST_CHECKS = 10
+# Of one rule; beyond, the first are told.
+MOST_SUBJECTS = 50
+_NAMED = 5
+STALLED = timedelta(minutes=15)
+ALL_TENANTS = "all tenants"
+
+CRITICAL, WARNING = Alert.Severity.CRITICAL, Alert.Severity.WARNING
+
+
+@dataclass(frozen=True)
+class Found:
+    """A subject that a rule does not hold for now."""
+
+    subject: str
+    value: float | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`look` is given the moment and the threshold, and tells of every subject beyond it."""
+
+    name: str
+    severity: Alert.Severity
+    threshold: str
+    look: Callable[[datetime, float], Iterator[Found]]
+
+    @property
+    def limit(self) -> float | None:
+        return settings.ALERT_THRESHOLDS.get(self.threshold) if self.threshold else None
+
+    def found(self, now: datetime) -> list[Found]:
+        every = sorted(self.look(now, self.limit or 0.0), key=lambda found: found.subject)
+        return every[:MOST_SUBJECTS]
+
+
+def _since(now: datetime) -> datetime:
+    return hour_of(now) - timedelta(hours=1)
+
+
+def _availability(now: datetime, least: float) -> Iterator[Found]:
+    configured = set(ProviderConfig.objects.values_list("provider_id", flat=True))
+    rows = ProviderCheckCount.objects.filter(hour__gte=_since(now)).order_by()
+    for provider, checks, good in rows.values_list("provider_id").annotate(
+        checks_sum=Sum("checks"), good_sum=Sum("good_checks")
+    ):
+        percent = 100 * good / checks if checks else 100.0
+        if provider in configured and checks >= LEAST_CHECKS and percent < least:
+            yield Found(
+                provider, percent, f"{provider} was healthy in {percent:.1f} % of {checks} checks."
+            )
+
+
+def _faults(now: datetime, most: float) -> Iterator[Found]:
+    rows = ExecutionCount.objects.filter(hour__gte=_since(now)).order_by()
+    judged = rows.exclude(status=Execution.Status.CANCELLED).exclude(provider="")
+    for provider, number, faults in judged.values_list("provider").annotate(
+        number=Sum("count"), failed=Sum("faults")
+    ):
+        percent = 100 * faults / number if number else 0.0
+        if number >= LEAST and percent > most:
+            yield Found(
+                provider,
+                percent,
+                f"{provider} failed at {percent:.1f} % of {number} executions before any code ran.",
+            )
+
+
+def _histograms(now: datetime) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    rows = ExecutionLatency.objects.filter(hour__gte=_since(now)).exclude(provider="").order_by()
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for provider, bucket, number in rows.values_list("provider", "bucket").annotate(n=Sum("count")):
+        found[provider].append((bucket, number))
+    for provider, histogram in found.items():
+        if sum(number for _, number in histogram) >= LEAST:
+            yield provider, histogram
+
+
+def _average(now: datetime, most: float) -> Iterator[Found]:
+    for provider, histogram in _histograms(now):
+        total = sum(number for _, number in histogram)
+        seconds = sum(milliseconds_of(bucket) * number for bucket, number in histogram) / total
+        if (seconds := seconds / 1000) > most:
+            message = f"An execution by {provider} takes {seconds:.1f} s on average."
+            yield Found(provider, seconds, message)
+
+
+def _slow(now: datetime, most: float) -> Iterator[Found]:
+    for provider, histogram in _histograms(now):
+        (p95,) = percentiles(histogram, 0.95)
+        if p95 is not None and (seconds := p95 / 1000) > most:
+            message = f"5 % of the executions by {provider} take longer than {seconds:.1f} s."
+            yield Found(provider, seconds, message)
+
+
+def _pools(now: datetime, _: float) -> Iterator[Found]:
+    """Of a pool in each process, all of them together."""
+    pools: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    figures = [
+        (provider, found)
+        for (row,) in Process.objects.filter(ended_at=None).values_list("figures")
+        for provider, found in ((row or {}).get("pools") or {}).items()
+    ]
+    figures += [
+        (provider, found or {})
+        for provider, found in ProviderHealth.objects.values_list("provider_id", "figures")
+    ]
+    for provider, found in figures:
+        pools[provider][0] += found.get("busy", 0)
+        pools[provider][1] += found.get("capacity", 0)
+    for provider, (busy, capacity) in pools.items():
+        if capacity and busy >= capacity:
+            yield Found(provider, busy, f"All {capacity:g} sandboxes of {provider} are busy.")
+
+
+def _breakers(now: datetime, _: float) -> Iterator[Found]:
+    for row in CircuitBreaker.objects.filter(state=CircuitBreaker.State.OPEN):
+        # Its own message may quote a service; the page of the breaker has it.
+        message = f"{row.provider_id} is out of service ({row.error_code or 'no code'})."
+        yield Found(row.provider_id, None, message)
+
+
+def _spending(kind: SpendingAlert.Kind) -> Callable[[datetime, float], Iterator[Found]]:
+    def look(now: datetime, _: float) -> Iterator[Found]:
+        told = SpendingAlert.objects.filter(kind=kind, day=now.date())
+        for alert in told.order_by("created_at")[: MOST_SUBJECTS + 1]:
+            yield Found(alert.tenant_slug or ALL_TENANTS, None, alert.message)
+
+    return look
+
+
+def _bounds(now: datetime, most: float) -> Iterator[Found]:
+    """One alert for all tenants: how near they are to their bounds is their own doing."""
+    open_rows = Execution.objects.filter(finished_at=None, background=False).order_by()
+    counted = list(open_rows.values_list("tenant_slug", "status").annotate(number=Count("pk")))
+    slugs = {slug for slug, _, _ in counted}
+    rows = Tenant.objects.filter(slug__in=slugs).values_list("slug", "max_running", "max_queued")
+    own = {slug: (running, queued) for slug, running, queued in rows}
+    near = []
+    for slug, status, number in counted:
+        running, queued = own.get(slug, (None, None))
+        bound = settings.SANDBOX_MAX_RUNNING if running is None else running
+        if status == Execution.Status.QUEUED:
+            bound = settings.SANDBOX_MAX_QUEUED if queued is None else queued
+        if bound and 100 * number / bound > most:
+            near.append((100 * number / bound, f"{slug} ({number} of {bound} {status})"))
+    if near:
+        near.sort(reverse=True)
+        named = ", ".join(text for _, text in near[:_NAMED])
+        rest = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
+        yield Found("tenants", near[0][0], f"Near the bound of executions: {named}{rest}.")
+
+
+def _throttled(now: datetime, most: float) -> Iterator[Found]:
+    rows = ExecutionCount.objects.filter(hour__gte=_since(now)).exclude(provider="").order_by()
+    number: dict[str, int] = defaultdict(int)
+    refused: dict[str, int] = defaultdict(int)
+    for provider, code, counted in rows.values_list("provider", "error_code").annotate(
+        n=Sum("count")
+    ):
+        number[provider] += counted
+        refused[provider] += counted if code == "SB008" else 0
+    for provider, total in number.items():
+        percent = 100 * refused[provider] / total
+        if total >= LEAST and percent > most:
+            message = f"{provider} refused {percent:.1f} % of {total} executions with SB008."
+            yield Found(provider, percent, message)
+
+
+def _memory(now: datetime, most: float) -> Iterator[Found]:
+    yield from _used("memory", most)
+
+
+def _disk(now: datetime, most: float) -> Iterator[Found]:
+    yield from _used("disk", most)
+
+
+def _used(what: str, most: float) -> Iterator[Found]:
+    rows = Process.objects.filter(ended_at=None).order_by("-id").values("instance", "figures")
+    for instance, found in hosts([dict(row) for row in rows]).items():
+        whole, free = found.get(f"{what}_bytes", 0), found.get(f"{what}_free_bytes", 0)
+        percent = 100 * (whole - free) / whole if whole else 0.0
+        if percent > most:
+            yield Found(instance, percent, f"{percent:.0f} % of the {what} of {instance} is used.")
+
+
+def _export(now: datetime, _: float) -> Iterator[Found]:
+    """An entry has waited for long, whyever nobody has sent it. What is no destination any more
+    waits for nothing.
+    """
+    if settings.AUDIT_EXPORT is None:
+        return
+    name = settings.AUDIT_EXPORT.name
+    row = AuditExport.objects.filter(destination=name).first()
+    sent = row.sequence if row is not None else 0
+    waiting = LedgerEntry.objects.filter(sequence__gt=sent).order_by("sequence")
+    oldest = waiting.values_list("at", flat=True).first()
+    if oldest is not None and oldest < now - STALLED:
+        behind = waiting.count()
+        yield Found(name[:100], behind, f"{behind} entries wait for the collector.")
+
+
+RULES = (
+    Rule("provider_availability", CRITICAL, "availability_percent", _availability),
+    Rule("provider_out_of_service", CRITICAL, "", _breakers),
+    Rule("error_rate", CRITICAL, "error_percent", _faults),
+    Rule("average_time", CRITICAL, "average_seconds", _average),
+    Rule("pool_exhausted", CRITICAL, "", _pools),
+    Rule("budget_used_up", CRITICAL, "", _spending(SpendingAlert.Kind.STOP)),
+    Rule("budget_nearly_used_up", WARNING, "", _spending(SpendingAlert.Kind.WARNING)),
+    Rule("cost_spike", WARNING, "", _spending(SpendingAlert.Kind.SPIKE)),
+    Rule("rate_limit_near", WARNING, "rate_percent", _bounds),
+    Rule("provider_throttles", WARNING, "error_percent", _throttled),
+    Rule("memory_high", WARNING, "memory_percent", _memory),
+    Rule("disk_high", WARNING, "disk_percent", _disk),
+    Rule("slow_executions", WARNING, "p95_seconds", _slow),
+    Rule("audit_export_stalled", CRITICAL, "", _export),
+)

@@ -1,0 +1,80 @@
+"""Opening what a rule finds, and resolving what it has not found for a while."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from executions.models import Alert
+from executions.services.alerts.rules import RULES, Found, Rule
+from executions.services.ledger import append
+
+logger = logging.getLogger(__name__)
+
+# An alert stays open so long after it held last: what comes and goes is one alert, told once.
+QUIET = timedelta(minutes=10)
+KEPT = timedelta(days=365)
+
+
+def watch(now: datetime | None = None) -> int:
+    """Look at every rule. How many alerts were opened. Several processes may do so at once."""
+    moment = now or timezone.now()
+    opened = 0
+    unknown = []
+    for rule in RULES:
+        try:
+            opened += sum(_note(rule, each, moment) for each in rule.found(moment))
+        except Exception:
+            # The others are still looked at, and of this one nothing is known to be over.
+            logger.exception("the rule %s could not be looked at", rule.name)
+            unknown.append(rule.name)
+    over = Alert.objects.filter(active_key__isnull=False, seen_at__lt=moment - QUIET)
+    for alert in over.exclude(rule__in=unknown):
+        _resolve(alert, moment)
+    Alert.objects.filter(state=Alert.State.RESOLVED, resolved_at__lt=moment - KEPT).delete()
+    return opened
+
+
+def _note(rule: Rule, found: Found, now: datetime) -> bool:
+    """Whether it is news."""
+    subject = found.subject[:100]
+    key = f"{rule.name} {subject}"
+    seen = {"seen_at": now, "value": found.value, "message": found.message}
+    if Alert.objects.filter(active_key=key).update(**seen):
+        return False
+    try:
+        with transaction.atomic():
+            alert = Alert.objects.create(
+                rule=rule.name,
+                subject=subject,
+                active_key=key,
+                severity=rule.severity,
+                threshold=rule.limit,
+                opened_at=now,
+                **seen,
+            )
+            _enter(alert, "opened")
+    except IntegrityError:
+        # Somebody else saw it in the same moment.
+        return False
+    logger.warning("alert: %s", found.message, extra={"alert": rule.name, "subject": subject})
+    return True
+
+
+def _resolve(alert: Alert, now: datetime) -> None:
+    with transaction.atomic():
+        mine = Alert.objects.filter(pk=alert.pk, active_key__isnull=False, seen_at=alert.seen_at)
+        values = {"state": Alert.State.RESOLVED, "active_key": None, "resolved_at": now}
+        # It is news at once, however often the former state was told in vain.
+        if not mine.update(**values, claimed_until=None, tries=0):
+            return
+        _enter(alert, "resolved")
+    logger.info("alert resolved: %s", alert, extra={"alert": alert.rule, "subject": alert.subject})
+
+
+def _enter(alert: Alert, action: str) -> None:
+    content = {"action": action, "alert": alert.pk, "severity": str(alert.severity)}
+    append("alert", str(alert), content)

@@ -1,0 +1,98 @@
+"""A database that is away, locked, full or read-only: told apart from everything else that fails.
+
+Whoever calls is told with SB009 whether anything ran, and when to come again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+from uuid import UUID
+
+from django.db import connection
+from django.db.utils import Error, InterfaceError, InternalError, OperationalError
+
+from providers.errors import ProviderUnavailable
+
+RETRY_SECONDS = 5.0
+
+_AWAY = "The database cannot be reached."
+_LOCKED = "The database is locked by another writer."
+_FULL = "The disk of the database is full."
+_READ_ONLY = "The database can only be read."
+
+# https://www.sqlite.org/rescode.html: the lower eight bits say what kind of failure it is.
+_SQLITE = {
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_PERM: _READ_ONLY,
+    sqlite3.SQLITE_IOERR: "The disk of the database cannot be read or written.",
+    sqlite3.SQLITE_CANTOPEN: "The database's file cannot be opened.",
+    sqlite3.SQLITE_CORRUPT: "The database's file is damaged.",
+    sqlite3.SQLITE_NOTADB: "The database's file is damaged.",
+}
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+_POSTGRES = {
+    "25006": _READ_ONLY,
+    "40P01": _LOCKED,
+    "53100": _FULL,
+    "55P03": _LOCKED,
+    "57014": _LOCKED,
+}
+
+
+class DatabaseAway(ProviderUnavailable):
+    """Nothing can be recorded now.
+
+    `ran` says whether any code ran, None where that is not known; `record_id` is the execution's,
+    where there is or may be a row of it. `kept` says that its result waits in the journal.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ran: bool | None = False,
+        record_id: UUID | None = None,
+        kept: bool = False,
+    ) -> None:
+        super().__init__(message, started=ran is not False, retry_after=RETRY_SECONDS)
+        self.ran = ran
+        self.record_id = record_id
+        self.kept = kept
+
+
+def problem_of(error: BaseException | None) -> str:
+    """What is wrong with the database, in a sentence; "" for every other error.
+
+    A missing table or a broken rule is a fault of the program or of its installation, and no
+    reason to come again.
+    """
+    if not isinstance(error, Error):
+        return ""
+    cause: Any = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", None)
+        return "" if code is None else _SQLITE.get(code & 0xFF, "")
+    known = _POSTGRES.get(getattr(cause, "sqlstate", None) or "")
+    if isinstance(error, OperationalError | InterfaceError):
+        return known or _AWAY
+    return known or "" if isinstance(error, InternalError) else ""
+
+
+def nothing_ran(problem: str) -> DatabaseAway:
+    """What is told before anything was recorded or run."""
+    return DatabaseAway(f"{problem} Nothing was run or recorded: send the request again.")
+
+
+def database_problem() -> str:
+    """Why the database cannot serve now, "" when it answers. Asks it."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            cursor.fetchone()
+    except Error as error:
+        return problem_of(error) or _AWAY
+    return ""

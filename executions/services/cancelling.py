@@ -1,0 +1,99 @@
+"""Ending an execution because somebody wants it: wherever it is queued or runs.
+
+A queued row is closed here. A run is ended by the process that has it, which records what had come
+of it by then; one that does not do so in time has its record closed without. A process in the
+background of a session is ended in its sandbox. Whatever ends first stands: a conditional UPDATE
+decides.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from django.db import transaction
+
+from executions.models import Execution, RunSignal
+from executions.services import ongoing, signals
+from executions.services.execution_log import log_execution
+from executions.services.ledger import append
+from executions.services.record import close_record
+from executions.services.sessions.stopping import stopping
+from executions.services.signals import message_for
+from executions.services.waiting import Waits
+from providers.errors import InvalidConfiguration
+from providers.waiting import within
+
+# How often it is looked whether the record is closed; and how long the process that runs it, which
+# looks once a second, may take until it is.
+LOOK_SECONDS = 0.05
+PATIENCE_SECONDS = 5.0
+
+
+class HasEnded(InvalidConfiguration):
+    """There is nothing left to be cancelled."""
+
+    @property
+    def http_status(self) -> int:
+        return 409
+
+
+def cancelling(execution: Execution, asked_by: str) -> Waits[Execution]:
+    """The execution, ended as `cancelled`. `asked_by` is who wants it, as in `key:PREFIX`.
+
+    One that is cancelled already is returned as it is. Raises HasEnded for one that ended in
+    another way, also where it did so meanwhile.
+    """
+    if execution.status == Execution.Status.QUEUED and _close(
+        execution, asked_by, only_if=Execution.Status.QUEUED
+    ):
+        return execution
+    if execution.is_open:
+        _ask(execution, asked_by)
+        if execution.background:
+            yield from stopping(execution)
+            execution.refresh_from_db()
+        else:
+            yield from _until_ended(execution)
+        # It may have gone back to the queue, or be another process's by now.
+        while execution.is_open:
+            _close(execution, asked_by)
+    if execution.status != Execution.Status.CANCELLED:
+        raise HasEnded(f"The execution has ended: {execution.status}.")
+    return execution
+
+
+def _ask(execution: Execution, asked_by: str) -> None:
+    with transaction.atomic():
+        if signals.leave(execution.pk, RunSignal.Kind.CANCEL, asked_by):
+            _enter(execution, asked_by)
+    if run := ongoing.find(execution.pk):
+        run.cancel(asked_by)
+
+
+def _until_ended(execution: Execution) -> Waits[None]:
+    until = time.monotonic() + PATIENCE_SECONDS
+    open_row = Execution.objects.filter(pk=execution.pk, finished_at=None)
+    while open_row.exists() and time.monotonic() < until:
+        nothing: Future[Any] = Future()
+        yield within(LOOK_SECONDS, nothing)
+    execution.refresh_from_db()
+
+
+def _close(execution: Execution, asked_by: str, *, only_if: str = "") -> bool:
+    with transaction.atomic():
+        message = message_for(asked_by)
+        if execution.background:
+            message += " Whether its process has ended is not known."
+        changes = {"error_message": message}
+        won = close_record(execution, Execution.Status.CANCELLED, changes, only_if=only_if)
+        if won and only_if:
+            _enter(execution, asked_by)
+    if won:
+        log_execution(execution)
+    return won
+
+
+def _enter(execution: Execution, asked_by: str) -> None:
+    append("cancellation", str(execution.pk), {"actor": asked_by})

@@ -1,0 +1,126 @@
+"""Files that come into a conversation, sent along or fetched by URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING
+
+from django.conf import settings
+
+from executions.models import Session, Workspace
+from executions.services.conversations import INTERNAL_FILES, names_in, those_saved
+from executions.services.sessions import files
+from executions.services.sessions.errors import Conflict, refuse_ended
+from executions.services.waiting import Waits
+from executions.services.workspaces import quota
+from executions.services.workspaces.background import saved_behind
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.waiting import submit
+
+if TYPE_CHECKING:
+    from executions.services.fetching.batch import Fetched
+    from executions.services.fetching.budget import Bounds
+
+_NOT_SAVED = "The file came, and could not be saved."
+
+
+class TooLarge(InvalidConfiguration):
+    """A file beyond MAX_UPLOAD_BYTES."""
+
+    @property
+    def http_status(self) -> int:
+        return 413
+
+
+@dataclass
+class Arrived:
+    """Paths of the files that came, and for each other URL what was wrong with it."""
+
+    paths: list[str] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def refuse_too_large(size: int) -> None:
+    """Raises TooLarge for a file that nobody may send along."""
+    most = settings.AGENT_SANDBOX.upload_bytes
+    if size > most:
+        raise TooLarge(f"file: Must be at most {most} bytes (MAX_UPLOAD_BYTES).", field="file")
+
+
+def putting(session: Session, path: str, content: IO[bytes]) -> Waits[None]:
+    """Put a file that was sent along, and save it. Raises QuotaExceeded."""
+    yield from files.writing(session, path, files.Rereadable(content))
+
+
+def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrived]:
+    """Fetch files into a folder, whichever of them come, and save them together.
+
+    None of them replaces a file that is there. Raises where none can be begun with.
+    """
+    # With it comes an HTTP client, for which no start of this service is to wait.
+    from executions.services.fetching.batch import NotFetched, fetch_files
+
+    came: list[tuple[str, str]] = []
+    arrived = Arrived()
+    taken = [*names_in(session, folder), *INTERNAL_FILES]
+    with fetch_files(urls, str(session.tenant_id), bounds=_bounds(session), taken=taken) as results:
+        while True:
+            # A thread of those that wait: what it waits for is the internet.
+            coming = submit(lambda: next(results, None), may_refuse=not came)
+            yield coming
+            result = coming.result()
+            if result is None:
+                break
+            if isinstance(result, NotFetched):
+                arrived.failures.append((result.url, result.text))
+            else:
+                yield from _put(session, folder, result, came, arrived)
+    if came:
+        yield from saved_behind(session)
+    _settle(session, came, arrived)
+    return arrived
+
+
+def _bounds(session: Session) -> Bounds:
+    """No more than the session may save."""
+    from executions.services.fetching.budget import Bounds
+
+    workspace = Workspace.objects.filter(session=session.pk).first()
+    left = max(1, quota.left(workspace.bytes if workspace else 0))
+    usual = Bounds()
+    return Bounds(
+        file_bytes=min(settings.AGENT_SANDBOX.upload_bytes, left),
+        batch_bytes=min(usual.batch_bytes, left),
+    )
+
+
+def _put(
+    session: Session,
+    folder: str,
+    result: Fetched,
+    came: list[tuple[str, str]],
+    arrived: Arrived,
+) -> Waits[None]:
+    path = f"{folder}/{result.name}" if folder else result.name
+    try:
+        yield from files.writing(session, path, files.Rereadable(result.body), saves=False)
+    except Conflict as error:
+        refuse_ended(session)
+        # What came before was lost with its sandbox; the next one is woken for the next file.
+        arrived.failures.append((result.url, error.message))
+    except SandboxError as error:
+        arrived.failures.append((result.url, error.message))
+    else:
+        came.append((path, result.url))
+
+
+def _settle(session: Session, came: Iterable[tuple[str, str]], arrived: Arrived) -> None:
+    """What is said to have come is what is saved."""
+    came = list(came)
+    saved = those_saved(session, [path for path, _ in came])
+    for path, url in came:
+        if path in saved:
+            arrived.paths.append(path)
+        else:
+            arrived.failures.append((url, _NOT_SAVED))

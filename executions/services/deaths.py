@@ -1,0 +1,194 @@
+"""Processes that died: found by those that live, and what they ran is closed. What they had only
+taken from the queue goes back there.
+
+No clock is compared with another. A process is dead when a watcher has seen the same `beat` of it
+for DEAD_SECONDS of its own time, in which it looked without a gap and could write itself: a
+watcher that was stopped, or a database that was away or locked, begins to watch anew. The
+conditional UPDATE that records the death finds a beat that came meanwhile, and then there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import Error as DatabaseFailure
+from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models.functions import Now
+
+from executions.models import Execution, Process, Session
+from executions.services.execution_log import log_execution
+from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, clock
+from executions.services.queue import put_back
+from executions.services.record import close_record, error_changes
+from executions.services.sessions.ending import give_up
+from providers.errors import UNAVAILABLE
+
+logger = logging.getLogger(__name__)
+
+# Who records a death closes what was run at once; others look whether something is left.
+_OTHERS_LOOK_SECONDS = 3.0
+# After so long the next beat is due first, and the rest follows with the next look.
+_CLOSING_SECONDS = 1.5
+_AT_ONCE = 100
+# Ended processes are shown in the admin for so long.
+KEPT = timedelta(days=1)
+
+_told: set[UUID] = set()
+
+_LOST = "The process that ran it ended; the code may have run in part."
+
+
+class Watcher:
+    """What one process has seen of the others. `look` is called about once a second."""
+
+    def __init__(
+        self,
+        *,
+        dead_seconds: float = DEAD_SECONDS,
+        gap_seconds: float = GAP_SECONDS,
+        now: Callable[[], float] = clock,
+    ) -> None:
+        self._dead_seconds = dead_seconds
+        self._gap_seconds = gap_seconds
+        self._now = now
+        # The beat of each, and since when it is known to be the same.
+        self._seen: dict[UUID, tuple[int, float]] = {}
+        self._looked_at = self._closed_at = -math.inf
+
+    def look(self, own: UUID | None) -> int:
+        """Record the deaths that are certain now, and close what ended processes left open.
+
+        How many deaths were recorded. Raises what the database does, and has then not looked.
+        """
+        died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
+        if died or self._now() - self._closed_at >= _OTHERS_LOOK_SECONDS:
+            is_all = self._close_left_open()
+            _give_up_unfinished()
+            self._closed_at = self._now() if is_all else -math.inf
+        return died
+
+    def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
+        """Who has shown the same beat for long enough. Counted is what lies between two reads."""
+        began = self._now()
+        living = Process.objects.filter(ended_at=None).order_by()
+        found = {pk: beat for pk, beat in living.values_list("pk", "beat") if pk != own}
+        ended = self._now()
+        if ended - self._looked_at > self._gap_seconds:
+            self._seen = {}
+        self._looked_at = ended
+        self._seen = {
+            pk: self._seen[pk] if self._seen.get(pk, (None,))[0] == beat else (beat, ended)
+            for pk, beat in found.items()
+        }
+        return [
+            (pk, beat)
+            for pk, (beat, since) in self._seen.items()
+            if began - since >= self._dead_seconds
+        ]
+
+    def _record_death(self, pk: UUID, beat: int) -> bool:
+        dead = Process.objects.filter(pk=pk, beat=beat, ended_at=None)
+        if not dead.update(ended_at=Now()):
+            return False
+        process = Process.objects.get(pk=pk)
+        left = Execution.objects.filter(process_id=pk, finished_at=None).count()
+        logger.warning(
+            "a process died (%s); the %d executions it had are closed, or queued again",
+            process,
+            left,
+            extra={
+                "alert": "process_died",
+                "process_id": str(pk),
+                "instance": process.instance,
+                "kind": process.kind,
+                "pid": process.pid,
+                "beat": beat,
+                "seconds_without_beat": round(self._now() - self._seen[pk][1], 3),
+                "executions": left,
+            },
+        )
+        return True
+
+    def _close_left_open(self) -> bool:
+        """Close what ended processes left open. False where there was no time for all of it."""
+        until = self._now() + _CLOSING_SECONDS
+        tried: set[UUID] = set()
+        while batch := _left_open().exclude(pk__in=tried)[:_AT_ONCE]:
+            for execution in batch:
+                if self._now() > until:
+                    return False
+                tried.add(execution.pk)
+                try_to_close(execution, _LOST)
+        return True
+
+
+def _left_open() -> QuerySet[Execution]:
+    # The first is what lets the index serve.
+    left = Execution.objects.filter(
+        process__isnull=False, process__ended_at__isnull=False, finished_at=None
+    )
+    return left.select_related("process").defer("pending", "code", "arguments").order_by()
+
+
+def _give_up_unfinished() -> None:
+    """The sessions that ended processes were opening or waking."""
+    left = Session.objects.filter(process__isnull=False, process__ended_at__isnull=False)
+    for session in left.defer("env")[:_AT_ONCE]:
+        with _telling_once("session", session.pk):
+            give_up(session)
+
+
+@contextmanager
+def _telling_once(what: str, pk: UUID) -> Iterator[None]:
+    """One that cannot be closed, for whatever reason but the database's, keeps no others open."""
+    try:
+        yield
+    except DatabaseFailure:
+        raise
+    except Exception:
+        if pk not in _told:
+            logger.exception("%s %s could not be closed; it is tried on", what, pk)
+        _told.add(pk)
+
+
+def try_to_close(execution: Execution, message: str) -> bool:
+    """Have it run by another process where none of its code was handed over, else `close_lost`."""
+    with _telling_once("execution", execution.pk):
+        if put_back(execution):
+            logger.warning("execution %s goes back to the queue; none of it ran", execution.pk)
+            return True
+        return close_lost(execution, message)
+    return False
+
+
+def close_lost(execution: Execution, message: str, *, retryable: bool = False) -> bool:
+    """End an open row with SB009, if it is still as `execution` shows it. Whether it was.
+
+    Which process had it is told in `meta`, to administrators: callers need no names of hosts.
+    """
+    changes = {**error_changes(UNAVAILABLE.code, message), "retryable": retryable}
+    if execution.process is not None:
+        changes["meta"] = {**execution.meta, "process": str(execution.process)}
+    if not close_record(execution, Execution.Status.ERROR, changes, only_if=execution.status):
+        return False
+    log_execution(execution)
+    return True
+
+
+def has_ended(tag: str) -> bool:
+    """Whether the process of this tag has ended, on whatever host. Of one that is unknown it is
+    not known; one that lost its lease and lives has another."""
+    ends = list(Process.objects.filter(tag=tag).values_list("ended_at", flat=True)) if tag else []
+    return bool(ends) and None not in ends
+
+
+def forget_ended() -> int:
+    """Remove the rows of processes that ended long ago. How many."""
+    left = Execution.objects.filter(process_id=OuterRef("pk"), finished_at=None)
+    ended = Process.objects.filter(ended_at__lt=Now() - KEPT).exclude(Exists(left))
+    return ended.delete()[1].get(Process._meta.label, 0)

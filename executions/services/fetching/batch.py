@@ -1,0 +1,203 @@
+"""Many files by URL, a few at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO
+
+from executions.services.fetching.budget import Bounds, Budget, Room, too_slow
+from executions.services.fetching.destinations import destinations
+from executions.services.fetching.download import Download, download
+from executions.services.fetching.errors import FetchError, Reason
+from executions.services.fetching.names import Names
+from executions.services.fetching.slots import Slot
+from providers.errors import InvalidConfiguration
+from providers.remote.receiver import Receiver
+
+logger = logging.getLogger(__name__)
+
+# After its time a file is not waited for, though a name server may hold its thread for longer.
+GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file. `name` is clean, and no other's of the batch. `source` is the URL that it came from
+    in the end, without its query. `body` stands at the start, and is closed with the next file.
+    """
+
+    index: int
+    url: str = field(repr=False)
+    name: str
+    size: int
+    source: str
+    body: IO[bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class NotFetched:
+    """A file that did not come. `text` is for whoever gave the URL."""
+
+    index: int
+    url: str = field(repr=False)
+    reason: Reason
+    text: str
+
+
+@contextmanager
+def fetch_files(
+    urls: Sequence[str],
+    holder: str,
+    *,
+    bounds: Bounds | None = None,
+    taken: Iterable[str] = (),
+) -> Iterator[Iterator[Fetched | NotFetched]]:
+    """What comes of each URL, in their order, so that equal names get the same numbers each time.
+
+    `holder` is the tenant, whose batches are counted. `taken` are names in the folder that the
+    files are for. Raises InvalidConfiguration for too many URLs, and RateLimited while the tenant,
+    or all together, have as many batches under way as they may. Leaving gives up what still comes.
+    """
+    bounds = bounds or Bounds()
+    if len(urls) > bounds.urls:
+        raise InvalidConfiguration(
+            f"urls: {len(urls)} are given, and {bounds.urls} are the most.", field="urls"
+        )
+    batch = _Batch(bounds, holder, Names(taken))
+    results = batch.results(urls)
+    try:
+        yield results
+    finally:
+        # First: whoever waits for a file in another thread is to do so no longer.
+        batch.end()
+        # Entered by another thread, it goes with that thread's last look at it.
+        with suppress(ValueError):
+            results.close()
+
+
+class _Batch:
+    def __init__(self, bounds: Bounds, holder: str, names: Names) -> None:
+        self.bounds = bounds
+        self.room = Room(bounds.batch_bytes)
+        self.receiver = Receiver(destinations())
+        self.ends = time.monotonic() + bounds.batch_seconds
+        self._names = names
+        self._tasks: deque[_Task] = deque()
+        self._current: _Task | None = None
+        self._has_ended = False
+        self._threads = ThreadPoolExecutor(bounds.threads, thread_name_prefix="fetching")
+        # Last, because nobody would give it back if something else failed.
+        self._slot = Slot(holder)
+
+    def results(self, urls: Sequence[str]) -> Generator[Fetched | NotFetched, None, None]:
+        coming = enumerate(urls)
+        while True:
+            if self._has_ended:
+                return
+            while len(self._tasks) < self.bounds.ahead and (following := next(coming, None)):
+                begun = self._begin(*following)
+                if begun is None:
+                    return
+                self._tasks.append(begun)
+            if not self._tasks:
+                return
+            task = self._current = self._tasks.popleft()
+            try:
+                yield self._result(task)
+            finally:
+                task.give_up()
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for task in (self._current, *list(self._tasks)):
+            if task is not None:
+                task.give_up()
+        self._slot.release()
+
+    def _begin(self, index: int, url: str) -> _Task | None:
+        """None where the batch was ended meanwhile, in another thread."""
+        task = _Task(self, index, url)
+        if not self._slot.hold():
+            return None
+        try:
+            task.future = self._threads.submit(task.run)
+        except RuntimeError:
+            self._slot.release()
+            if self._has_ended:
+                return None
+            # No thread can be started.
+            raise
+        task.future.add_done_callback(lambda _: self._slot.release())
+        return task
+
+    def _result(self, task: _Task) -> Fetched | NotFetched:
+        try:
+            file = task.wait()
+        except FetchError as error:
+            return NotFetched(task.index, task.url, error.reason, error.text)
+        name = self._names.distinct(file.name)
+        return Fetched(task.index, task.url, name, file.size, file.source, file.body)
+
+
+class _Task:
+    """One URL. It is run by a thread of the batch, which nobody waits for once it is given up."""
+
+    future: Future[Download]
+
+    def __init__(self, batch: _Batch, index: int, url: str) -> None:
+        self.index = index
+        self.url = url
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._started = threading.Event()
+        self._budget = Budget(batch.ends, batch.bounds.pause_seconds)
+        self._file: Download | None = None
+        self._given_up = False
+
+    def run(self) -> Download:
+        batch = self._batch
+        self._budget.ends = min(batch.ends, time.monotonic() + batch.bounds.file_seconds)
+        self._started.set()
+        file = download(self.url, batch.receiver, batch.bounds, self._budget, batch.room)
+        with self._lock:
+            self._file = file
+            if self._given_up:
+                file.body.close()
+        return file
+
+    def wait(self) -> Download:
+        """Raises FetchError, at the latest when the time of the file or the batch is over."""
+        batch_left = max(0.0, self._batch.ends - time.monotonic())
+        if not self._started.wait(batch_left):
+            raise FetchError(
+                Reason.TOO_SLOW, "The time of the request was over before this file's turn."
+            )
+        try:
+            left = self._budget.ends - time.monotonic() + GRACE_SECONDS
+            return self.future.result(max(0.0, left))
+        except (NotYet, CancelledError):
+            raise too_slow() from None
+        except FetchError:
+            raise
+        except Exception as error:
+            # Not its text, in which the URL may be.
+            logger.error("a file could not be fetched: %s", type(error).__name__)
+            raise FetchError(Reason.ANSWER, "The file could not be fetched.") from None
+
+    def give_up(self) -> None:
+        """End what goes on, and let go of what has come."""
+        with self._lock:
+            self._given_up = True
+            if self._file is not None:
+                self._file.body.close()
+        self._budget.cut.cut()
+        self._started.set()

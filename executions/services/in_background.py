@@ -1,0 +1,39 @@
+"""Work that a task of the schedule begins and nobody waits for, once at a time in a process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from django.db import connections
+
+logger = logging.getLogger(__name__)
+
+_going_on: set[str] = set()
+_lock = threading.Lock()
+
+
+def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | None:
+    """Have a thread do it; None while one does it already.
+
+    It may end with its process at any moment: what it does must be found undone by the next one.
+    """
+    with _lock:
+        if name in _going_on:
+            return None
+        _going_on.add(name)
+
+    def run() -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("%s broke off", name)
+        finally:
+            connections.close_all()
+            with _lock:
+                _going_on.discard(name)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,98 @@
+"""What a key is held to: languages, providers and templates.
+
+Whatever is asked for with a key passes here before anything is recorded. What is asked for in a
+session is held to the bounds of the key that asks, and not to those of the one that opened it.
+The isolation that a key demands is one of several floors: `services.isolation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from executions.models import ApiKey, Execution
+from executions.services.record import Caller
+from executions.services.refusals import note_refusal
+from executions.services.routes import Step
+from executions.services.routing import PassedOver
+from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
+from providers.languages import normalize_language
+from providers.manager import Lease, manager
+
+COMMANDS = ("bash", "command")
+
+FORBIDDEN = ErrorCode("forbidden", "Forbidden", "Use a key whose bounds allow it.", 403)
+
+
+class BeyondKey(SandboxError):
+    """The key is held to something else. Nothing ran, and nothing was recorded."""
+
+    entry = FORBIDDEN
+
+
+def allowed_steps(caller: Caller, language: str, steps: Sequence[Step]) -> Sequence[Step]:
+    """Those of the steps that the caller's key may use for code in this language.
+
+    Raises BeyondKey for another language, and where none of them is left.
+    """
+    key = caller.api_key
+    if key is None:
+        return steps
+    require_language(key, language, address=caller.client_address)
+    if not key.providers:
+        return steps
+    left = [step for step in steps if key.allows("providers", _provider_of(step))]
+    if not left:
+        raise _beyond(
+            key,
+            "provider",
+            f"It may use {key.providers}, to which no route leads.",
+            caller.client_address,
+        )
+    return left
+
+
+def require_language(key: ApiKey, *languages: str, address: str = "") -> None:
+    """Raises BeyondKey unless one of these is a language of the key."""
+    if allowed_languages(key, languages):
+        return
+    raise _beyond(key, "language", f"It may run {key.languages}.", address)
+
+
+def allowed_languages(key: ApiKey, languages: Sequence[str]) -> list[str]:
+    return [each for each in languages if key.allows("languages", normalize_language(each))]
+
+
+def require_template(caller: Caller, template: str) -> None:
+    """Raises BeyondKey for a session of another template, or of none."""
+    key = caller.api_key
+    if key is not None and not key.allows("templates", template):
+        raise _beyond(
+            key, "template", f"It may open sessions of {key.templates}.", caller.client_address
+        )
+
+
+def require_lease(execution: Execution, lease: Lease) -> None:
+    """Raises PassedOver for a provider that the execution's key may not use.
+
+    Which provider is active may have changed since it was asked for.
+    """
+    if (key := execution.api_key) is not None and not key.allows("providers", lease.provider_id):
+        raise PassedOver(f"Its key may not use {lease.provider_id}.", field="provider")
+
+
+def require_known_key(execution: Execution) -> None:
+    """Raises ProviderUnavailable where the key is gone with which something was queued: nobody
+    knows any more what it was held to."""
+    if execution.api_key_prefix and execution.api_key is None:
+        raise ProviderUnavailable("The key that it was asked for with was removed meanwhile.")
+
+
+def _provider_of(step: Step) -> str:
+    if step.session is not None:
+        return step.session.provider
+    return step.provider_id or manager.in_force() or ""
+
+
+def _beyond(key: ApiKey, field: str, remedy: str, address: str) -> BeyondKey:
+    note_refusal(key, field, detail=remedy, address=address)
+    return BeyondKey(f"{field}: The key's bounds do not allow this. {remedy}", field=field)

@@ -1,0 +1,132 @@
+"""The kinds of values that requests have, each with its bounds, wherever it is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.conf import settings
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from executions.services.declared import Rule, at_most
+from executions.text import is_storable
+
+MAX_ENVIRONMENT = 100
+MAX_ENVIRONMENT_BYTES = 64 * 1024
+MAX_PATH_BYTES = 4096
+
+_VARIABLE = "[A-Za-z_][A-Za-z0-9_]{0,127}"
+_UUID = re.compile("[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+_NO_NUL = r"^[^\u0000]*$"
+_NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+_NO_PARENT = r"(?!([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
+
+
+def storable(value: str) -> str:
+    if not is_storable(value):
+        raise ValueError("Must hold neither NUL nor lone surrogates.")
+    return value
+
+
+def program(code: str) -> str:
+    if not code.strip():
+        raise ValueError("Must not be empty.")
+    storable(code)
+    if len(code.encode()) > settings.SANDBOX_MAX_CODE_BYTES:
+        raise ValueError(f"Must be at most {settings.SANDBOX_MAX_CODE_BYTES} bytes of UTF-8.")
+    return code
+
+
+def program_or_none(code: str) -> str:
+    return program(code) if code else code
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(_VARIABLE, name):
+        raise ValueError("Names must be letters, digits and underscores, and begin with no digit.")
+    return name
+
+
+def _small(env: Mapping[str, str]) -> Mapping[str, str]:
+    if sum(len(name) + len(value.encode()) for name, value in env.items()) > MAX_ENVIRONMENT_BYTES:
+        raise ValueError(f"Must be at most {MAX_ENVIRONMENT_BYTES} bytes together.")
+    return env
+
+
+def _id(value: Any) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    if not isinstance(value, str) or not _UUID.fullmatch(value):
+        raise ValueError("Must be an id as this API gives them.")
+    return UUID(value)
+
+
+def _path(path: str) -> str:
+    try:
+        size = len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise ValueError("Must hold no lone surrogates.") from None
+    if "\0" in path or size > MAX_PATH_BYTES:
+        raise ValueError(f"Must hold no NUL and be at most {MAX_PATH_BYTES} bytes.")
+    if ".." in path.split("/"):
+        raise ValueError("Must hold no '..'.")
+    return path
+
+
+def _named(path: str) -> str:
+    if not path.strip("/"):
+        raise ValueError("This field is required.")
+    return _path(path)
+
+
+STORABLE = Rule(storable, {"pattern": _NO_NUL})
+
+Code = Annotated[
+    str,
+    Rule(
+        program,
+        lambda: {
+            "minLength": 1,
+            "maxLength": settings.SANDBOX_MAX_CODE_BYTES,
+            "pattern": _NOT_BLANK,
+        },
+    ),
+]
+Script = Annotated[
+    str,
+    Rule(
+        program_or_none,
+        lambda: {
+            "maxLength": settings.SANDBOX_MAX_CODE_BYTES,
+            "pattern": rf"^$|{_NOT_BLANK}",
+        },
+    ),
+]
+LanguageName = Annotated[str, Field(min_length=1, max_length=32), STORABLE]
+ShortName = Annotated[str, Field(max_length=64), STORABLE]
+ContextId = ShortName
+Directory = Annotated[str, Field(max_length=512), STORABLE]
+UserName = Annotated[str, Field(max_length=32), STORABLE]
+Subject = Annotated[str, Field(max_length=255), STORABLE]
+Id = Annotated[
+    UUID, BeforeValidator(_id), WithJsonSchema({"type": "string", "pattern": f"^{_UUID.pattern}$"})
+]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False), at_most("SANDBOX_MAX_TIMEOUT_SEC")]
+Environment = Annotated[
+    Mapping[
+        Annotated[str, Rule(_variable, {"pattern": f"^{_VARIABLE}$"})], Annotated[str, STORABLE]
+    ],
+    Field(max_length=MAX_ENVIRONMENT),
+    Rule(_small, {"additionalProperties": False}),
+]
+# Of the files of a session.
+Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_NO_PARENT}"})]
+Path = Annotated[
+    str,
+    Rule(
+        _named,
+        {"minLength": 1, "maxLength": MAX_PATH_BYTES, "pattern": rf"^(?=/*[^/\u0000]){_NO_PARENT}"},
+    ),
+]

@@ -1,0 +1,271 @@
+"""What a run puts out while it runs: numbered events in memory, for whoever follows it.
+
+Events are claims, as all that comes out of a provider, and pass the bounds of the request here. Who
+reads takes them at his own pace. A slow reader, or a flood of tiny writes, finds them joined: what
+nobody has been given yet grows instead of becoming one more.
+"""
+
+from __future__ import annotations
+
+import threading
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from executions.services.gate import MOST_PIECES, bundle_text
+from executions.text import from_json, storable
+from providers.values import Event, ExecutionResult, RunLimits
+
+# How large an event of text gets by joining, as long as there are few that nobody was given.
+JOINED_BYTES = 64 * 1024
+# From so many on text is added to the last one of its stream, which the other may have come after.
+MOST_UNREAD = 256
+# So many are kept for whoever comes later; the record has all of what they held.
+MOST_KEPT = 8192
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass
+class Entry:
+    """One event. `data` is the bytes of a stream; what else it says is in `said`."""
+
+    seq: int
+    type: str
+    data: bytes = b""
+    said: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.data) + 128 + sum(len(str(value)) for value in (self.said or {}).values())
+
+    @classmethod
+    def of_body(cls, body: Mapping[str, Any]) -> Entry:
+        """One that was kept as JSON."""
+        rest = {name: body[name] for name in body if name not in ("seq", "type")}
+        return cls(body["seq"], body["type"], said=rest)
+
+    def body(self) -> dict[str, Any]:
+        """As JSON for clients. Bytes that are no UTF-8 come beside their text."""
+        body: dict[str, Any] = {"seq": self.seq, "type": self.type, **(self.said or {})}
+        if self.said is None:
+            try:
+                body["text"] = self.data.decode()
+            except UnicodeDecodeError:
+                body["text"] = self.data.decode("utf-8", "replace")
+                body["data_base64"] = b2a_base64(self.data, newline=False).decode()
+        return body
+
+
+class Source(Protocol):
+    """Where a stream takes its events from."""
+
+    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
+        """Those that follow `after`, and whether they are the last there will be."""
+
+    def changed(self, after: int) -> Future[None]:
+        """Done when `read` may have something else to say."""
+
+
+def tell(futures: Sequence[Future[None]]) -> None:
+    """Have them done, outside of any lock: what they call may want it."""
+    for future in futures:
+        # Whoever waited may have given up, or was told already.
+        with suppress(InvalidStateError):
+            future.set_result(None)
+
+
+class EventLog:
+    """The events of one run of this process. Any thread may add to it and read from it."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        self.execution_id: UUID | None = None
+        # Whether it is to be found by other processes too, and for a while after the end.
+        self.is_kept = False
+        self.on_begin: Callable[[], object] = lambda: None
+        self.writing = threading.Lock()
+        self.written = 0
+        # Done when nothing more comes, and the record is closed as far as it can be.
+        self.closed: Future[None] = Future()
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._waiting: list[Future[None]] = []
+        self._entries: list[Entry] = []
+        self._next = 1
+        self._given = 0
+        self._has_ended = False
+        self._texts = {stream: bytearray() for stream in STREAMS}
+        self._held = dict.fromkeys(STREAMS, b"")
+        self._outputs: list[str] = []
+        self._outputs_room = limits.rich_output_bytes * 4 // 3 + 4096
+        self._order: list[list[int]] = []
+        self._is_ordered = True
+
+    @property
+    def has_begun(self) -> bool:
+        return self.execution_id is not None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def begin(self, execution_id: UUID) -> None:
+        """The record is there: from now on it can be followed."""
+        self.execution_id = execution_id
+        self._add(lambda: self._append("started", said={"id": str(execution_id)}))
+        self.on_begin()
+
+    def emit(self, event: Event) -> None:
+        """What a provider says has come. Never raises and never waits."""
+        if not isinstance(event, Event):
+            return
+        if event.type in STREAMS and isinstance(event.data, bytes):
+            self._add(lambda: self._put_out(event.type, event.data))
+        elif event.type == "output" and (text := bundle_text(event.output)):
+            self._add(lambda: self._show(text))
+
+    def put_out(self, result: ExecutionResult) -> None:
+        """Tell what a provider did not tell while it ran, or not in full. Checked by the gate."""
+        self._add(lambda: self._put_out_rest(result))
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+
+        def end() -> None:
+            for stream in STREAMS:
+                self._let_go(stream)
+            self._has_ended = True
+
+        self._add(end)
+
+    def printed(self, stream: str) -> str:
+        """What has come of a stream by now, as a record has it."""
+        with self._lock:
+            return storable(self._texts[stream].decode("utf-8", "replace"))
+
+    def outputs_json(self) -> str:
+        with self._lock:
+            return f"[{','.join(self._outputs)}]" if self._outputs else ""
+
+    def order(self) -> list[list[int]] | None:
+        """In which order the bytes of stdout (1) and stderr (2) came, as which and how many; None
+        where it is not known."""
+        with self._lock:
+            return [list(part) for part in self._order] or None
+
+    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
+        with self._lock:
+            found: list[Entry] = []
+            first = self._entries[0].seq if self._entries else self._next
+            for entry in self._entries[max(0, after + 1 - first) :]:
+                found.append(entry)
+                most_bytes -= entry.size
+                if most_bytes <= 0:
+                    break
+            last = found[-1].seq if found else after
+            self._given = max(self._given, found[-1].seq if found else 0)
+            return found, self._has_ended and last >= self._next - 1
+
+    def changed(self, after: int) -> Future[None]:
+        with self._lock:
+            is_there = self._next - 1 > after
+            future: Future[None] = Future()
+            if not is_there:
+                self._waiting.append(future)
+        if is_there:
+            tell([future])
+        return future
+
+    def _add(self, add: Any) -> None:
+        with self._lock:
+            if self._has_ended:
+                return
+            before, size = self._next, self._size_of_last()
+            add()
+            told: list[Future[None]] = []
+            if self._has_ended or self._next != before or self._size_of_last() != size:
+                told, self._waiting = self._waiting, told
+        tell(told)
+
+    def _size_of_last(self) -> int:
+        return len(self._entries[-1].data) if self._entries else 0
+
+    def _put_out(self, stream: str, data: bytes) -> None:
+        text = self._texts[stream]
+        data = data[: self._limits.output_bytes - len(text)]
+        if not data:
+            return
+        text += data
+        number = STREAMS.index(stream) + 1
+        if not self._is_ordered:
+            pass
+        elif self._order and self._order[-1][0] == number:
+            self._order[-1][1] += len(data)
+        else:
+            self._order.append([number, len(data)])
+            if len(self._order) > MOST_PIECES:
+                self._order, self._is_ordered = [], False
+        whole, self._held[stream] = whole_characters(self._held[stream] + data)
+        if whole:
+            self._append(stream, whole)
+
+    def _put_out_rest(self, result: ExecutionResult) -> None:
+        for stream in STREAMS:
+            self._let_go(stream)
+            text = getattr(result, stream)
+            told = storable(self._texts[stream].decode("utf-8", "replace"))
+            if len(text) > len(told) and text.startswith(told):
+                self._append(stream, text[len(told) :].encode())
+        for output in result.outputs[len(self._outputs) :]:
+            self._append("output", said={"data": output})
+
+    def _let_go(self, stream: str) -> None:
+        """Of a character whose rest does not come."""
+        if held := self._held[stream]:
+            self._held[stream] = b""
+            self._append(stream, held)
+
+    def _show(self, text: str) -> None:
+        if len(self._outputs) >= self._limits.rich_output_count or len(text) > self._outputs_room:
+            return
+        self._outputs_room -= len(text)
+        self._outputs.append(text)
+        self._append("output", said={"data": from_json(text)})
+
+    def _append(self, kind: str, data: bytes = b"", said: Mapping[str, Any] | None = None) -> None:
+        if said is None and (entry := self._joinable(kind, len(data))):
+            entry.data += data
+            return
+        self._entries.append(Entry(self._next, kind, data, said))
+        self._next += 1
+        if len(self._entries) >= 2 * MOST_KEPT:
+            del self._entries[:MOST_KEPT]
+
+    def _joinable(self, kind: str, size: int) -> Entry | None:
+        """The event of the same stream to which text is added, of those that nobody was given."""
+        unread = min(self._next - 1 - self._given, len(self._entries))
+        if not unread:
+            return None
+        last = self._entries[-1]
+        if last.type == kind and len(last.data) + size <= JOINED_BYTES:
+            return last
+        if unread < MOST_UNREAD:
+            return None
+        newest_first = reversed(self._entries[-unread:])
+        return next((entry for entry in newest_first if entry.type == kind), None)
+
+
+def whole_characters(data: bytes) -> tuple[bytes, bytes]:
+    """The bytes up to a character of UTF-8 that they end within, and the rest."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needed = 2 if 0xC2 <= byte < 0xE0 else 3 if byte & 0xF0 == 0xE0 else 4
+        if 0xC2 <= byte < 0xF5 and needed > back:
+            return data[:-back], data[-back:]
+        break
+    return data, b""

@@ -1,0 +1,243 @@
+"""The figures, read from the database: some dozen small queries, none of which scans history.
+
+Cardinality is ours: labels are providers, statuses, codes, processes and hosts. Of tenants only the
+TENANTS with the most are named, whatever their number, and only to whoever may know them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import CharField, Count, Max, Min, Sum
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from executions.models import (
+    Alert,
+    AuditExport,
+    Execution,
+    ExecutionTenantCount,
+    ExecutionTotal,
+    LedgerEntry,
+    Process,
+    Session,
+)
+from executions.services.metrics.exposition import Family
+from executions.services.metrics.machines import of_hosts, of_pools
+from executions.services.statistics import hour_of
+from executions.services.totals import BOUNDS, FAULT, HOP, OUTCOME, PHASES
+from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
+
+TENANTS = 20
+OTHERS = "_others"
+# Rows of processes that are read; each has one while it lives.
+MOST_PROCESSES = 500
+
+_INFINITE = float("inf")
+
+
+def collect(*, with_tenants: bool) -> list[Family]:
+    """Every metric, by the moment's state of the database."""
+    alive = Process.objects.filter(ended_at=None).order_by("-id")
+    figures = alive.values("instance", "kind", "pid", "figures")[:MOST_PROCESSES]
+    processes: list[dict[str, Any]] = [dict(row) for row in figures]
+    health: list[dict[str, Any]] = [dict(row) for row in ProviderHealth.objects.values()]
+    return [
+        *_of_ended(),
+        *_of_open(with_tenants),
+        *_of_providers(health),
+        *of_pools(processes, health),
+        *of_hosts(processes),
+        *_of_the_service(processes),
+        *(_of_tenants() if with_tenants else ()),
+    ]
+
+
+def _of_ended() -> Iterator[Family]:
+    ended = Family("cofferdam_executions_total", "counter", "Executions that have ended.")
+    cost = Family("cofferdam_cost_total", "counter", "Estimated cost of executions, by the prices.")
+    faults = Family(
+        "cofferdam_provider_faults_total",
+        "counter",
+        "Executions that their provider failed at before any code of a tenant ran.",
+    )
+    hops = Family(
+        "cofferdam_provider_failures_total",
+        "counter",
+        "Failed tries of a provider on a route, whether or not another one served then.",
+    )
+    duration = Family(
+        "cofferdam_execution_duration_seconds",
+        "histogram",
+        "How long executions waited (queue), got a sandbox (start), ran (run), and all of it.",
+    )
+    durations: dict[tuple[str, str], list[Any]] = {}
+    for kind, provider, label, count, amount in ExecutionTotal.objects.order_by(
+        "kind", "provider", "label"
+    ).values_list("kind", "provider", "label", "count", "amount"):
+        name = provider or "none"
+        if kind == OUTCOME:
+            status, _, code = label.partition(" ")
+            ended.add(count, provider=name, status=status, error_code=code)
+            if amount:
+                cost.add(amount, provider=name, status=status)
+        elif kind == FAULT:
+            faults.add(count, provider=name, error_code=label)
+        elif kind == HOP:
+            hops.add(count, provider=name, error_code=label)
+        elif kind in PHASES:
+            numbers = durations.setdefault((name, kind), [dict.fromkeys(BOUNDS, 0), 0, 0.0])
+            _put(numbers, label, count, amount)
+    for (name, phase), (buckets, rest, seconds) in durations.items():
+        every = [*buckets.items(), (_INFINITE, rest)]
+        duration.add_histogram(every, seconds, provider=name, phase=phase)
+    yield from (ended, cost, faults, hops, duration)
+
+
+def _put(numbers: list[Any], label: str, count: int, amount: float) -> None:
+    """Into the bucket; one of another version's bounds goes into the next of ours."""
+    bound = float(label)
+    fits = next((ours for ours in BOUNDS if ours >= bound), None)
+    if fits is None:
+        numbers[1] += count
+    else:
+        numbers[0][fits] += count
+    numbers[2] += amount
+
+
+def _of_open(with_tenants: bool) -> Iterator[Family]:
+    """One query over what is open, which the tenants' bounds keep small."""
+    rows = (
+        Execution.objects.filter(finished_at=None)
+        .order_by()
+        .values_list("tenant_slug", "status")
+        # The id begins with the time; the rows themselves lie behind all of their text.
+        .annotate(number=Count("pk"), oldest=Min(Cast("id", CharField())))
+    )
+    numbers: dict[str, int] = {"queued": 0, "running": 0}
+    of_tenants: dict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "running": 0})
+    oldest = ""
+    for slug, status, number, first in rows:
+        numbers[status] += number
+        of_tenants[slug][status] += number
+        if status == Execution.Status.QUEUED and (not oldest or first < oldest):
+            oldest = first
+    opened = Family("cofferdam_executions_open", "gauge", "Executions that have not ended.")
+    for status, number in numbers.items():
+        opened.add(number, status=status)
+    depth = Family("cofferdam_queue_depth", "gauge", "Executions that wait for a worker.")
+    depth.add(numbers["queued"])
+    age = Family("cofferdam_queue_oldest_seconds", "gauge", "How long the oldest of them waits.")
+    age.add(_age(oldest))
+    sessions = Family("cofferdam_sessions", "gauge", "Sessions that have not ended.")
+    living = Session.objects.filter(closed_at=None).order_by().values_list("provider", "state")
+    for provider, state, number in living.annotate(number=Count("pk")):
+        sessions.add(number, provider=provider or "none", state=state)
+    yield from (opened, depth, age, sessions)
+    if with_tenants:
+        yield _of_open_by_tenant(of_tenants)
+
+
+def _of_open_by_tenant(of_tenants: dict[str, dict[str, int]]) -> Family:
+    family = Family(
+        "cofferdam_tenant_executions_open",
+        "gauge",
+        f"Executions that have not ended, of the {TENANTS} tenants with the most.",
+    )
+    most = sorted(of_tenants, key=lambda slug: (-sum(of_tenants[slug].values()), slug))
+    for slug in most[:TENANTS]:
+        for status, number in of_tenants[slug].items():
+            family.add(number, tenant=slug, status=status)
+    if rest := most[TENANTS:]:
+        for status in ("queued", "running"):
+            number = sum(of_tenants[slug][status] for slug in rest)
+            family.add(number, tenant=OTHERS, status=status)
+    return family
+
+
+def _age(oldest: str) -> float:
+    """Seconds since the time that an id begins with; 0 for none."""
+    if not oldest:
+        return 0.0
+    milliseconds = int(oldest.replace("-", "")[:12], 16)
+    return max(0.0, timezone.now().timestamp() - milliseconds / 1000)
+
+
+def _of_providers(health: list[dict[str, Any]]) -> Iterator[Family]:
+    info = Family("cofferdam_provider_info", "gauge", "Configured providers; active serves now.")
+    healthy = Family("cofferdam_provider_healthy", "gauge", "Whether the last check was good.")
+    checked = Family("cofferdam_provider_checked_seconds", "gauge", "When it ended, by Unix time.")
+    latency = Family(
+        "cofferdam_provider_check_duration_seconds", "gauge", "How long the last check took."
+    )
+    checks = Family("cofferdam_provider_checks_total", "counter", "Checks, by their result.")
+    by_provider = {row["provider_id"]: row for row in health}
+    for provider_id, active, version in ProviderConfig.objects.order_by("provider_id").values_list(
+        "provider_id", "is_active", "version"
+    ):
+        row = by_provider.get(provider_id, {})
+        region = (row.get("figures") or {}).get("region", "")
+        labels = {"provider": provider_id, "region": region, "version": str(version)}
+        info.add(1, **labels, active="true" if active else "false")
+        if not row:
+            continue
+        healthy.add(row["healthy"], provider=provider_id, region=region)
+        checked.add(row["checked_at"].timestamp(), provider=provider_id)
+        latency.add(row["latency_ms"] / 1000, provider=provider_id, region=region)
+        good = row["good_checks"]
+        checks.add(good, provider=provider_id, result="good")
+        checks.add(row["checks"] - good, provider=provider_id, result="bad")
+    opened = Family("cofferdam_breaker_open", "gauge", "Whether it is out of service.")
+    failures = Family("cofferdam_breaker_failures", "gauge", "Requests failed one after the other.")
+    opening = Family(
+        "cofferdam_provider_open_seconds", "gauge", "Of getting a sandbox there, smoothed."
+    )
+    for breaker in CircuitBreaker.objects.order_by("provider_id"):
+        name = breaker.provider_id
+        opened.add(breaker.state == CircuitBreaker.State.OPEN, provider=name)
+        failures.add(breaker.failures, provider=name)
+        known = breaker.latency_ms
+        opening.add(None if known is None else known / 1000, provider=name)
+    yield from (info, healthy, checked, latency, checks, opened, failures, opening)
+
+
+def _of_the_service(processes: list[dict[str, Any]]) -> Iterator[Family]:
+    alive = Family("cofferdam_processes", "gauge", "Processes that show signs of life.")
+    numbers: dict[tuple[str, str], int] = defaultdict(int)
+    for row in processes:
+        numbers[row["kind"], row["instance"]] += 1
+    for (kind, instance), number in sorted(numbers.items()):
+        alive.add(number, kind=kind, instance=instance)
+    alerts = Family("cofferdam_alerts_open", "gauge", "Alerts that hold, by rule.")
+    rows = Alert.objects.filter(active_key__isnull=False).order_by("rule")
+    for rule, severity, number in rows.values_list("rule", "severity").annotate(n=Count("pk")):
+        alerts.add(number, rule=rule, severity=severity)
+    newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
+    entries = Family("cofferdam_ledger_entries_total", "counter", "Entries of the ledger.")
+    entries.add(newest)
+    behind = Family("cofferdam_audit_export_behind", "gauge", "Entries the collector has not got.")
+    for destination, sequence in AuditExport.objects.values_list("destination", "sequence"):
+        behind.add(max(0, newest - sequence), destination=destination)
+    yield from (alive, alerts, entries, behind)
+
+
+def _of_tenants(now: datetime | None = None) -> Iterator[Family]:
+    """Of this hour and the last one: a gauge, for who is named in it changes."""
+    since = hour_of(now or timezone.now()) - timedelta(hours=1)
+    rows = ExecutionTenantCount.objects.filter(hour__gte=since).order_by()
+    total = rows.aggregate(total=Sum("count"))["total"] or 0
+    busiest = rows.values_list("tenant_slug").annotate(number=Sum("count"))
+    family = Family(
+        "cofferdam_tenant_executions_recent",
+        "gauge",
+        f"Executions ended in this hour and the last, of the {TENANTS} busiest tenants.",
+    )
+    for slug, number in busiest.order_by("-number", "tenant_slug")[:TENANTS]:
+        family.add(number, tenant=slug)
+        total -= number
+    if total > 0:
+        family.add(total, tenant=OTHERS)
+    yield family

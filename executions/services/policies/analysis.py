@@ -1,0 +1,293 @@
+"""What a Python program imports and calls, held against rules. Advice, and no boundary.
+
+Whoever wants to hide something hides it from any look at the text. What is resolved are the ways
+in which it is written without that wish: aliases, names imported from modules, imports by name.
+
+This file runs as a process of its own too (`analysts`), without Django: a parser that hostile text
+kills, fills or keeps busy is then not the service's. It knows the standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+# Beyond any of these a program is not looked at to its end, which is a finding of its own.
+MOST_BYTES = 256 * 1024
+CPU_SECONDS = 1.0
+MEMORY_BYTES = 1 << 30
+# Of findings; more say nothing new.
+MOST = 50
+
+LOOKED, UNPARSED, TOO_MUCH = "looked", "unparsed", "too much"
+
+_NAME = 200
+_MEANINGS = 8
+_DEPTH = 60
+_IMPORTERS = ("__import__", "importlib.import_module", "importlib.__import__")
+_BUILTINS = ("builtins", "__builtins__")
+_WRITES = frozenset("wax+")
+
+Finding = tuple[int, str, str]
+
+
+def analyse(code: str, rules: Mapping[str, Any]) -> tuple[str, list[Finding]]:
+    """How far it came, and [line, "import" or "call", name] for each thing against the rules.
+
+    `rules`: `mode` is "deny", "allow" or "", `imports` and `except` are modules with what is in
+    them, `calls` patterns, `own` the modules that came with the code. UNPARSED is what has no tree.
+    """
+    if len(code) > MOST_BYTES or len(code.encode("utf-8", "surrogatepass")) > MOST_BYTES:
+        return TOO_MUCH, []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (RecursionError, MemoryError):
+        return TOO_MUCH, []
+    except (SyntaxError, ValueError):
+        return UNPARSED, []
+    found = sorted(set(_Program(tree).against(rules)))
+    return LOOKED, found[:MOST]
+
+
+class _Program:
+    """A tree, and what its names stand for: dotted names, as far as the text says so."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self._nodes = list(ast.walk(tree))
+        self._meanings: dict[str, set[str]] = {}
+        # Names of its own functions, classes and parameters: not those that Python has.
+        self._own: set[str] = set()
+        self._stars: list[str] = []
+        self._learn()
+
+    def _learn(self) -> None:
+        assigned: list[tuple[str, ast.expr]] = []
+        for node in self._nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self._mean(alias.asname or top, alias.name if alias.asname else top)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    if alias.name == "*":
+                        self._stars.append(node.module or "")
+                    else:
+                        self._mean(alias.asname or alias.name, f"{node.module}.{alias.name}")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._own.add(node.name)
+            elif isinstance(node, ast.arg):
+                self._own.add(node.arg)
+            elif isinstance(node, ast.Assign):
+                names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+                assigned += [(name, node.value) for name in names]
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                assigned += [
+                    (each.id, node.value) for each in [node.target] if isinstance(each, ast.Name)
+                ]
+        # The order of nodes is not that of the lines: an alias of an alias is known a round later.
+        for _ in range(3):
+            for name, value in assigned:
+                for meaning in tuple(self.meanings(value)):
+                    self._mean(name, meaning)
+
+    def _mean(self, name: str, dotted: str) -> None:
+        meant = self._meanings.setdefault(name, set())
+        if len(meant) < _MEANINGS:
+            meant.add(dotted[:_NAME])
+
+    def meanings(self, node: ast.expr, depth: int = 0) -> set[str]:
+        """The dotted names that an expression may stand for; none where the text does not say."""
+        if depth > _DEPTH:
+            return set()
+        if isinstance(node, ast.Name):
+            return self._of_name(node.id)
+        if isinstance(node, ast.Attribute):
+            return _within(self.meanings(node.value, depth + 1), node.attr)
+        if isinstance(node, ast.Call):
+            return self._of_call(node, depth)
+        if isinstance(node, ast.Subscript) and (key := _text(node.slice)) is not None:
+            return self._of_item(node.value, key, depth)
+        return set()
+
+    def _of_name(self, name: str) -> set[str]:
+        if name in self._meanings:
+            return self._meanings[name]
+        if name in self._own:
+            return set()
+        return {name, *(f"{module}.{name}"[:_NAME] for module in self._stars[:_MEANINGS])}
+
+    def _of_call(self, node: ast.Call, depth: int) -> set[str]:
+        called = self.meanings(node.func, depth + 1)
+        if (module := self.imported_by(node, called)) is not None:
+            top = module.partition(".")[0]
+            return {module, top} if "__import__" in called else {module}
+        name = _text(node.args[1]) if "getattr" in called and len(node.args) > 1 else None
+        return set() if name is None else _within(self.meanings(node.args[0], depth + 1), name)
+
+    def _of_item(self, node: ast.expr, key: str, depth: int) -> set[str]:
+        holders = self.meanings(node, depth + 1)
+        if "sys.modules" in holders:
+            return {key[:_NAME]}
+        inner = {each.removesuffix(".__dict__") for each in holders if each.endswith(".__dict__")}
+        return _within(inner | (holders & set(_BUILTINS)), key)
+
+    def imported_by(self, node: ast.Call, called: set[str]) -> str | None:
+        """The module of a call that imports by name, "" where the text does not say which."""
+        if called.isdisjoint(_IMPORTERS):
+            return None
+        first = node.args[0] if node.args else next((each.value for each in node.keywords), None)
+        return (_text(first) or "")[:_NAME] if first is not None else None
+
+    def against(self, rules: Mapping[str, Any]) -> Iterator[Finding]:
+        imports, patterns = _Imports(rules), list(rules.get("calls") or ())
+        inner: set[int] = set()
+        for node in self._nodes:
+            line = getattr(node, "lineno", 0)
+            for module, names in self._imports_of(node):
+                if said := imports.refuses(module, names):
+                    yield line, "import", said
+            if isinstance(node, ast.Call):
+                for name in self._calls_of(node, patterns):
+                    yield line, "call", name
+            if imports.watched and isinstance(node, ast.Name | ast.Attribute):
+                # Outer nodes come first: of `os.path.join` its parts are no use of `os` as such.
+                if isinstance(node, ast.Attribute):
+                    inner.add(id(node.value))
+                if id(node) in inner or not isinstance(node.ctx, ast.Load):
+                    continue
+                for meaning in self.meanings(node):
+                    if imports.refuses_use(meaning):
+                        yield line, "import", meaning
+
+    def _imports_of(self, node: ast.AST) -> Iterator[tuple[str, list[str]]]:
+        """Each module that this imports, "" for one that is not said, and what is taken of it."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name[:_NAME], []
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "")[:_NAME], [alias.name[:_NAME] for alias in node.names]
+        elif isinstance(node, ast.Call):
+            module = self.imported_by(node, self.meanings(node.func))
+            if module is not None:
+                yield module, []
+        elif isinstance(node, ast.Subscript) and "sys.modules" in self.meanings(node.value):
+            yield (_text(node.slice) or "")[:_NAME], []
+
+    def _calls_of(self, node: ast.Call, patterns: Sequence[str]) -> Iterator[str]:
+        names = {_plain(each) for each in self.meanings(node.func)}
+        for pattern in patterns:
+            wanted, _, how = pattern.partition(":")
+            if wanted.startswith("."):
+                if isinstance(node.func, ast.Attribute) and node.func.attr == wanted[1:]:
+                    yield wanted
+                continue
+            for name in names:
+                if fnmatchcase(name, wanted) and (how != "write" or _may_write(node)):
+                    yield name
+
+
+class _Imports:
+    """Which modules a program may import."""
+
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        self._mode = rules.get("mode") or ""
+        self._named = list(rules.get("imports") or ())
+        self._except = list(rules.get("except") or ())
+        self._own = {*(rules.get("own") or ()), "__future__"}
+        # Modules that may be imported for the sake of a part: their use is looked at instead.
+        self.watched = [
+            name
+            for name in self._named
+            if self._mode == "deny" and any(_covers(name, each) for each in self._except)
+        ]
+
+    def refuses(self, module: str, names: Sequence[str]) -> str:
+        """What of it is against the rules, "" for nothing."""
+        wanted = [f"{module}.{name}" for name in names]
+        if self._mode == "allow":
+            if not module:
+                return "a name that is not in the text"
+            if module.partition(".")[0] in self._own or _any_covers(self._named, module):
+                return ""
+            left = [each for each in wanted if not _any_covers(self._named, each)]
+            return (left[0] if left else "") if wanted else module
+        if self._mode != "deny" or not module:
+            return ""
+        if not wanted and module in self.watched:
+            return ""
+        for each in wanted or [module]:
+            if _any_covers(self._named, each) and not _any_covers(self._except, each):
+                return each
+        return ""
+
+    def refuses_use(self, name: str) -> bool:
+        return _any_covers(self.watched, name) and not _any_covers(self._except, name)
+
+
+def _covers(module: str, name: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def _any_covers(modules: Sequence[str], name: str) -> bool:
+    return any(_covers(module, name) for module in modules)
+
+
+def _within(holders: set[str], name: str) -> set[str]:
+    return {f"{holder}.{name}" for holder in holders if len(holder) + len(name) < _NAME}
+
+
+def _plain(name: str) -> str:
+    """A builtin as programs call it."""
+    holder, _, rest = name.partition(".")
+    return rest if holder in _BUILTINS and rest else name
+
+
+def _text(node: ast.AST | None, depth: int = 0) -> str | None:
+    """The text that an expression is; None for one that is not written out."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and depth < _DEPTH:
+        left, right = _text(node.left, depth + 1), _text(node.right, depth + 1)
+        return None if left is None or right is None else (left + right)[:_NAME]
+    return None
+
+
+def _may_write(node: ast.Call) -> bool:
+    """Whether an `open` has a mode that writes, or one that the text does not say."""
+    named = [each.value for each in node.keywords if each.arg in ("mode", None)]
+    mode = node.args[1] if len(node.args) > 1 else next(iter(named), None)
+    if mode is None:
+        return False
+    text = _text(mode)
+    return text is None or not _WRITES.isdisjoint(text)
+
+
+def main() -> None:
+    """Answer each line, [code, rules], with one of [outcome, findings].
+
+    What takes too much processor time ends this process: SIGPROF comes also within the parser.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        code, rules = json.loads(line)
+        answer = json.dumps(analyse(code, rules)).encode() + b"\n"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

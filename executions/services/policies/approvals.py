@@ -1,0 +1,141 @@
+"""What waits in the queue for somebody to look at it: asked for, decided, and proved when it runs.
+
+An approval is of one execution and of one request, by the hashes of both its code and its whole.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.utils import timezone
+
+from executions.models import Approval, Execution, LedgerEntry
+from executions.services import payloads
+from executions.services.execution_log import log_execution
+from executions.services.ledger import append
+from executions.services.ledger.formats import parse
+from executions.services.ledger.verification import verify_entry
+from executions.services.record import QUEUE_ALLOWANCE, close_record, error_changes
+from executions.services.requests import ExecutionRequest
+from providers.errors import BLOCKED, InvalidConfiguration
+
+DECIDE = "executions.decide_approval"
+# What nobody has looked at by then is not run.
+WAITS = timedelta(days=1)
+
+Status = Approval.Status
+_KIND = "approval"
+
+
+class AlreadyDecided(InvalidConfiguration):
+    """It was decided before, has ended, or is not what was looked at. Nothing was changed."""
+
+
+def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]) -> None:
+    """Have a queued execution wait, in the transaction that inserts it."""
+    Approval.objects.create(
+        execution=execution,
+        tenant_slug=execution.tenant_slug,
+        code_hash=request.code_hash,
+        request_hash=request.run_hash(),
+        findings=findings,
+    )
+    execution.deadline = execution.created_at + WAITS
+    Execution.objects.filter(pk=execution.pk).update(deadline=execution.deadline)
+
+
+def approved(execution: Execution, request: ExecutionRequest) -> dict[str, str] | None:
+    """Who approved just this, and when, as a record has it; None where nobody did."""
+    found = Approval.objects.filter(
+        execution=execution.pk,
+        status=Status.APPROVED,
+        code_hash=request.code_hash,
+        request_hash=request.run_hash(),
+    ).first()
+    if found is None or (at := _entered_at(found)) is None:
+        return None
+    return {"by": found.decided_by, "at": at, "code_hash": found.code_hash}
+
+
+def _entered_at(approval: Approval) -> str | None:
+    """When the ledger says that it was approved, by a signature that is trusted: anybody who gets
+    at the database could write the row.
+    """
+    named = f'"subject":{json.dumps(str(approval.execution_id))}'
+    entries = LedgerEntry.objects.filter(kind=_KIND, statement__contains=named)
+    said = {
+        "actor": approval.decided_by,
+        "decision": Status.APPROVED.value,
+        "code_hash": approval.code_hash,
+        "request_hash": approval.request_hash,
+        "subject": str(approval.execution_id),
+        "kind": _KIND,
+    }
+    for entry in entries:
+        stated = parse(entry.statement) or {}
+        is_of_it = all(stated.get(name) == value for name, value in said.items())
+        if is_of_it and not verify_entry(entry):
+            return str(stated["at"])
+    return None
+
+
+def request_of(approval: Approval) -> ExecutionRequest | None:
+    """What would be run, exactly; None where that is not what was asked for, or is gone."""
+    execution = Execution.objects.filter(pk=approval.execution_id).first()
+    if execution is None or execution.status != Execution.Status.QUEUED:
+        return None
+    request = ExecutionRequest.from_stored(payloads.read(execution))
+    bound = (approval.code_hash, approval.request_hash)
+    return request if (request.code_hash, request.run_hash()) == bound else None
+
+
+def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str) -> None:
+    """Let it run, or end it as blocked, in the name of somebody signed in.
+
+    `request_hash` is what was shown. Raises PermissionDenied, and AlreadyDecided.
+    """
+    if not person.has_perm(DECIDE):
+        raise PermissionDenied
+    by, now = f"user:{person.get_username()}"[:200], timezone.now()
+    verdict = Status.APPROVED if approve else Status.REJECTED
+    with transaction.atomic():
+        waiting = Approval.objects.filter(
+            pk=approval.pk, status=Status.WAITING, request_hash=request_hash
+        )
+        if not waiting.update(status=verdict, decided_by=by, decided_at=now):
+            raise AlreadyDecided("It was decided already, or is not what you have looked at.")
+        queued = Execution.objects.filter(
+            pk=approval.execution_id, status=Execution.Status.QUEUED, finished_at=None
+        )
+        if approve:
+            is_open = bool(queued.update(deadline=now + QUEUE_ALLOWANCE))
+        else:
+            # Nobody could read what is rejected, whose key may be lost.
+            is_open = _end(queued.defer("pending").first(), by)
+        if not is_open:
+            raise AlreadyDecided("It has ended meanwhile.")
+        # Last: whoever ends an execution takes its row before the ledger, too.
+        content = {
+            "actor": by,
+            "decision": verdict.value,
+            "code_hash": approval.code_hash,
+            "request_hash": request_hash,
+        }
+        append(_KIND, str(approval.execution_id), content)
+
+
+def _end(execution: Execution | None, by: str) -> bool:
+    if execution is None:
+        return False
+    message = f"The policy asks for an approval, and {by} has rejected it."
+    changes = error_changes(BLOCKED.code, message, "code")
+    won = close_record(
+        execution, Execution.Status.BLOCKED, changes, only_if=Execution.Status.QUEUED
+    )
+    if won:
+        log_execution(execution)
+    return won

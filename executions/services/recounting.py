@@ -1,0 +1,199 @@
+"""Counting anew what `services.statistics` counts as it happens, while it goes on happening."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import F, Model
+
+from executions.models import (
+    Execution,
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+)
+from executions.services.retention import records_erased_until
+from executions.services.statistics import ADD, HAS_COST, KEYS, bucket_of, hour_of
+
+_BATCH = 5000
+# Rows that are corrected in one transaction.
+_CORRECTED = 50
+# Any number that no other lock of this database uses.
+_POSTGRES_LOCK = 0x4EC0
+
+
+class Recounting(Exception):
+    """Two at once would both add what is missing."""
+
+
+def ensure_counted() -> None:
+    """Count what ended before there were counts. Does nothing where there are some."""
+    if not ExecutionCount.objects.exists():
+        with suppress(Recounting):
+            recount()
+
+
+def recount() -> int:
+    """Count everything anew. How many executions were counted.
+
+    For records that came without being ended here, as from a restored table. What was counted of
+    records that retention has erased since stays. Executions may end
+    meanwhile: records and counts are read in one snapshot, without a lock, and what is wrong is
+    added to the counts as they are then, some rows at a time. Raises Recounting when somebody
+    else does it.
+    """
+    with _recounting_alone():
+        with _snapshot():
+            counted, counts = _count_records()
+            since = _since()
+            corrections = [each for each in _corrections(counts) if each.key[0] >= since]
+        for start in range(0, len(corrections), _CORRECTED):
+            with transaction.atomic():
+                for correction in corrections[start : start + _CORRECTED]:
+                    correction.apply()
+    return counted
+
+
+def _since() -> datetime:
+    """From when on all records are there. They end a while after they were made."""
+    until = records_erased_until()
+    if until is None:
+        return datetime.min.replace(tzinfo=UTC)
+    return hour_of(until) + timedelta(days=2)
+
+
+@dataclass(frozen=True)
+class _Correction:
+    """What is added to the row of this key; it may be less than nothing."""
+
+    model: type[Model]
+    key: tuple[Any, ...]
+    count: int
+    cost: float
+
+    def apply(self) -> None:
+        names = KEYS[self.model]
+        rows = self.model._default_manager.filter(**dict(zip(names, self.key, strict=True)))
+        more: dict[str, Any] = {"count": F("count") + self.count}
+        if self.model is not ExecutionLatency:
+            more["cost"] = F("cost") + self.cost
+        if not rows.update(**more) and self.count > 0:
+            self._add()
+        # What was stored shows in no column of a record, and some of it is gone by now. What was
+        # used of a quota stays used. Faults are of the hours that alerts look at, and stay as they
+        # were counted.
+        stores = {"stored_bytes": 0, "used_ms": 0} if self.model is ExecutionTenantCount else {}
+        rows.filter(count=0, **stores).delete()
+
+    def _add(self) -> None:
+        sums: list[float] = [self.count]
+        if self.model is not ExecutionLatency:
+            sums.append(self.cost)
+        if self.model is ExecutionTenantCount:
+            sums += [0, 0]
+        elif self.model is not ExecutionLatency:
+            # Faults.
+            sums.append(0)
+        hour = connection.ops.adapt_datetimefield_value(self.key[0])
+        with connection.cursor() as cursor:
+            cursor.execute(ADD[self.model], [hour, *self.key[1:], *sums])
+
+
+_Counts = dict[tuple[Any, ...], tuple[int, float]]
+
+
+def _count_records() -> tuple[int, dict[type[Model], _Counts]]:
+    """How many executions have ended, and what the rows of each table should say of them."""
+    columns = ["finished_at", "provider", "tenant_slug", "status", "error_code", "total_ms"]
+    if HAS_COST:
+        columns.append("cost")
+    counts: dict[type[Model], _Counts] = {model: {} for model in KEYS}
+    counted = 0
+    rows = Execution.objects.filter(finished_at__isnull=False).order_by().values(*columns)
+    for facts in rows.iterator(chunk_size=_BATCH):
+        counted += 1
+        facts["hour"] = hour_of(facts["finished_at"])
+        if facts["total_ms"] is not None:
+            facts["bucket"] = bucket_of(facts["total_ms"])
+        cost = float(facts.get("cost") or 0)
+        for model, names in KEYS.items():
+            if "bucket" in names and "bucket" not in facts:
+                continue
+            key = tuple(facts[name] for name in names)
+            number, costs = counts[model].get(key, (0, 0.0))
+            counts[model][key] = (number + 1, costs + cost)
+    return counted, counts
+
+
+def _corrections(counts: dict[type[Model], _Counts]) -> list[_Correction]:
+    """What the tables lack, or have too much of."""
+    found = []
+    for model, right in counts.items():
+        has_cost = model is not ExecutionLatency
+        columns = (*KEYS[model], "count", *(("cost",) if has_cost else ()))
+        stored: _Counts = {}
+        for row in model._default_manager.order_by().values_list(*columns).iterator():
+            number, cost = (row[-2], row[-1]) if has_cost else (row[-1], 0.0)
+            stored[row[: len(KEYS[model])]] = (number, cost)
+        for key in right.keys() | stored.keys():
+            (number, cost), (is_number, is_cost) = (
+                right.get(key, (0, 0.0)),
+                stored.get(key, (0, 0.0)),
+            )
+            more = cost - is_cost if has_cost else 0.0
+            if number != is_number or abs(more) > 1e-9:
+                found.append(_Correction(model, key, number - is_number, more))
+    # In the order in which an execution that ends takes its rows, so that neither waits for ever.
+    return sorted(found, key=lambda each: (list(KEYS).index(each.model), each.key))
+
+
+@contextmanager
+def _snapshot() -> Iterator[None]:
+    """All that is read within is of one moment, and nobody waits for it."""
+    if connection.in_atomic_block:
+        yield
+        return
+    if connection.vendor != "sqlite":
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield
+        return
+    # Django's own transactions begin as writers (see sandbox_site.database).
+    connection.ensure_connection()
+    connection.connection.execute("BEGIN DEFERRED")
+    try:
+        yield
+    finally:
+        connection.connection.execute("COMMIT")
+
+
+@contextmanager
+def _recounting_alone() -> Iterator[None]:
+    """Of one database, or, where it is a file, of the host it is on."""
+    message = "The executions are being counted already. Wait until that has ended."
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [_POSTGRES_LOCK])
+            if not cursor.fetchone()[0]:
+                raise Recounting(message)
+            try:
+                yield
+            finally:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [_POSTGRES_LOCK])
+        return
+    lock = Path(settings.DATA_DIR) / "run" / "recount.lock"
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Recounting(message) from error
+        yield

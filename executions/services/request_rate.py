@@ -1,0 +1,177 @@
+"""How many requests a tenant may send in a minute: counted in the database, for all processes.
+
+One conditional UPDATE takes a place, and changes nothing where there is none. It is committed by
+itself, so no tenant holds a lock that another waits for. Once a tenant was refused, this process
+knows until when, and refuses the rest of a flood without asking.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import Error as DatabaseFailure
+from django.db import connection
+
+from executions.models import RequestWindow, Tenant
+from executions.services.away import problem_of
+from executions.services.quotas import Quota, bound
+from providers.errors import RateLimited
+from sandbox_site.database import not_waiting_for_long
+
+logger = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 60
+# Each but the last may find that another has just made the row, or begun the minute.
+_TRIES = 6
+# How long a request that only reads waits for SQLite's other writer, and how long it is not tried
+# again after that.
+_PATIENCE_SECONDS, _AWAY_SECONDS = 0.5, 1.0
+
+_TABLE = RequestWindow._meta.db_table
+# One clock for all hosts. Of the statement, which is still the same where it waits for the row.
+_NOW = {
+    "sqlite": "CAST(STRFTIME('%%s', 'NOW') AS INTEGER)",
+    "postgresql": "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint",
+}
+# What is lost of it when the database's machine loses power are requests of the last second; to
+# wait for the disk would be most of its cost.
+_ALSO = {
+    "sqlite": "",
+    "postgresql": ", SET_CONFIG('synchronous_commit', 'off', true)",
+}
+# A clock that was set back a little goes on in the same minute; one that is far off begins anew.
+_SAME = f"{{now}} - started BETWEEN -{WINDOW_SECONDS} AND {WINDOW_SECONDS - 1}"
+_TAKE = (
+    f"UPDATE {_TABLE} SET taken = taken + 1 WHERE tenant_id = %s AND {_SAME} AND taken < %s"  # noqa: S608
+    " RETURNING taken, started, {now}{also}"
+)
+# Whoever is first in a new minute. The others find it begun.
+_BEGIN = (
+    f"UPDATE {_TABLE} SET taken = 0, started = {{now}}"  # noqa: S608
+    f" WHERE tenant_id = %s AND NOT ({_SAME})"
+)
+_LOOK = f"SELECT taken, started, {{now}} FROM {_TABLE} WHERE tenant_id = %s"  # noqa: S608
+_ADD = f"INSERT INTO {_TABLE} (tenant_id, started, taken) VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"  # noqa: S608
+
+# Until when a tenant is refused without asking, by the time that nobody sets; with the bound that
+# it was refused by, which may be another by now.
+_refused: dict[int, tuple[int, float, int]] = {}
+# What this process has let through by itself, and since when, while nothing could be written.
+_by_itself: dict[int, tuple[float, int]] = {}
+_counting = threading.Lock()
+_away_until = float("-inf")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A tenant's requests of this minute. `resets_at` is seconds since 1970, by the database's
+    clock; `wait` is the seconds until then for one that has no place, else None."""
+
+    limit: int
+    used: int
+    resets_at: int
+    wait: float | None = None
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.limit - self.used)
+
+    def require(self) -> None:
+        """Raises RateLimited where there was no place."""
+        if self.wait is not None:
+            raise RateLimited(
+                f"The tenant may send {self.limit} requests in a minute, and has sent them. "
+                "Wait as Retry-After says; an administrator can raise the bound.",
+                field=Quota.REQUESTS.value,
+                retry_after=self.wait,
+            )
+
+
+def take(tenant: Tenant, *, only_reads: bool = False) -> Rate:
+    """Count one request of the tenant, if there is a place for it.
+
+    While nothing can be written, one that `only_reads` is counted by this process alone: nothing
+    runs then, and what is recorded can be read. Raises what the database does.
+    """
+    limit, now = bound(tenant, Quota.REQUESTS), time.monotonic()
+    if not limit:
+        return Rate(0, 0, int(time.time()) + WINDOW_SECONDS, WINDOW_SECONDS)
+    known = _refused.get(tenant.pk)
+    if known is not None:
+        if known[0] == limit and now < known[1]:
+            return Rate(limit, limit, known[2], known[1] - now)
+        _refused.pop(tenant.pk, None)
+    taken = _taken_if_possible if only_reads else _taken
+    rate = taken(tenant.pk, limit)
+    if rate.wait is not None:
+        _refused[tenant.pk] = (limit, now + rate.wait, rate.resets_at)
+    return rate
+
+
+def used(tenant: Tenant) -> Rate | None:
+    """What `take` has counted; None where the tenant has no request in this minute."""
+    limit = bound(tenant, Quota.REQUESTS)
+    seen = _ask(_LOOK, [tenant.pk])
+    if seen is None or not _is_same(*seen):
+        return None
+    return Rate(limit, seen[0], seen[1] + WINDOW_SECONDS)
+
+
+def _taken(tenant_id: int, limit: int) -> Rate:
+    for _ in range(_TRIES):
+        if found := _ask(_TAKE, [tenant_id, limit]):
+            taken, started, _now = found
+            return Rate(limit, taken, started + WINDOW_SECONDS)
+        seen = _ask(_LOOK, [tenant_id])
+        if seen is not None and _is_same(*seen):
+            if seen[0] < limit:
+                # Somebody has begun the minute between the two statements.
+                continue
+            resets_at = seen[1] + WINDOW_SECONDS
+            return Rate(limit, limit, resets_at, float(resets_at - seen[2]))
+        _ask(_ADD if seen is None else _BEGIN, [tenant_id])
+    # Its minutes end faster than they are looked at: the database's clock jumps.
+    return Rate(limit, limit, int(time.time()) + 1, 1.0)
+
+
+def _taken_if_possible(tenant_id: int, limit: int) -> Rate:
+    global _away_until
+    if time.monotonic() >= _away_until:
+        try:
+            with not_waiting_for_long(_PATIENCE_SECONDS):
+                return _taken(tenant_id, limit)
+        except DatabaseFailure as error:
+            if not (problem := problem_of(error)):
+                raise
+            logger.warning("requests that read are counted by each process alone: %s", problem)
+            _away_until = time.monotonic() + _AWAY_SECONDS
+    return _counted_here(tenant_id, limit)
+
+
+def _counted_here(tenant_id: int, limit: int) -> Rate:
+    now = time.monotonic()
+    with _counting:
+        since, number = _by_itself.get(tenant_id, (now, 0))
+        if now - since >= WINDOW_SECONDS:
+            since, number = now, 0
+        has_place = number < limit
+        _by_itself[tenant_id] = (since, number + has_place)
+    left = WINDOW_SECONDS - (now - since)
+    return Rate(limit, number + has_place, int(time.time() + left), None if has_place else left)
+
+
+def _is_same(taken: int, started: int, now: int) -> bool:
+    return -WINDOW_SECONDS <= now - started < WINDOW_SECONDS
+
+
+def _ask(sql: str, values: list[Any]) -> tuple[int, int, int] | None:
+    """The first row that it returns. All are fetched: SQLite commits after the last."""
+    vendor = connection.vendor
+    with connection.cursor() as cursor:
+        cursor.execute(sql.format(now=_NOW[vendor], also=_ALSO[vendor]), values)
+        rows = cursor.fetchall() if cursor.description else []
+    return rows[0][:3] if rows else None

@@ -1,0 +1,28 @@
+"""What a backup had open. Nobody can say what became of it afterwards, so none of it runs again."""
+
+from __future__ import annotations
+
+from executions.models import Execution
+from executions.services.execution_log import log_execution
+from executions.services.record import close_record, error_changes
+from providers.errors import UNAVAILABLE
+
+
+def end_open_executions(made_at: str) -> int:
+    """End every open execution with SB009, not to be retried. How many were ended.
+
+    For a database that was just restored and that no service uses. Raises LedgerUnavailable.
+    """
+    message = (
+        f"The database was restored from a backup of {made_at}. The code may have run after that."
+    )
+    ended = 0
+    still_open = list(Execution.objects.filter(finished_at=None).values_list("pk", flat=True))
+    for pk in still_open:
+        execution = Execution.objects.defer("pending").get(pk=pk)
+        changes = {**error_changes(UNAVAILABLE.code, message), "retryable": False}
+        status = execution.status
+        if close_record(execution, Execution.Status.ERROR, changes, only_if=status):
+            log_execution(execution)
+            ended += 1
+    return ended

@@ -1,0 +1,108 @@
+"""Running code in a session: what a request becomes there, and what is recorded beside the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from executions.models import Execution, Session
+from executions.services.declared import refuse
+from executions.services.record import Caller
+from executions.services.requests import ExecutionRequest
+from executions.services.routes import Route, Step
+from executions.services.routing import steps_for
+from executions.services.sessions.ending import lose
+from executions.services.sessions.errors import (
+    SessionAsleep,
+    SessionClosed,
+    SessionLost,
+    refuse_ended,
+)
+from executions.services.sessions.finding import session_of
+from executions.services.sessions.place import step_in
+from providers.errors import KeptSandboxLost, SandboxError
+from providers.languages import normalize_language
+from providers.sandbox import DEFAULT_CONTEXT
+from providers.values import SANDBOX_ENDED, ExecutionResult
+
+# The key of a result's metadata under which it says whether its context still has its state.
+CONTEXT_KEPT = "context_kept"
+# The same, of the process that a command was.
+PID = "pid"
+
+
+def cell_of(
+    session_id: UUID, request: ExecutionRequest, caller: Caller
+) -> tuple[ExecutionRequest, list[Step]]:
+    """The request as it runs in its session, and where.
+
+    Raises NoSuchSession and InvalidConfiguration. That the session has ended is said where the
+    record is opened: of a request that is known there is one to be told.
+    """
+    session = session_of(caller.tenant, session_id)
+    context = request.context or DEFAULT_CONTEXT
+    language = language_of(session, context)
+    if language is None:
+        refuse("context", "The session has no context of this id.")
+    named = normalize_language(request.language)
+    if named and named != normalize_language(language):
+        refuse("language", f"The context {context!r} runs {language}. Name one that runs {named}.")
+    subject = request.subject or session.subject
+    placed = replace(request, context=context, language=language, subject=subject)
+    return placed, [step_in(session, context, request.env, None)]
+
+
+def steps_of(
+    request: ExecutionRequest, tenant_slug: str, route: Route | None = None
+) -> Sequence[Step]:
+    """Where a request that was queued is to run. Raises Conflict for a session that has ended."""
+    if request.session is None:
+        return steps_for(request.language, tenant_slug, route)
+    session = Session.objects.get(pk=request.session)
+    refuse_ended(session)
+    return [step_in(session, request.context, request.env, None)]
+
+
+def language_of(session: Session, context: str) -> str | None:
+    return next((each["language"] for each in session.contexts if each["id"] == context), None)
+
+
+def end_of(session: Session, error: SandboxError) -> SandboxError:
+    """What to tell of a run whose sandbox is gone: the session was closed meanwhile, or is lost, or
+    has only what was saved of it.
+
+    `session` is as it was when its sandbox was lent.
+    """
+    if isinstance(error, KeptSandboxLost):
+        lose(session, error.message)
+    try:
+        refuse_ended(session)
+    except SessionClosed:
+        return SessionClosed("Its session was closed.", started=error.started)
+    except SessionLost as lost:
+        return SessionLost(lost.message, started=error.started)
+    if isinstance(error, KeptSandboxLost):
+        return SessionAsleep(
+            f"{error.message} The files that were saved are there with the next use of the session,"
+            " variables are not. What this run has done may be lost.",
+            started=error.started,
+        )
+    return error
+
+
+def facts_of_cell(
+    execution: Execution, result: ExecutionResult, session: Session | None
+) -> dict[str, Any]:
+    """What a record says of its place in a session, once it has a result."""
+    if session is None:
+        return {}
+    ended = SANDBOX_ENDED in result.metadata
+    if ended:
+        lose(session, "its sandbox ended during a run")
+    kept = result.metadata.get(CONTEXT_KEPT)
+    if execution.context:
+        return {"context_kept": kept is True and not ended}
+    pid = result.metadata.get(PID)
+    return {"pid": pid} if type(pid) is int and 0 < pid < 2**53 else {}

@@ -1,0 +1,144 @@
+"""What is asked of a session's commands. A request that exists is valid."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from executions.services.claims import (
+    Agent,
+    ConversationName,
+    Model,
+    OnBehalfOf,
+    Traceparent,
+)
+from executions.services.declared import STRICT, declared, one_of, refuse
+from executions.services.kinds import (
+    STORABLE,
+    Directory,
+    Environment,
+    Script,
+    Timeout,
+    UserName,
+)
+from executions.services.shapes import Body, Query
+from providers.values import Command
+
+MOST_ARGUMENTS = 1000
+SIGNALS = (
+    *("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT"),
+    *("SIGSTOP", "SIGTSTP", "SIGWINCH"),
+)
+Cells = Annotated[int, Field(ge=1, le=1000)]
+
+
+class TerminalSize(BaseModel):
+    """Columns and rows of a terminal."""
+
+    model_config = STRICT
+
+    cols: Cells
+    rows: Cells
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.cols, self.rows
+
+
+@declared
+class CommandRequest:
+    """A process of a session: `command`, its arguments, or `shell` for bash.
+
+    Raises InvalidConfiguration naming the field at fault. `timeout` is seconds; one in the
+    `background` has none.
+    """
+
+    command: Annotated[Sequence[Annotated[str, STORABLE]], Field(max_length=MOST_ARGUMENTS)] = ()
+    shell: Annotated[Script, Field(description="What bash is given to run.")] = ""
+    cwd: Annotated[Directory, Field(description="Below the workspace.")] = ""
+    env: Environment = field(default_factory=dict)
+    user: UserName = ""
+    stdin: Annotated[bool, Field(description="Its input can be sent.")] = False
+    pty: Annotated[
+        TerminalSize | None, Field(description="A terminal of this size, in place of pipes.")
+    ] = None
+    timeout: Annotated[Timeout | None, Field(description="Seconds.")] = None
+    background: bool = False
+    agent: Agent = ""
+    model: Model = ""
+    conversation: ConversationName = ""
+    on_behalf_of: OnBehalfOf = ""
+    traceparent: Traceparent = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.shell):
+            refuse("command", "Give either command, a list of arguments, or shell.")
+        if self.background and self.timeout is not None:
+            refuse("timeout", "A process in the background has none.")
+
+    @property
+    def text(self) -> str:
+        """What is recorded as its code."""
+        return self.shell or shlex.join(self.command)
+
+    @property
+    def language(self) -> str:
+        return "bash" if self.shell else "command"
+
+    def to_command(self, timeout: float | None) -> Command:
+        return Command(
+            argv=tuple(self.command),
+            shell=self.shell,
+            cwd=self.cwd,
+            environment=dict(self.env),
+            user=self.user,
+            stdin=self.stdin,
+            pty=None if self.pty is None else self.pty.pair,
+            timeout=timeout,
+        )
+
+
+@declared
+class SignalRequest:
+    """A signal for a process and its group."""
+
+    signal: Annotated[str, one_of(SIGNALS)]
+
+
+@declared
+class StdinRequest:
+    """Bytes for the input of a process."""
+
+    close: Annotated[bool, Field(description="The input ends after them.")] = False
+
+
+STDIN = Query(StdinRequest)
+_NO_COMMAND = {"command": {"type": ["array", "null"], "maxItems": 0}}
+_NO_SHELL = {"shell": {"type": ["string", "null"], "maxLength": 0}}
+START = Body(
+    CommandRequest,
+    "Command",
+    ours=("traceparent",),
+    says={
+        "oneOf": [
+            {
+                "required": ["command"],
+                "properties": {"command": {"type": "array", "minItems": 1}, **_NO_SHELL},
+            },
+            {
+                "required": ["shell"],
+                "properties": {"shell": {"type": "string", "minLength": 1}, **_NO_COMMAND},
+            },
+        ],
+        "not": {
+            "required": ["background", "timeout"],
+            "properties": {"background": {"const": True}, "timeout": {"type": "number"}},
+        },
+    },
+)
+SIGNAL = Body(SignalRequest, "Signal")
+RESIZE = Body(TerminalSize, "Size")

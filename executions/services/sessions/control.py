@@ -1,0 +1,178 @@
+"""What is done to a session besides running something in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from executions.models import Execution, Session
+from executions.services.declared import refuse
+from executions.services.ledger.entering import enter_row
+from executions.services.sessions import followers
+from executions.services.sessions.ending import end_leftovers, lose
+from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_ended
+from executions.services.sessions.place import OPERATION_SECONDS, asked
+from executions.services.sessions.requests import ContextRequest, SessionChanges
+from executions.services.statements import use_session
+from executions.services.waiting import Waits
+from executions.services.workspaces.background import saved_behind
+from executions.services.workspaces.waking import awake
+from executions.text import storable
+from providers.errors import KeptSandboxLost, ProviderUnavailable
+from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
+
+T = TypeVar("T")
+
+MOST_CONTEXTS = 32
+
+
+def done_in(
+    session: Session,
+    call: Callable[[KeptSandbox], Any],
+    check: Callable[[Any], T],
+    seconds: float = OPERATION_SECONDS,
+    *,
+    is_use: bool = True,
+    changes_files: bool = False,
+    saves: bool = True,
+) -> Waits[T]:
+    """What the session's sandbox answers to `call`; its idle time counts from now, if it `is_use`,
+    and if it sleeps it is woken. What `changes_files` is saved, before or behind the answer;
+    without `saves` the caller has it saved, once for several.
+
+    Raises SandboxError; where the sandbox is gone, SessionLost, or SessionAsleep where something of
+    it is saved. What has proven not to have begun in one that is gone is begun once more.
+    """
+    for is_last in (False, True):
+        if session.state == Session.State.ASLEEP:
+            if not is_use:
+                raise SessionAsleep("The session is asleep: it has no sandbox to be looked at.")
+            yield from awake(session)
+        if changes_files:
+            use_session(session.pk)
+        elif is_use:
+            Session.objects.filter(pk=session.pk, closed_at=None).update(used_at=Now())
+        try:
+            found = yield from asked(session, call, check, seconds)
+        except KeptSandboxLost as error:
+            lose(session, error.message)
+            refuse_ended(session)
+            if is_last or not is_use or not error.nothing_ran:
+                raise SessionAsleep(
+                    f"{error.message} The files that were saved are there with the next use of the "
+                    "session. Send this again."
+                ) from error
+        else:
+            break
+    if changes_files:
+        # It went to sleep meanwhile, and nobody can say whether this was saved with the rest.
+        if not use_session(session.pk, session.wakes):
+            raise SessionAsleep("The session went to sleep meanwhile. Send this again.")
+        if saves:
+            yield from saved_behind(session)
+    return found
+
+
+def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> Waits[bool]:
+    """Stop what runs in a context, whose state stays. False when nothing ran."""
+    _refuse_unknown(session, context, "context")
+    return (yield from done_in(session, lambda kept: kept.interrupt(context), _boolean))
+
+
+def resetting(session: Session, by: str) -> Waits[Session]:
+    """End its processes and contexts, and begin with an empty default one. Files stay."""
+    running = Execution.objects.filter(session=session.pk, finished_at=None, background=True)
+    # Before they are killed, which is not how they are to be recorded.
+    ends = [followers.take(pk) for pk in running.values_list("pk", flat=True)]
+    yield from done_in(session, lambda kept: kept.reset(), lambda _: None)
+    for end in ends:
+        end()
+    with transaction.atomic():
+        row = Session.objects.filter(pk=session.pk, closed_at=None)
+        default = {"id": DEFAULT_CONTEXT, "language": session.language, "cwd": ""}
+        if row.update(contexts=[default], used_at=Now()):
+            session.refresh_from_db()
+            enter_row(session, "reset", {"by": by})
+    end_leftovers(session, only_background=True, because="Its session was reset.")
+    session.refresh_from_db()
+    refuse_ended(session)
+    return session
+
+
+def change(session: Session, changes: SessionChanges, by: str) -> Session:
+    """Give it other ages or metadata. Raises Conflict where it has ended."""
+    with transaction.atomic():
+        row = Session.objects.filter(pk=session.pk, closed_at=None)
+        won = row.update(**changes.given, used_at=Now())
+        session.refresh_from_db()
+        if won and changes.given:
+            enter_row(session, "changed", {"by": by})
+    refuse_ended(session)
+    return session
+
+
+def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str, Any]]:
+    """Another interpreter of the session. Raises Conflict where its id is taken."""
+    if any(each["id"] == wanted.id for each in session.contexts):
+        raise Conflict("id: The session has a context of this id.", field="id")
+    if len(session.contexts) >= MOST_CONTEXTS:
+        refuse("language", f"A session has at most {MOST_CONTEXTS} contexts.")
+    made = yield from done_in(
+        session,
+        lambda kept: kept.contexts.create(wanted.language, wanted.cwd, wanted.id),
+        _context,
+    )
+    _write_contexts(
+        session, lambda known: [*(each for each in known if each["id"] != made["id"]), made]
+    )
+    return made
+
+
+def ending_context(session: Session, context_id: str) -> Waits[bool]:
+    """End one of its interpreters. False when it was not there."""
+    if all(each["id"] != context_id for each in session.contexts):
+        return False
+    yield from done_in(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
+    _write_contexts(session, lambda known: [each for each in known if each["id"] != context_id])
+    return True
+
+
+def restarting_context(session: Session, context_id: str) -> Waits[dict[str, Any] | None]:
+    """Begin anew in a context, under its id. None when it is not there."""
+    known = next((each for each in session.contexts if each["id"] == context_id), None)
+    if known is None:
+        return None
+    yield from done_in(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
+    return dict(known)
+
+
+def _write_contexts(
+    session: Session, anew: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+) -> None:
+    with transaction.atomic():
+        row = Session.objects.select_for_update().defer("env", "ref").get(pk=session.pk)
+        row.contexts = anew(row.contexts)
+        Session.objects.filter(pk=session.pk).update(contexts=row.contexts)
+    session.contexts = row.contexts
+
+
+def _refuse_unknown(session: Session, context: Any, field: str) -> None:
+    if all(each["id"] != context for each in session.contexts):
+        refuse(field, "The session has no context of this id.")
+
+
+def _boolean(answer: Any) -> bool:
+    return answer is True
+
+
+def _context(answer: Any) -> dict[str, Any]:
+    if not isinstance(answer, Context) or not isinstance(answer.id, str) or not answer.id:
+        raise ProviderUnavailable("The provider answered with something that is no context.")
+    return {
+        "id": storable(answer.id)[:64],
+        "language": storable(str(answer.language))[:32],
+        "cwd": storable(str(answer.cwd))[:512],
+    }

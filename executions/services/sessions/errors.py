@@ -1,0 +1,52 @@
+"""What is wrong with a session, rather than with what was asked of it."""
+
+from __future__ import annotations
+
+from executions.models import Session, Tenant
+from providers.errors import ErrorCode, SandboxError
+
+CONFLICT = ErrorCode(
+    "conflict", "Conflict", "Look at the session: it has ended, or it is busy.", 409
+)
+
+
+class Conflict(SandboxError):
+    """What was asked for does not go together with the state that the session is in."""
+
+    entry = CONFLICT
+
+
+class SessionLost(Conflict):
+    """Its sandbox is gone, and all that it held."""
+
+
+class SessionAsleep(Conflict):
+    """Its sandbox is gone, or was let go of. What was saved of its files is kept."""
+
+
+class SessionClosed(Conflict):
+    """It was closed, before or while this ran."""
+
+
+NOT_FOUND = ErrorCode("not_found", "Not found", "Look the id up.", 404)
+
+
+class NoSuchSession(SandboxError):
+    """There is none of this id, or it is somebody else's: nobody is told which."""
+
+    entry = NOT_FOUND
+
+
+def refuse_ended(session: Session) -> None:
+    """Raises SessionLost or SessionClosed."""
+    if session.state == Session.State.LOST:
+        raise SessionLost(f"The session is lost, and what was in it: {session.closed_because}")
+    if session.closed_at is not None:
+        raise SessionClosed(f"The session was closed: {session.closed_because}")
+
+
+def tenant_of(session: Session) -> Tenant:
+    """Raises Conflict where it is gone."""
+    if session.tenant is None:
+        raise Conflict("The tenant of the session is gone.")
+    return session.tenant

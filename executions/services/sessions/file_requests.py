@@ -1,0 +1,54 @@
+"""What is asked of a session's files. A request that exists is valid.
+
+Whether there is such a file is the guest's to say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from executions.services.declared import declared
+from executions.services.kinds import Folder, Path
+from executions.services.shapes import Body, Query
+
+MOST_DEPTH = 32
+
+
+@declared
+class FileListing:
+    """What is in a folder, to a depth, from the entry behind `after` on."""
+
+    path: Annotated[Folder, Field(description="The workspace where none is given.")] = ""
+    depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 1
+    after: Annotated[Folder, Field(description="Where the previous page said to go on.")] = ""
+
+
+@declared
+class FileRequest:
+    """A file, or a folder that is not the workspace itself."""
+
+    path: Annotated[Path, Field(description="Relative to the workspace.")]
+
+
+@declared
+class FolderRequest:
+    """A folder."""
+
+    path: Annotated[Folder, Field(description="The workspace where none is given.")] = ""
+
+
+@declared
+class MoveRequest:
+    """Give a file or folder another path."""
+
+    source: Annotated[Path, Field(alias="from")]
+    to: Path
+
+
+LIST = Query(FileListing)
+FILE = Query(FileRequest)
+FOLDER = Query(FolderRequest)
+MOVE = Body(MoveRequest, "Move")
+MKDIR = Body(FileRequest, "Mkdir")

@@ -1,0 +1,107 @@
+"""Whose session it is: the one place where sessions are looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.db import connection
+from django.db.models import BooleanField, ExpressionWrapper
+
+from executions.ids import uuid7
+from executions.models import Session, Tenant
+from executions.services.declared import declared, one_of
+from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.services.owned import sessions_of
+from executions.services.sessions.ending import DUE, close_if_due
+from executions.services.sessions.errors import Conflict, NoSuchSession, refuse_ended
+from executions.services.shapes import Query
+
+
+@declared
+class SessionFilter:
+    """Which sessions, and where to go on. An empty state stands for all."""
+
+    state: Annotated[str, one_of(Session.State.values)] = ""
+    limit: Limit = DEFAULT_LIMIT
+    cursor: Cursor | None = None
+
+
+LIST = Query(SessionFilter, empty_is_none=True)
+
+
+@dataclass(frozen=True)
+class Page:
+    sessions: list[Session]
+    next_cursor: str
+
+
+def session_of(tenant: Tenant | None, session_id: UUID) -> Session:
+    """The tenant's session, as it is now: one that is over age is closed by being looked at.
+
+    None stands for staff, whose permissions are not this module's to know. Raises NoSuchSession for
+    one that is not there, and for somebody else's.
+    """
+    sql, before = _with_due()
+    key = Session._meta.pk.get_db_prep_value(session_id, connection)
+    found = Session.objects.raw(sql, [*before, key])
+    session = next(iter(found), None)
+    if session is None or (tenant is not None and session.tenant_id != tenant.pk):
+        raise NoSuchSession("There is nothing here, or it is not yours.")
+    if session.is_due and close_if_due(session.pk):  # type: ignore[attr-defined]
+        session.refresh_from_db()
+    return session
+
+
+@cache
+def _with_due() -> tuple[str, list[Any]]:
+    """A session by its id, and what stands for the parameters before that. Compiling this anew took
+    0.8 of the 1.0 ms of each call."""
+    due = Session.objects.annotate(is_due=ExpressionWrapper(DUE, BooleanField()))
+    sql, values = due.filter(pk=uuid7()).order_by().query.sql_with_params()
+    return str(sql), list(values[:-1])
+
+
+def living_session_of(tenant: Tenant | None, session_id: UUID) -> Session:
+    """As `session_of`, for whoever wants to do something in it. It may be asleep.
+
+    Raises Conflict where it has ended.
+    """
+    session = session_of(tenant, session_id)
+    refuse_ended(session)
+    if session.ref is None and session.state == Session.State.OPEN:
+        raise Conflict("The session is still being opened. Try again.", retry_after=1)
+    return session
+
+
+def list_sessions(tenant: Tenant, wanted: SessionFilter) -> Page:
+    """A page of the tenant's sessions, newest first.
+
+    Those that are over age and have not been looked after yet are closed by being listed.
+    """
+    for due in sessions_of(tenant).filter(DUE).values_list("pk", flat=True):
+        close_if_due(due)
+    found = sessions_of(tenant).order_by("-id")
+    if wanted.state:
+        found = found.filter(state=wanted.state)
+    if wanted.cursor:
+        found = found.filter(pk__lt=wanted.cursor)
+    rows = list(found.select_related("workspace").defer("env", "ref")[: wanted.limit + 1])
+    more = len(rows) > wanted.limit
+    rows = rows[: wanted.limit]
+    return Page(rows, str(rows[-1].pk) if more else "")
+
+
+def expires_at(session: Session) -> datetime:
+    """The earlier of both ages; of one that is asleep, the total age."""
+    if session.state == Session.State.ASLEEP:
+        return ends_by(session)
+    return min(session.used_at + timedelta(seconds=session.idle_seconds), ends_by(session))
+
+
+def ends_by(session: Session) -> datetime:
+    """When it has its total age."""
+    return session.created_at + timedelta(seconds=session.max_seconds)

@@ -1,0 +1,87 @@
+"""What a session's sandbox says of itself now, for somebody who only looks.
+
+To look is no use of the session: it lives no longer for it. What comes back is a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from executions.models import Session
+from executions.services.sessions.control import done_in
+from executions.services.sessions.file_requests import FileListing
+from executions.services.sessions.files import listing
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.errors import ProviderUnavailable
+from providers.sandbox import FileEntry, SandboxState
+
+# How long a page waits for a sandbox to say something.
+LOOK_SECONDS = 10.0
+MOST_SHOWN = 200
+_MOST_CHARACTERS = 500
+_LARGEST = 2**63
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process, as its sandbox tells of it. `exit_code` is None while it runs."""
+
+    pid: int
+    command: str
+    cwd: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """`memory_bytes` is None where it is not known; `more` is how many processes are left out."""
+
+    memory_bytes: int | None
+    contexts: list[tuple[str, str, str]]
+    processes: list[Running]
+    more: int
+
+
+def inspecting(session: Session) -> Waits[Inspection]:
+    """Raises SandboxError; SessionLost where the sandbox is gone."""
+    return (
+        yield from done_in(
+            session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
+        )
+    )
+
+
+def looking_into(session: Session, path: str, after: str) -> Waits[tuple[list[FileEntry], str]]:
+    """A folder, as `files.listing` tells of it. Raises SandboxError."""
+    wanted = FileListing(path=path, after=after)
+    return (yield from listing(session, wanted, LOOK_SECONDS, is_use=False))
+
+
+def _inspection(answer: Any) -> Inspection:
+    if not isinstance(answer, SandboxState):
+        raise ProviderUnavailable("The provider answered with something that is no state.")
+    processes = [
+        Running(each.pid, _text(" ".join(map(str, each.argv))), _text(each.cwd), each.exit_code)
+        for each in _first(answer.processes)
+        if type(each.pid) is int and type(each.exit_code) in (int, type(None))
+    ]
+    memory = answer.memory_bytes
+    return Inspection(
+        memory if type(memory) is int and 0 <= memory < _LARGEST else None,
+        [(_text(c.id), _text(c.language), _text(c.cwd)) for c in _first(answer.contexts)],
+        processes,
+        max(0, len(answer.processes) - MOST_SHOWN),
+    )
+
+
+def _first(rows: Iterable[Any]) -> list[Any]:
+    if not isinstance(rows, list | tuple):
+        raise ProviderUnavailable("The provider answered with something that is no list.")
+    return list(rows[:MOST_SHOWN])
+
+
+def _text(value: Any) -> str:
+    return storable(str(value)[:_MOST_CHARACTERS])

@@ -1,0 +1,205 @@
+"""Opening a session: its row first, then a sandbox, by the rules that hold for every run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+
+from executions.models import Session, Tenant, Workspace
+from executions.services import leases
+from executions.services.declared import refuse
+from executions.services.disk import refuse_when_full
+from executions.services.isolation import floor_for, require_provider, require_sandbox
+from executions.services.key_bounds import allowed_steps, require_template
+from executions.services.languages import refuse_unsupported
+from executions.services.ledger.entering import enter_row
+from executions.services.ledger.head import refuse_if_altered
+from executions.services.ongoing import refuse_when_stopping
+from executions.services.policies.enforcing import Held
+from executions.services.policies.in_force import rules_for
+from executions.services.record import Caller
+from executions.services.requests import ExecutionRequest
+from executions.services.routes import Step, lender
+from executions.services.routing import Hops, Unfit, admitted, steps_for
+from executions.services.sessions.ending import fail
+from executions.services.sessions.errors import Conflict, refuse_ended
+from executions.services.sessions.place import SHARING, taken_over
+from executions.services.sessions.requests import SessionRequest
+from executions.services.sessions.room import making_room, opened_where_there_is_room
+from executions.services.spending import refuse_over_budget
+from executions.services.waiting import Waits
+from executions.services.workspaces.inheriting import inherit
+from executions.services.workspaces.restoring import Restored
+from executions.services.workspaces.snapshots import begin_with, snapshot_of
+from executions.services.workspaces.waking import furnished
+from executions.text import storable
+from providers.base import KEPT
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.manager import Lease, manager
+from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
+from providers.services.routing import planned
+
+logger = logging.getLogger(__name__)
+
+
+def opening(request: SessionRequest, caller: Caller) -> Waits[Session]:
+    """An open session. Its provider is chosen now, and never again.
+
+    Raises InvalidConfiguration for a language or provider that the tenant's route does not lead
+    to, BeyondKey for what the caller's key is not for, BlockedByPolicy for what the tenant's policy
+    does not allow, Conflict for a name that is taken,
+    RateLimited where there is no room, and what the provider does; the session is then closed.
+    """
+    slug = caller.tenant.slug
+    steps: Sequence[Step] = _steps(request, slug)
+    require_template(caller, request.template)
+    steps = allowed_steps(caller, request.language, steps)
+    held = Held(rules_for(slug))
+    held.to_language(request.language)
+    steps = held.steps(steps)
+    refuse_unsupported(request.language, steps)
+    snapshot = snapshot_of(caller.tenant, request.source, "from") if request.source else None
+    refuse_if_altered()
+    refuse_when_stopping()
+    refuse_over_budget(slug)
+    refuse_when_full()
+    session = yield from _reserve(request, caller)
+    try:
+        members = begin_with(session, snapshot) if snapshot else inherit(session)
+        yield from _place(session, caller.tenant, request, steps, members, held)
+    except BaseException as error:
+        problem = error.message if isinstance(error, SandboxError) else "the service failed"
+        fail(session, f"it could not be opened: {storable(problem)}")
+        raise
+    return session
+
+
+def _steps(request: SessionRequest, slug: str) -> list[Step]:
+    if not request.provider:
+        return steps_for(request.language, slug)
+    on_route = planned(slug, request.language) or [manager.in_force()]
+    if request.provider not in on_route:
+        refuse("provider", "Must be a configuration on the tenant's route.")
+    return [Step(lender(request.provider), request.provider)]
+
+
+def _reserve(request: SessionRequest, caller: Caller) -> Waits[Session]:
+    """The row, so that name and room are its own before anything is started."""
+    key = caller.api_key
+    session = Session(
+        tenant=caller.tenant,
+        tenant_slug=caller.tenant.slug,
+        api_key=key,
+        api_key_name=key.name if key else "",
+        api_key_prefix=key.prefix if key else "",
+        subject=request.subject,
+        name=request.name,
+        metadata=dict(request.metadata),
+        language=request.language,
+        template=request.template,
+        env=dict(request.env),
+        contexts=[{"id": DEFAULT_CONTEXT, "language": request.language, "cwd": ""}],
+        idle_seconds=request.idle_seconds,
+        max_seconds=request.max_seconds,
+        saves=request.saves,
+        conversation=request.conversation,
+        process_id=leases.mine(),
+    )
+    try:
+        yield from making_room(caller.tenant, lambda: session.save(force_insert=True))
+    except IntegrityError as error:
+        name = "name" if request.name else "conversation"
+        if not getattr(request, name):
+            raise
+        raise Conflict(f"{name}: An open session has this {name} already.", field=name) from error
+    return session
+
+
+def _place(
+    session: Session,
+    tenant: Tenant,
+    request: SessionRequest,
+    steps: Sequence[Step],
+    members: Sequence[Restored],
+    held_to: Held,
+) -> Waits[None]:
+    floor = floor_for(tenant, session.api_key, request.language)
+    probe = ExecutionRequest("pass", request.language)
+    hops, is_only = Hops(), len(steps) == 1
+    for number, step in enumerate(steps, start=1):
+        began = perf_counter()
+        try:
+            with ExitStack() as held:
+                lease = yield from admitted(
+                    step, probe, floor, held, is_only=is_only, is_last=number == len(steps)
+                )
+                _require_kept(lease)
+                require_provider(lease, floor)
+                held_to.to_lease(lease)
+                sandbox = yield from opened_where_there_is_room(
+                    lease, session, is_last=number == len(steps)
+                )
+                started = perf_counter()
+                try:
+                    isolation, _ = require_sandbox(lease, sandbox, floor)
+                    held_to.to_sandbox(lease, isolation)
+                    mark = ""
+                    if members:
+                        mark = yield from furnished(session, lease, sandbox, members)
+                    _put(session, lease, sandbox, isolation, mark, request.source)
+                    yield from taken_over(lease, session, sandbox)
+                except BaseException:
+                    sandbox.submit_close()
+                    raise
+        except SandboxError as error:
+            hops.left(step, error, _ms(began))
+            if number == len(steps) or not (isinstance(error, Unfit) or hops.may_leave(error)):
+                raise hops.telling(error) from None
+        else:
+            hops.served(step, _ms(began), round((started - began) * 1000, 3), alone=is_only)
+            return
+    raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+
+
+def _require_kept(lease: Lease) -> None:
+    if KEPT not in lease.provider.capabilities:
+        raise Unfit(f"{lease.provider_id} has no sessions.")
+
+
+def _put(
+    session: Session,
+    lease: Lease,
+    sandbox: KeptSandbox,
+    isolation: str,
+    mark: str,
+    source: UUID | None,
+) -> None:
+    """Write down where it is. Raises SessionClosed where it was closed meanwhile."""
+    values = {
+        "provider": lease.provider_id,
+        "config_version": lease.config_version,
+        "ref": sandbox.ref,
+        "runtime": storable(str(sandbox.metadata.get("runtime", "")))[:64],
+        "isolation": isolation,
+        "sharing": SHARING,
+        "used_at": Now(),
+        "process": None,
+    }
+    with transaction.atomic():
+        won = Session.objects.filter(pk=session.pk, closed_at=None).update(**values)
+        session.refresh_from_db()
+        if won:
+            # From this mark on others change what was put there.
+            Workspace.objects.filter(session=session.pk).update(mark=mark)
+            enter_row(session, "opened", {"from": str(source)} if source else None)
+    refuse_ended(session)
+
+
+def _ms(began: float) -> float:
+    return round((perf_counter() - began) * 1000, 3)

@@ -1,0 +1,140 @@
+"""What is asked of sessions. A request that exists is valid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from executions.models import Session
+from executions.services.declared import Rule, at_most, declared, one_of
+from executions.services.kinds import (
+    ContextId,
+    Directory,
+    Environment,
+    Id,
+    LanguageName,
+    ShortName,
+    Subject,
+    storable,
+)
+from executions.services.shapes import Body
+from executions.text import is_storable, to_json
+from providers.sandbox import DEFAULT_CONTEXT
+
+IDLE_SECONDS = 600
+MAX_SECONDS = 1800
+METADATA_BYTES = 16 * 1024
+_NAME = re.compile(r"[^\x00-\x1f\x7f/]*")
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("Must hold neither control characters nor a slash.")
+    return storable(name)
+
+
+def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        text = to_json(dict(metadata))
+    except ValueError as error:
+        raise ValueError(f"Must be JSON: {error}.") from None
+    if len(text) > METADATA_BYTES or len(text.encode("utf-8", "replace")) > METADATA_BYTES:
+        raise ValueError(f"Must be at most {METADATA_BYTES} bytes.")
+    if not is_storable(text) or "\\u0000" in text:
+        raise ValueError("Must hold neither NUL nor lone surrogates.")
+    return metadata
+
+
+Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS")]
+Metadata = Annotated[
+    Mapping[str, Any],
+    Rule(_kept),
+    Field(description=f"The caller's own; at most {METADATA_BYTES} bytes of JSON."),
+]
+SessionName = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f/]*$"), Rule(storable)]
+Idle = Annotated[Seconds, Field(description="Unused for so long, it goes to sleep.")]
+Age = Annotated[Seconds, Field(description="So long after it was opened, it is closed.")]
+
+
+@declared
+class SessionRequest:
+    """A sandbox that stays. Times are seconds: unused for `idle_seconds` it goes to sleep,
+    `max_seconds` old it is closed. Raises InvalidConfiguration naming the field at fault.
+
+    `provider` is a configuration on the tenant's route, "" whichever that leads to. `conversation`
+    is a hash that no other open session of the tenant has.
+    """
+
+    name: Annotated[SessionName, Field(description="Unique among the tenant's open sessions.")] = ""
+    language: LanguageName = "python"
+    template: ShortName = ""
+    provider: Annotated[ShortName, Field(description="A configuration on the tenant's route.")] = ""
+    idle_seconds: Idle = IDLE_SECONDS
+    max_seconds: Age = MAX_SECONDS
+    env: Annotated[Environment, Field(description="Of all that runs in it.")] = field(
+        default_factory=dict
+    )
+    metadata: Metadata = field(default_factory=dict)
+    saves: Annotated[
+        str,
+        one_of(Session.Saves.values),
+        Field(
+            description="When its files are saved: before the answer, behind it, or never. Where "
+            "they never are, it is closed in place of going to sleep."
+        ),
+    ] = "background"
+    source: Annotated[
+        Id | None,
+        Field(
+            alias="from",
+            description="A snapshot whose files it begins with. Variables are no part of one.",
+        ),
+    ] = None
+    subject: Subject = ""
+    conversation: ShortName = ""
+
+
+@declared
+class SessionChanges:
+    """What of a session is to be changed; None leaves it as it is."""
+
+    idle_seconds: Idle | None = None
+    max_seconds: Age | None = None
+    metadata: Metadata | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@declared
+class ContextRequest:
+    """Another interpreter of a session."""
+
+    language: LanguageName
+    cwd: Annotated[Directory, Field(description="Below the workspace.")] = ""
+    id: Annotated[ContextId, Field(description="One of the sandbox's choice without it.")] = ""
+
+
+@declared
+class InterruptRequest:
+    """Stop what runs in a context."""
+
+    context: ContextId = DEFAULT_CONTEXT
+
+
+@declared
+class ResetRequest:
+    """Begin anew."""
+
+
+OPEN = Body(SessionRequest, "SessionRequest", ours=("subject", "conversation"))
+CHANGE = Body(SessionChanges, "SessionChanges")
+CREATE_CONTEXT = Body(ContextRequest, "ContextRequest")
+INTERRUPT = Body(InterruptRequest, "Interrupt")
+RESET = Body(ResetRequest, "Reset")

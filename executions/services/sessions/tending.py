@@ -1,0 +1,184 @@
+"""What the schedule does for sessions, once a minute: nobody of ours has to remember one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from executions.models import Session
+from executions.services.sessions.background import follow_the_unattended
+from executions.services.sessions.ending import (
+    DUE,
+    close_if_due,
+    end_leftovers,
+    fail,
+    lose,
+    release,
+    saved_last,
+)
+from executions.services.sessions.place import LEASE_SECONDS, asked
+from executions.services.waiting import wait_for
+from executions.services.workspaces import threads
+from executions.services.workspaces.background import save_soon
+from executions.services.workspaces.cleaning import clean_ended
+from executions.services.workspaces.sleeping import TIRED, put_to_sleep
+from providers.errors import KeptSandboxLost, SandboxError
+from providers.sandbox import KeptSandbox
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 500
+# What one renewal may take, and how long a provider must have kept us waiting to be left alone.
+RENEWAL_SECONDS = 20.0
+SILENT_SECONDS = 10.0
+# Longer than a route of several providers takes, each of which may take CREATE_SECONDS.
+OPENING_SECONDS = 900
+# What is unsaved for so long is not being saved by who ran it; and how long is waited for saving.
+UNSAVED_SECONDS = 60
+SAVING_SECONDS = 30.0
+
+
+def tend() -> int:
+    """Close what is over age, renew what is living, release what is left of the rest; save what
+    nobody saves, and put to sleep what nobody uses.
+
+    How many were closed or lost.
+    """
+    ended = 0
+    for session in list(Session.objects.filter(DUE).defer("env")[:_AT_ONCE]):
+        wait_for(saved_last(session))
+        ended += close_if_due(session.pk)
+    ended += close_never_opened()
+    # First: whatever holds up the rest must not cost anybody his sandbox.
+    ended += renew_living()
+    follow_the_unattended()
+    release_ended()
+    save_left()
+    rest_unused()
+    clean_ended()
+    return ended
+
+
+def save_left() -> int:
+    """Save what a process that died, or a storage that was away, left unsaved. How many were.
+
+    One after the other, and no more after one that took long: another minute comes.
+    """
+    before = Now() - timedelta(seconds=UNSAVED_SECONDS)
+    left = Session.objects.filter(
+        ~Q(saves=Session.Saves.NEVER),
+        state=Session.State.OPEN,
+        ref__isnull=False,
+        tenant__isnull=False,
+        unsaved_since__lt=before,
+    )
+    return _one_by_one(
+        left.order_by("unsaved_since"), lambda session: save_soon(session.pk, session.tenant_slug)
+    )
+
+
+def rest_unused() -> int:
+    """Put to sleep what was unused for its time. How many."""
+    return _one_by_one(
+        Session.objects.filter(TIRED).order_by("used_at"),
+        lambda session: threads.submit(
+            ("sleep", session.pk), session.tenant_slug, lambda: _rested(session)
+        ),
+    )
+
+
+def _rested(session: Session) -> bool:
+    try:
+        because = f"it was unused for {session.idle_seconds} s"
+        return put_to_sleep(session.pk, because, only_if=TIRED)
+    except SandboxError as error:
+        logger.warning("session %s cannot sleep: %s", session.pk, error.message)
+        return False
+
+
+def _one_by_one(sessions: QuerySet[Session], begin: Callable[[Session], Future[Any]]) -> int:
+    """Side by side, as many as there are threads for, and waited for so long together."""
+    begun = [begin(session) for session in sessions.defer("env", "ref")[:_AT_ONCE]]
+    done, _ = wait(begun, SAVING_SECONDS)
+    return sum(bool(each.exception() is None and each.result()) for each in done)
+
+
+def close_never_opened() -> int:
+    """Close those that nobody has opened in all this time, whoever lives. How many.
+
+    They would keep their name and their room until they are idle. Who opens one after that finds it
+    closed, and ends its sandbox. Those of a process that died are closed as soon as it is found.
+    """
+    long_ago = Now() - timedelta(seconds=OPENING_SECONDS)
+    left = Session.objects.filter(closed_at=None, ref__isnull=True, created_at__lt=long_ago)
+    found = list(left[:_AT_ONCE])
+    for session in found:
+        fail(session, "it was not opened in time")
+    return len(found)
+
+
+class _Silent:
+    """Providers that have let us wait: they are left alone until the next time.
+
+    One after the other is asked, and one that hangs must not cost the sandboxes of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._providers: set[tuple[str, int | None]] = set()
+
+    def __contains__(self, session: Session) -> bool:
+        return (session.provider, session.config_version) in self._providers
+
+    @contextmanager
+    def noting(self, session: Session) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if time.monotonic() - began >= SILENT_SECONDS:
+                self._providers.add((session.provider, session.config_version))
+
+
+def release_ended() -> int:
+    """Have the providers end the sandboxes of sessions that have ended. How many have."""
+    released = 0
+    left = Session.objects.filter(closed_at__isnull=False, released_at=None).order_by("pk")
+    silent = _Silent()
+    for session in left[:_AT_ONCE]:
+        if session not in silent:
+            with silent.noting(session):
+                wait_for(release(session))
+            released += 1
+        end_leftovers(session)
+    return released
+
+
+def renew_living() -> int:
+    """Have the providers keep the sandboxes of open sessions. How many were found to be lost."""
+    lost = 0
+    living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False).order_by("pk")
+    silent = _Silent()
+    for session in living[:_AT_ONCE]:
+        if session in silent:
+            continue
+        try:
+            with silent.noting(session):
+                wait_for(asked(session, _renew, bool, RENEWAL_SECONDS))
+        except KeptSandboxLost as error:
+            lose(session, error.message)
+            lost += 1
+        except SandboxError as error:
+            logger.warning("session %s could not be renewed: %s", session.pk, error.message)
+    return lost
+
+
+def _renew(kept: KeptSandbox) -> None:
+    kept.renew(LEASE_SECONDS)

@@ -1,0 +1,88 @@
+"""Who is next in a session: its row counts who comes, and the rows before one's own are waited for.
+
+So the order is the database's, over all processes. Runs of different contexts do not wait for one
+another, and commands wait for nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Exists, OuterRef
+
+from executions.models import Execution, Session
+from executions.services import ongoing, statements
+from executions.services.sessions import bells
+from executions.services.sessions.errors import Conflict, refuse_ended
+from executions.services.waiting import Waits
+from providers.waiting import within
+
+# How long a run that another process has may have ended before it is noticed.
+LOOK_SECONDS = 0.1
+
+
+def take(execution: Execution) -> None:
+    """Give a new execution its place, in the transaction that inserts it.
+
+    Raises SessionLost, SessionClosed, or Conflict for a session that is still being opened.
+    """
+    if (session_id := execution.session_id) is None:
+        return
+    taken = statements.take_turn(session_id, execution.context)
+    if taken is None:
+        session = Session.objects.defer("env", "ref").get(pk=session_id)
+        refuse_ended(session)
+        raise Conflict("The session is still being opened. Try again.", retry_after=1)
+    execution.turn, execution.is_held = taken
+
+
+def turn_of(
+    execution: Execution, waiting: Callable[[Future[Any]], AbstractContextManager[None]]
+) -> Waits[None]:
+    """Wait until everything that came earlier to its context has ended.
+
+    `waiting` surrounds the waiting, and may cancel it and raise.
+    Raises Conflict after SESSION_QUEUE_TIMEOUT, and SessionLost or SessionClosed where the session
+    ended meanwhile. Nothing has run then.
+    """
+    # What nobody held when it took its turn, nobody holds later: others come after it.
+    if (session_id := execution.session_id) is None or not execution.is_held:
+        return
+    earlier = Execution.objects.filter(
+        session=OuterRef("pk"),
+        finished_at=None,
+        context=execution.context,
+        turn__lt=execution.turn,
+        background=False,
+    )
+    session = Session.objects.filter(pk=session_id).defer("env", "ref")
+    until = time.monotonic() + settings.SESSION_QUEUE_TIMEOUT
+    while True:
+        with bells.hung(session_id) as bell:
+            found = session.annotate(is_held=Exists(earlier)).get()
+            refuse_ended(found)
+            if not execution.context or not found.is_held:
+                return
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Conflict(
+                    f"Others have been running in this context of the session {session_id} for "
+                    f"{settings.SESSION_QUEUE_TIMEOUT} s. Wait for them, interrupt them, or use "
+                    "another context."
+                )
+            awaited = within(min(LOOK_SECONDS, left), bell)
+            with ongoing.given_up_at_the_end(awaited), waiting(awaited):
+                yield awaited
+        ongoing.refuse_when_ending()
+
+
+def ended(execution: Execution) -> None:
+    """Let the next one go on, and count the session's idle time from now."""
+    if execution.session_id is not None:
+        statements.use_session(execution.session_id)
+        bells.ring(execution.session_id)

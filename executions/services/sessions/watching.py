@@ -1,0 +1,181 @@
+"""What changes in a session's files, told while it happens to one who listens.
+
+Each listener has a thread for as long as he stays, none of those that calls of providers are waited
+for in. What he does not read is not fetched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+from django.db import connection
+
+from executions.models import Session
+from executions.services.asking import guarded
+from executions.services.following import Relay
+from executions.services.kinds import MAX_PATH_BYTES
+from executions.services.live import Entry
+from executions.services.sessions.ending import lose
+from executions.services.sessions.errors import SessionLost, refuse_ended
+from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
+from providers.sandbox import FileChange
+from providers.waiting import within
+from sandbox_site import draining
+
+logger = logging.getLogger(__name__)
+
+# Of one tenant, and of all.
+MOST_OF_ONE, MOST = 16, 128
+KINDS = ("created", "modified", "deleted", "moved")
+# Who has not begun to read by then has gone without a word.
+UNREAD_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+_RETRY_SECONDS = 5.0
+
+_lock = threading.Lock()
+_listeners: Counter[str] = Counter()
+
+
+class Watch(Relay):
+    """The changes on their way to one listener. `ended` is done when no more come: with None, or
+    with the error that ended it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: Future[None] = Future()
+        self._left = threading.Event()
+        self._is_read = False
+        self._begun_at = time.monotonic()
+        self._seq = 0
+
+    def leave(self) -> None:
+        """Nobody listens any more."""
+        self._left.set()
+
+    def changed(self, after: int) -> Future[None]:
+        self._is_read = True
+        return super().changed(after)
+
+    @property
+    def is_wanted(self) -> bool:
+        unread = not self._is_read and time.monotonic() > self._begun_at + UNREAD_SECONDS
+        return not (self._left.is_set() or unread or draining.is_draining())
+
+    def tell(self, change: Any) -> None:
+        """Waits while the listener does not read. Raises ProviderUnavailable for what is none."""
+        if (
+            not isinstance(change, FileChange)
+            or change.type not in KINDS
+            or not isinstance(change.path, str)
+            or len(change.path) > MAX_PATH_BYTES
+        ):
+            raise ProviderUnavailable("The provider told of something that is no change.")
+        while self.is_full and self.is_wanted:
+            self._left.wait(_LOOK_SECONDS)
+        self._seq += 1
+        self.push([Entry(self._seq, change.type, said={"path": storable(change.path)})])
+
+
+def watching(session: Session, path: str) -> Waits[Watch]:
+    """Begin to watch a folder. What happens from now on is told.
+
+    Raises SandboxError, and RateLimited where too much is watched already.
+    """
+    watch, begun = Watch(), Future[None]()
+    _count(session.tenant_slug)
+    work = threading.Thread(
+        target=_work, args=(session, path, watch, begun), name="watch-files", daemon=True
+    )
+    try:
+        work.start()
+    except RuntimeError:
+        _uncount(session.tenant_slug)
+        raise RateLimited("There are no threads left.", retry_after=_RETRY_SECONDS) from None
+    awaited = within(OPERATION_SECONDS, begun)
+    try:
+        yield awaited
+        awaited.result()
+    except BaseException:
+        watch.leave()
+        raise
+    return watch
+
+
+def _work(session: Session, path: str, watch: Watch, begun: Future[None]) -> None:
+    told: SandboxError | None = None
+    try:
+        _follow(session, path, watch, begun)
+    except SandboxError as error:
+        told = _end_of(session, error)
+    except Exception:
+        logger.exception("the files of session %s are watched no longer", session.pk)
+        told = ProviderUnavailable("The watch failed inside the service. The log has the details.")
+    finally:
+        _uncount(session.tenant_slug)
+        connection.close()
+    watch.end()
+    for future in (begun, watch.ended):
+        if future.done():
+            continue
+        if told is None:
+            future.set_result(None)
+        else:
+            future.set_exception(told)
+
+
+def _follow(session: Session, path: str, watch: Watch, begun: Future[None]) -> None:
+    with lent_sandbox(session) as sandbox:
+        changes = guarded(session.provider, lambda: sandbox.files.watch(path))
+        # It may go on for a day, and a database has connections for few.
+        connection.close()
+        begun.set_result(None)
+        try:
+            while watch.is_wanted:
+                change = guarded(session.provider, lambda: next(changes, _OVER))
+                if change is _OVER:
+                    return
+                if change is not None:
+                    watch.tell(change)
+        finally:
+            if (close := getattr(changes, "close", None)) is not None:
+                guarded(session.provider, close)
+
+
+_OVER = object()
+
+
+def _end_of(session: Session, error: SandboxError) -> SandboxError:
+    """What to tell of it: the session may have been closed meanwhile, or be lost."""
+    try:
+        if isinstance(error, KeptSandboxLost):
+            lose(session, error.message)
+        session.refresh_from_db()
+        refuse_ended(session)
+    except SandboxError as ended:
+        return ended
+    return SessionLost(error.message) if isinstance(error, KeptSandboxLost) else error
+
+
+def _count(slug: str) -> None:
+    with _lock:
+        if _listeners[slug] >= MOST_OF_ONE or _listeners.total() >= MOST:
+            raise RateLimited(
+                f"Too many folders are watched already; a tenant may have {MOST_OF_ONE}.",
+                retry_after=_RETRY_SECONDS,
+            )
+        _listeners[slug] += 1
+
+
+def _uncount(slug: str) -> None:
+    with _lock:
+        _listeners[slug] -= 1
+        if not _listeners[slug]:
+            del _listeners[slug]

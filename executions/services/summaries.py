@@ -1,0 +1,56 @@
+"""An execution in short, as lists and webhooks tell it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executions.models import Execution, LateResult
+from executions.services.claims import CLAIMS
+
+
+def execution_summary(execution: Execution) -> dict[str, Any]:
+    """What a list shows of an execution: everything but the parts that may be large."""
+    return {
+        "id": str(execution.pk),
+        "status": execution.status,
+        **place_of(execution),
+        "mode": execution.mode,
+        "priority": execution.Priority(execution.priority).label,
+        "language": execution.language,
+        "provider": execution.provider,
+        "runtime": execution.runtime,
+        "isolation": execution.isolation,
+        "sharing": execution.sharing,
+        "exit_code": execution.exit_code,
+        "error": error_of(execution),
+        "timings": timings_of(execution),
+        "created_at": execution.created_at.isoformat(),
+    }
+
+
+def place_of(execution: Execution) -> dict[str, Any]:
+    """Where it ran, which is null outside sessions, and who asked for it."""
+    return {
+        "session": str(execution.session_id) if execution.session_id else None,
+        "context": execution.context or None,
+        "context_kept": execution.context_kept,
+        "pid": execution.pid,
+        **{name: getattr(execution, name) or None for name in (*CLAIMS, "traceparent")},
+    }
+
+
+def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
+    """The verdict that it ended with; None for one that ran to its end."""
+    if not execution.error_code:
+        return None
+    return {"code": execution.error_code, "message": execution.error_message}
+
+
+def timings_of(execution: Execution) -> dict[str, float | None]:
+    """Milliseconds; None for what did not happen, or not yet."""
+    return {
+        "queue_ms": execution.queue_ms,
+        "start_ms": execution.start_ms,
+        "run_ms": execution.run_ms,
+        "total_ms": execution.total_ms,
+    }

@@ -1,0 +1,160 @@
+"""Deliveries as rows: there with the request, due with the end, claimed by whoever sends them.
+
+Every step is an UPDATE whose count says who has made it. A claim is the next time of a try put
+off by CLAIM: whoever dies with it has it tried again then, so what is due is sent at least once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connection
+from django.db.models import F
+from django.utils import timezone
+
+from executions.models import Execution, Tenant, WebhookDelivery
+from executions.services.declared import refuse
+from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
+from executions.services.webhooks.secrets import in_force
+
+State = WebhookDelivery.State
+
+# Longer than a try takes, whatever its receiver does.
+CLAIM = timedelta(seconds=60)
+GIVE_UP = timedelta(days=1)
+_MINUTE, _HOUR = 60.0, 3600.0
+# Seconds from one try to the next; the last for all that follow, until it is given up.
+WAITS = (
+    *(5.0, 30.0, 2 * _MINUTE, 10 * _MINUTE, 30 * _MINUTE),
+    *(_HOUR, 2 * _HOUR, 4 * _HOUR),
+)
+_JITTER = 0.1
+# The receiver says that there is nothing any more, and never will be.
+_GONE = 410
+KEPT = timedelta(days=30)
+_AT_ONCE = 1000
+
+_TABLE = WebhookDelivery._meta.db_table
+_DUE = f"SELECT tenant_slug FROM {_TABLE} WHERE state = 'due'"  # noqa: S608
+# From one tenant to the next, whatever number of deliveries each has. Names of our own model.
+_TENANTS = f"""
+WITH RECURSIVE tenants (slug) AS (
+    SELECT ({_DUE} ORDER BY tenant_slug LIMIT 1)
+    UNION ALL
+    SELECT ({_DUE} AND tenant_slug > tenants.slug ORDER BY tenant_slug LIMIT 1)
+    FROM tenants WHERE tenants.slug IS NOT NULL
+)
+SELECT tenants.slug FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {_TABLE}
+    WHERE state = 'due' AND tenant_slug = tenants.slug AND next_try_at <= %s
+)
+"""  # noqa: S608
+
+
+def refuse_unsigned(tenant: Tenant) -> None:
+    """Raise InvalidConfiguration where the tenant has nothing to sign a webhook with."""
+    if not in_force(tenant.pk).exists():
+        refuse(
+            "webhook",
+            "The tenant has no secret to sign it with. An administrator makes one, in the admin "
+            "under webhook secrets.",
+        )
+
+
+def expect_end(execution: Execution, tenant: Tenant, webhook: Webhook) -> None:
+    """Note where the end of this execution is to be told, in the transaction that inserts it."""
+    WebhookDelivery.objects.create(
+        tenant=tenant,
+        tenant_slug=tenant.slug,
+        execution=execution,
+        url=webhook.url,
+        receiver=origin_of(read_receiver(webhook.url))[:300],
+    )
+
+
+def come_due(execution_id: UUID) -> None:
+    """Have the end of this execution told, in the transaction that ends it."""
+    now = timezone.now()
+    WebhookDelivery.objects.filter(execution=execution_id, state=State.WAITING).update(
+        state=State.DUE, next_try_at=now, give_up_at=now + GIVE_UP
+    )
+
+
+def catch_up() -> int:
+    """Have told what a version without webhooks ended, during an upgrade. How many."""
+    now = timezone.now()
+    ended = WebhookDelivery.objects.filter(
+        state=State.WAITING, execution__finished_at__isnull=False
+    )
+    missed = list(ended.order_by("pk").values_list("pk", flat=True)[:_AT_ONCE])
+    return WebhookDelivery.objects.filter(pk__in=missed, state=State.WAITING).update(
+        state=State.DUE, next_try_at=now, give_up_at=now + GIVE_UP
+    )
+
+
+def forget_old() -> int:
+    """Remove what was over long ago. How many."""
+    old = WebhookDelivery.objects.filter(ended_at__lt=timezone.now() - KEPT)
+    ids = list(old.order_by("ended_at").values_list("pk", flat=True)[:_AT_ONCE])
+    return WebhookDelivery.objects.filter(pk__in=ids, ended_at__isnull=False).delete()[0]
+
+
+def claim(order: Callable[[list[str]], list[str]]) -> WebhookDelivery | None:
+    """A delivery that is the caller's to try now; None where there is none.
+
+    `order` is given the tenants that have something due, and returns those that may be served, in
+    their order.
+    """
+    now = timezone.now()
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANTS, [connection.ops.adapt_datetimefield_value(now)])
+        tenants = [slug for (slug,) in cursor.fetchall()]
+    for slug in order(tenants):
+        due = WebhookDelivery.objects.filter(state=State.DUE, tenant_slug=slug)
+        found = due.filter(next_try_at__lte=now).order_by("next_try_at").defer("url").first()
+        if found is None:
+            continue
+        mine = due.filter(pk=found.pk, next_try_at=found.next_try_at)
+        if mine.update(next_try_at=now + CLAIM, tries=F("tries") + 1):
+            found.next_try_at, found.tries = now + CLAIM, found.tries + 1
+            return found
+    return None
+
+
+def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = "") -> None:
+    """What came of a try. Nothing, where it was somebody else's by then."""
+    now = timezone.now()
+    values: dict[str, Any] = {"last_status": status, "last_problem": problem[:100]}
+    if status is not None and 200 <= status < 300:
+        values |= {"state": State.DELIVERED, "next_try_at": None, "ended_at": now}
+    else:
+        following = now + timedelta(seconds=wait_after(delivery.tries))
+        if status == _GONE or delivery.give_up_at is None or following > delivery.give_up_at:
+            values |= {"state": State.FAILED, "next_try_at": None, "ended_at": now}
+        else:
+            values["next_try_at"] = following
+    # Whoever claims it later, or sends it again, sets another time.
+    WebhookDelivery.objects.filter(
+        pk=delivery.pk, state=State.DUE, next_try_at=delivery.next_try_at
+    ).update(**values)
+
+
+def wait_after(tries: int) -> float:
+    """Seconds from this try to the next, a little different each time."""
+    usual = WAITS[min(tries, len(WAITS)) - 1]
+    return usual * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  not to meet others
+
+
+def send_again(delivery: WebhookDelivery) -> bool:
+    """Begin anew with one that is over. False where it is not."""
+    now = timezone.now()
+    over = WebhookDelivery.objects.filter(pk=delivery.pk, state__in=(State.DELIVERED, State.FAILED))
+    return bool(
+        over.update(
+            state=State.DUE, tries=0, next_try_at=now, give_up_at=now + GIVE_UP, ended_at=None
+        )
+    )

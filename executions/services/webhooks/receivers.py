@@ -1,0 +1,66 @@
+"""Which URLs a webhook may be sent to: https, on the internet, whatever name leads there.
+
+An operator may allow plain http, and single networks and hosts of its own. What lets files be
+fetched from private networks lets no webhook in: a POST does more than a GET.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import httpx
+from django.conf import settings
+from pydantic import BaseModel, Field, WithJsonSchema
+
+from executions.services.declared import STRICT, Rule
+from executions.services.fetching.destinations import Destinations
+from executions.services.fetching.errors import FetchError, Reason
+from executions.services.fetching.urls import read_url
+from providers.addresses import Allowed
+
+MOST_CHARACTERS = 2048
+
+
+def rules() -> Destinations:
+    """Those of the deployment."""
+    allowed = tuple(map(Allowed.parse, settings.WEBHOOK_ALLOWED_NETWORKS))
+    return Destinations(allowed, (), "WEBHOOK_ALLOWED_NETWORKS")
+
+
+def read_receiver(text: str) -> httpx.URL:
+    """The URL that a webhook is sent to. Raises FetchError; names are not resolved."""
+    url = read_url(text, rules())
+    if url.scheme != "https" and not settings.WEBHOOK_PLAIN_HTTP:
+        raise FetchError(Reason.URL, "Plain http is not allowed here.")
+    return url
+
+
+def origin_of(url: httpx.URL) -> str:
+    """What may be shown of it: path and query may be a secret."""
+    return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
+
+
+def _checked(text: str) -> str:
+    try:
+        read_receiver(text)
+    except FetchError:
+        schemes = "http or https" if settings.WEBHOOK_PLAIN_HTTP else "https"
+        raise ValueError(
+            f"Its url must be {schemes}, without user and password, and lead to the internet."
+        ) from None
+    return text
+
+
+class Webhook(BaseModel):
+    """Where the end of an execution is told."""
+
+    model_config = STRICT
+
+    url: Annotated[
+        str,
+        Field(min_length=1, max_length=MOST_CHARACTERS),
+        Rule(_checked),
+        WithJsonSchema(
+            {"type": "string", "format": "uri", "minLength": 1, "maxLength": MOST_CHARACTERS}
+        ),
+    ]

@@ -1,0 +1,83 @@
+"""The saved files of a session or a snapshot, looked at in storage: no sandbox is woken for it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from heapq import nsmallest
+
+from executions.models import Blob, Workspace
+from executions.services.workspaces import blobs
+from executions.services.workspaces.paths import from_text
+from executions.services.workspaces.restoring import archive_of, to_restore
+from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
+from providers.errors import ProviderUnavailable
+from providers.sandbox import FileEntry
+
+
+def listing(
+    workspace: Workspace | None, path: str, depth: int, after: str, most: int
+) -> tuple[list[FileEntry], bool]:
+    """What is in a folder, `depth` levels deep and sorted by path, behind `after`: at most so many,
+    and whether there are more. Raises InvalidConfiguration for what is no folder.
+    """
+    parts = parts_of(path, is_named=False)
+    tree = Tree(workspace)
+    if not tree.reach(parts, "path"):
+        refuse_for(errno.ENOENT, "path")
+    levels = len(parts) + depth
+
+    def paths() -> Iterator[str]:
+        texts = tree.below("/".join(parts)).values_list("path", flat=True)
+        for found in map(from_text, texts.iterator(chunk_size=2000)):
+            if found > after and found.count("/") < levels:
+                yield found
+
+    page = nsmallest(most + 1, paths())
+    tree.load(page)
+    rows = [row for found in page[:most] if (row := tree.rows[found]) is not None]
+    return [entry_of(row) for row in rows], len(page) > most
+
+
+def stat(workspace: Workspace | None, path: str) -> FileEntry | None:
+    """One entry, the link itself where it is one; None where there is nothing."""
+    parts = parts_of(path)
+    tree = Tree(workspace)
+    if not tree.reach(parts[:-1], "path"):
+        return None
+    if (row := tree.at("/".join(parts))) is not None:
+        return entry_of(row)
+    if tree.is_folder("/".join(parts)):
+        return FileEntry("/".join(parts), "directory", 0, 0o755, 0.0, "")
+    return None
+
+
+def blob_at(workspace: Workspace | None, path: str) -> Blob:
+    """The bytes of a regular file. Raises InvalidConfiguration where there is none."""
+    parts = parts_of(path)
+    tree = Tree(workspace)
+    row = tree.at("/".join(parts)) if tree.reach(parts[:-1], "path") else None
+    if row is None:
+        refuse("path", "No such file or directory.")
+    if row.blob is None:
+        refuse("path", f"Is no regular file, but: {row.type}.")
+    return row.blob
+
+
+def read(blob: Blob, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    """Raises ProviderUnavailable where storage does not give them."""
+    try:
+        yield from blobs.read(blob, offset, length)
+    except OSError as error:
+        raise ProviderUnavailable(
+            "The storage of files does not give them now.", retry_after=5
+        ) from error
+
+
+def archive(workspace: Workspace | None, path: str) -> Iterator[bytes]:
+    """A folder as tar, made as it is sent. Raises InvalidConfiguration for what is no folder."""
+    parts = parts_of(path, is_named=False)
+    if not Tree(workspace).reach(parts, "path"):
+        refuse_for(errno.ENOENT, "path")
+    folder = "/".join(parts)
+    return archive_of(to_restore(workspace, folder) if workspace is not None else [])

@@ -1,0 +1,194 @@
+"""The saved files of a session that sleeps, changed in storage: no sandbox is woken for it.
+
+What is changed is what the next sandbox gets. So a change counts only where the session sleeps,
+and nobody has begun to wake it, in the moment in which it is written down.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event
+from typing import TypeVar
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from executions.models import Blob, Session, Tenant, Workspace
+from executions.services import ongoing
+from executions.services.sessions.errors import Conflict, tenant_of
+from executions.services.waiting import Waits
+from executions.services.workspaces import blobs, quota, threads
+from executions.services.workspaces.edit import Edit
+from executions.services.workspaces.paths import from_text
+from executions.services.workspaces.saving import workspace_of
+from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
+from executions.services.workspaces.waking import DEAD_AFTER
+from providers.errors import ProviderUnavailable
+from providers.remote.deadline import DeadlinePassed
+from providers.sandbox import FileEntry
+from providers.waiting import within
+
+T = TypeVar("T")
+
+_TRIES = 3
+# How long storage may take for what is sent to it.
+STORING_SECONDS = 600.0
+
+
+class IsAwake(Exception):
+    """The session does not sleep any more: its files are its sandbox's."""
+
+
+@contextmanager
+def editing(session: Session) -> Iterator[Edit]:
+    """A transaction in which the session sleeps. Raises IsAwake."""
+    with transaction.atomic():
+        # Whoever wakes it writes this row before he reads what is saved.
+        mine = Session.objects.filter(
+            Q(waking_since=None) | Q(waking_since__lt=timezone.now() - DEAD_AFTER),
+            pk=session.pk,
+            state=Session.State.ASLEEP,
+            tenant__isnull=False,
+        )
+        if not mine.update(used_at=Now(), waking_since=None, process=None):
+            raise IsAwake
+        workspace_of(session, tenant_of(session))
+        workspace = Workspace.objects.select_for_update().get(session=session.pk)
+        edit = Edit(workspace)
+        yield edit
+        edit.write_down(version=F("version") + 1, saved_at=Now())
+
+
+def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
+    """Put a file there, folders included. Raises IsAwake."""
+    parts = parts_of(path)
+    tree = Tree(Workspace.objects.filter(session=session.pk).first())
+    if tree.reach(parts[:-1], "path"):
+        _refuse_other_than_file(tree, parts)
+
+    def put() -> FileEntry:
+        taken = blobs.taken_in(content)
+        with taken.stream:
+            quota.check_session(0, taken.size)
+            blob = stored(tenant_of(session), [taken])[taken.sha256]
+        with editing(session) as edit:
+            edit.make(parts[:-1], "path")
+            _refuse_other_than_file(edit, parts)
+            former = edit.at("/".join(parts))
+            mode = 0o644 if former is None else former.mode
+            row = edit.put(
+                "/".join(parts), "file", blob=blob, mode=mode, modified=round(time.time(), 3)
+            )
+        return entry_of(row)
+
+    return while_blobs_are_there(put)
+
+
+def make_directory(session: Session, path: str) -> bool:
+    """Make a folder and those above it. False when it was there. Raises IsAwake."""
+    parts = parts_of(path)
+    with editing(session) as edit:
+        row = edit.at("/".join(parts)) if edit.reach(parts[:-1], "path") else None
+        if row is not None and row.type != "directory":
+            refuse("path", "Something else has this name.")
+        return edit.make(parts, "path")
+
+
+def remove(session: Session, path: str) -> bool:
+    """Remove a file, or a folder and all in it. False when it was not there. Raises IsAwake."""
+    parts = parts_of(path)
+    with editing(session) as edit:
+        there = edit.reach(parts[:-1], "path")
+        found = "/".join(parts)
+        if not there or (edit.at(found) is None and not edit.is_folder(found)):
+            return False
+        edit.drop(found)
+        return True
+
+
+def move(session: Session, source: str, target: str) -> FileEntry:
+    """Rename. What was at `target` is replaced only where both are files. Raises IsAwake."""
+    origin, goal = parts_of(source), parts_of(target, "target")
+    old, new = "/".join(origin), "/".join(goal)
+    with editing(session) as edit:
+        moved = edit.at(old) if edit.reach(origin[:-1], "path") else None
+        if moved is None:
+            refuse_for(errno.ENOENT, "path")
+        if not edit.reach(goal[:-1], "target"):
+            refuse_for(errno.ENOENT, "target")
+        there = edit.at(new)
+        if there is not None or edit.is_folder(new):
+            if there is None or not there.type == moved.type == "file":
+                refuse("target", "Something has this name, and is not replaced.")
+            if new == old:
+                return entry_of(moved)
+        if moved.type == "directory" and new.startswith(f"{old}/"):
+            refuse_for(errno.EINVAL, "target")
+        if moved.type == "directory":
+            edit.load_all()
+        for row in [moved, *(edit.contents(old) if moved.type == "directory" else ())]:
+            below = from_text(row.path)[len(old) :]
+            parts_of(new + below, "target")
+            edit.copy(row, new + below)
+        edit.drop(old)
+        return entry_of(edit.known(new))
+
+
+def stored(
+    tenant: Tenant, contents: Sequence[blobs.Content], *, spared: Collection[int] = ()
+) -> dict[str, Blob]:
+    """As `blobs.stored`. Raises QuotaExceeded and ProviderUnavailable."""
+    try:
+        return blobs.stored(tenant, contents, spared=spared)
+    except OSError as error:
+        raise ProviderUnavailable("The storage of files does not take them now.") from error
+
+
+def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
+    """What a change returns whose bytes go to storage, which may be slow. It has a thread of those
+    that are there for that, as its tenant has some of them, and none of those that serve.
+
+    Raises what it does, and ProviderUnavailable where it takes too long; what has not begun by then
+    does not begin.
+    """
+    is_given_up = Event()
+
+    def begin() -> T:
+        if is_given_up.is_set():
+            raise Conflict("Nobody waits for it any more.")
+        return change()
+
+    awaited = within(STORING_SECONDS, threads.submit(object(), session.tenant_slug, begin))
+    with ongoing.given_up_at_the_end(awaited):
+        yield awaited
+    if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):
+        is_given_up.set()
+        raise ProviderUnavailable(
+            "The storage of files did not take it in time. Look whether it is there before you "
+            "send it again.",
+            retry_after=5,
+        )
+    return awaited.result()
+
+
+def while_blobs_are_there(change: Callable[[], T]) -> T:
+    """What `change` returns, which is begun anew where others removed what it was about to name."""
+    for _ in range(_TRIES):
+        try:
+            return change()
+        except IntegrityError:
+            continue
+    raise Conflict("Others changed the same files. Try again.", retry_after=1)
+
+
+def _refuse_other_than_file(tree: Tree, parts: list[str]) -> None:
+    path = "/".join(parts)
+    row = tree.at(path)
+    kind = "directory" if row is None and tree.is_folder(path) else row and row.type
+    if kind not in (None, "file"):
+        refuse("path", f"Not a regular file ({kind}).")

@@ -1,0 +1,131 @@
+"""Changes to the rows of a workspace: gathered first, counted, and then written down together."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from executions.models import Blob, Workspace, WorkspaceFile
+from executions.services.workspaces import quota
+from executions.services.workspaces.paths import from_text, key_of, to_text
+from executions.services.workspaces.tree import AT_ONCE, Tree, refuse, refuse_for
+from providers.sandbox import is_internal
+
+
+class Edit(Tree):
+    """A workspace as it will be. Its row is held by the transaction this is used in."""
+
+    workspace: Workspace
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace)
+        # What is to be written, or removed, by path; and what stood there.
+        self._changed: dict[str, WorkspaceFile | None] = {}
+        self._former: dict[str, WorkspaceFile | None] = {}
+        self.files, self.names = workspace.files, workspace.names
+
+    def put(
+        self,
+        path: str,
+        kind: str,
+        *,
+        mode: int,
+        modified: float,
+        blob: Blob | None = None,
+        target: str = "",
+    ) -> WorkspaceFile:
+        """Have this stand under a path, whatever stood there."""
+        if is_internal(path):
+            refuse("path", "Names that begin with `.cofferdam-` are the service's own.")
+        row = WorkspaceFile(
+            workspace=self.workspace,
+            key=key_of(path),
+            path=to_text(path),
+            type=kind,
+            blob=blob,
+            size=blob.size if blob is not None else 0,
+            mode=mode & 0o777,
+            modified=modified,
+            target=to_text(target),
+        )
+        self._set(path, row)
+        return row
+
+    def copy(self, row: WorkspaceFile, path: str) -> None:
+        """Have what `row` is stand under another path as well."""
+        self.put(
+            path,
+            row.type,
+            mode=row.mode,
+            modified=row.modified,
+            blob=row.blob,
+            target=from_text(row.target),
+        )
+
+    def make(self, parts: list[str], field: str) -> bool:
+        """Have this folder be there, and those above it. Whether it was not."""
+        above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        self.load(above)
+        made = False
+        for path in above:
+            row = self.rows[path]
+            if row is None:
+                # One that nothing says of, while something stands in it, is there.
+                made = not self.is_folder(path)
+                self.put(path, "directory", mode=0o755, modified=round(time.time(), 3))
+            elif row.type != "directory":
+                number = errno.ELOOP if row.type == "symlink" else errno.ENOTDIR
+                refuse_for(number, field)
+        return made
+
+    def drop(self, path: str) -> None:
+        """Have nothing stand under a path, nor below it."""
+        for row in list(self.contents(path)):
+            self._set(from_text(row.path), None)
+        self._set(path, None)
+
+    def contents(self, folder: str) -> Iterator[WorkspaceFile]:
+        """All that stands below a folder now."""
+        head = f"{folder}/"
+        for row in self.below(folder).select_related("blob").iterator(chunk_size=AT_ONCE):
+            path = from_text(row.path)
+            if path not in self._changed:
+                yield self.rows.setdefault(path, row) or row
+        for path, changed in list(self._changed.items()):
+            if changed is not None and path.startswith(head):
+                yield changed
+
+    def known(self, path: str) -> WorkspaceFile:
+        row = self.at(path)
+        if row is None:
+            refuse_for(errno.ENOENT, "path")
+        return row
+
+    def write_down(self, **values: Any) -> None:
+        """Raises QuotaExceeded; then nothing is written."""
+        removed = [row for path, row in self._former.items() if row is not None]
+        written = [row for row in self._changed.values() if row is not None]
+        size = sum(row.size for row in written) - sum(row.size for row in removed)
+        files, bytes_now = self.files - self.workspace.files, self.workspace.bytes + size
+        names = self.names - self.workspace.names
+        if files > 0 or size > 0 or names > 0:
+            quota.check_session(self.files, bytes_now, self.names)
+        quota.reserve(self.workspace.tenant_id, files=files, names=names)
+        keys = [row.pk for row in removed]
+        for start in range(0, len(keys), AT_ONCE):
+            rows = WorkspaceFile.objects.filter(pk__in=keys[start : start + AT_ONCE])
+            rows._raw_delete(rows.db)
+        WorkspaceFile.objects.bulk_create(written, batch_size=AT_ONCE)
+        Workspace.objects.filter(pk=self.workspace.pk).update(
+            files=self.files, bytes=bytes_now, names=self.names, **values
+        )
+
+    def _set(self, path: str, row: WorkspaceFile | None) -> None:
+        if path not in self._former:
+            self._former[path] = self.at(path)
+        before = self.at(path)
+        self.files += (row is not None) - (before is not None)
+        self.names += (row.names if row is not None else 0) - (before.names if before else 0)
+        self._changed[path] = self.rows[path] = row

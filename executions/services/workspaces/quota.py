@@ -1,0 +1,121 @@
+"""How much a session and a tenant may have in storage: decided in the database, before it is."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from django.conf import settings
+from django.db.models import F
+
+from executions.models import Session, StoredTotal, Workspace
+from executions.services.quotas import Quota, bound_on_storage
+from executions.services.workspaces.paths import key_of
+from providers.errors import RateLimited
+from providers.guest.protocol import KNOWN_CHARACTERS
+
+
+class QuotaExceeded(RateLimited):
+    """What is to be saved is more than there may be. What was saved before is as it was."""
+
+
+# The names of a session's files: what its sandbox can tell changes of, asked for when it wakes.
+# Those of a tenant's: for each file that it may have.
+SESSION_NAMES, _NAMES_OF_A_FILE = KNOWN_CHARACTERS, 128
+
+
+def check_session(files: int, size: int, names: int = 0) -> None:
+    """Raise QuotaExceeded where a session would have more than it may. `size` is bytes, `names`
+    characters.
+    """
+    if size > settings.SESSION_STORAGE_BYTES:
+        refuse_session_bytes()
+    if files > settings.SESSION_STORAGE_FILES:
+        raise QuotaExceeded(
+            f"The session has {files} files and folders and may have "
+            f"{settings.SESSION_STORAGE_FILES} (SESSION_STORAGE_FILES). Remove some.",
+            field="session_storage_files",
+        )
+    if names > SESSION_NAMES:
+        raise QuotaExceeded(
+            f"The names of the session's files and folders have {names} characters together, what "
+            f"links say included, and may have {SESSION_NAMES}. Shorten some.",
+            field="session_storage_names",
+        )
+
+
+def refuse_more(session: Session, path: str, size: int) -> None:
+    """Raise QuotaExceeded before a file of so many bytes is put into a session where it would be
+    more than can be saved of it."""
+    if session.saves == Session.Saves.NEVER:
+        return
+    workspace = Workspace.objects.filter(session=session.pk).first()
+    if workspace is None:
+        check_session(1, size)
+        return
+    before = workspace.rows.filter(key=key_of(path)).values_list("size", flat=True).first()
+    files = workspace.files + (before is None)
+    check_session(files, workspace.bytes + size - (before or 0))
+
+
+def left(size: int) -> int:
+    """How many bytes more a session may have that has so many."""
+    return settings.SESSION_STORAGE_BYTES - size
+
+
+def refuse_session_bytes() -> NoReturn:
+    raise QuotaExceeded(
+        f"The session's files take more than {settings.SESSION_STORAGE_BYTES} bytes "
+        "(SESSION_STORAGE_BYTES). Remove some.",
+        field="session_storage_bytes",
+    )
+
+
+def reserve(tenant_id: int, *, files: int = 0, size: int = 0, names: int = 0) -> None:
+    """Count so much for a tenant, in the caller's transaction. Raises QuotaExceeded.
+
+    Less than nothing gives back.
+    """
+    if not files and not size and not names:
+        return
+    rows = StoredTotal.objects.filter(tenant=tenant_id)
+    fitting = rows
+    if size > 0:
+        fitting = fitting.filter(bytes__lte=bound_on_storage(tenant_id) - size)
+    if files > 0:
+        fitting = fitting.filter(files__lte=settings.TENANT_STORAGE_FILES - files)
+    if names > 0:
+        fitting = fitting.filter(names__lte=_tenant_names() - names)
+    added = {"bytes": F("bytes") + size, "files": F("files") + files, "names": F("names") + names}
+    if fitting.update(**added):
+        return
+    StoredTotal.objects.bulk_create([StoredTotal(tenant_id=tenant_id)], ignore_conflicts=True)
+    if not fitting.update(**added):
+        _refuse(rows.get(), files, size, names)
+
+
+def _tenant_names() -> int:
+    return int(settings.TENANT_STORAGE_FILES) * _NAMES_OF_A_FILE
+
+
+def _refuse(total: StoredTotal, files: int, size: int, names: int) -> None:
+    most = bound_on_storage(total.tenant_id)
+    if size > 0 and total.bytes + size > most:
+        raise QuotaExceeded(
+            f"The tenant's files take {total.bytes} bytes, {size} more are to be saved, and they "
+            f"may take {most} (TENANT_STORAGE_BYTES, or its own bound). Remove some, or close "
+            "sessions.",
+            field=Quota.STORAGE_BYTES.value,
+        )
+    if names > 0 and total.names + names > _tenant_names():
+        raise QuotaExceeded(
+            f"The names of the tenant's files have {total.names} characters, {names} more are to "
+            f"be saved, and they may have {_tenant_names()} ({_NAMES_OF_A_FILE} for each of "
+            "TENANT_STORAGE_FILES). Remove some, or close sessions.",
+            field="tenant_storage_names",
+        )
+    raise QuotaExceeded(
+        f"The tenant has {total.files} files and folders, {files} more are to be saved, and it may "
+        f"have {settings.TENANT_STORAGE_FILES} (TENANT_STORAGE_FILES). Remove some, or close "
+        "sessions.",
+        field=Quota.STORAGE_FILES.value,
+    )

@@ -1,0 +1,90 @@
+"""A session lets its sandbox go, and keeps its files: only when all of them are saved."""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Q
+
+from executions.models import Execution, Session, Workspace
+from executions.services.ledger.entering import enter_row
+from executions.services.sessions import bells
+from executions.services.sessions.ending import (
+    OVER_AGE,
+    OVER_IDLE,
+    busy,
+    end_leftovers,
+    let_go,
+    lose,
+)
+from executions.services.waiting import wait_for
+from executions.services.workspaces.saving import Saved, save
+from providers.errors import KeptSandboxLost
+
+logger = logging.getLogger(__name__)
+
+# What is to sleep by its age; others are closed.
+TIRED = (
+    Q(state=Session.State.OPEN, ref__isnull=False, tenant__isnull=False)
+    & ~Q(saves=Session.Saves.NEVER)
+    & OVER_IDLE
+    & ~OVER_AGE
+)
+
+
+def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool:
+    """Save all of a session's files and end its sandbox, unless something runs in it or begins to.
+
+    Whether this call did. Waits, in the calling thread. Raises what `save` does; the sandbox is
+    then still there.
+    """
+    condition = only_if or Q()
+    found = Session.objects.filter(condition, pk=session_id, state=Session.State.OPEN)
+    session = found.defer("env").first()
+    if session is None or busy([session_id]):
+        return False
+    try:
+        saved = save(session, thorough=True)
+    except KeptSandboxLost as error:
+        lose(session, error.message)
+        return False
+    if not saved.is_complete or not _fallen_asleep(session, saved, because, condition):
+        return False
+    logger.info("session %s is asleep: %s", session_id, because)
+    wait_for(let_go(session))
+    end_leftovers(session, only_background=True, because="Its session went to sleep.")
+    bells.ring(session_id)
+    return True
+
+
+def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> bool:
+    with transaction.atomic():
+        # Whoever begins something in it writes its row first.
+        rows = Session.objects.select_for_update().defer("env", "ref")
+        mine = rows.filter(
+            condition,
+            pk=session.pk,
+            state=Session.State.OPEN,
+            touched=saved.touched,
+            wakes=saved.wakes,
+        )
+        if mine.first() is None or busy([session.pk]):
+            return False
+        Session.objects.filter(pk=session.pk).update(
+            state=Session.State.ASLEEP, ref=None, unsaved_since=None
+        )
+        _note_cut_off(session)
+        enter_row(Session.objects.get(pk=session.pk), "asleep", {"because": because})
+    return True
+
+
+def _note_cut_off(session: Session) -> None:
+    """What still runs in the background ends with the sandbox: nobody can say that the last it
+    wrote is saved."""
+    left = Execution.objects.filter(session=session.pk, finished_at=None, turn__isnull=False)
+    if turns := list(left.values_list("turn", flat=True)):
+        workspace = Workspace.objects.get(session=session.pk)
+        lost = [*(workspace.lost_turns or []), *([turn, turn] for turn in turns)]
+        Workspace.objects.filter(pk=workspace.pk).update(lost_turns=lost)

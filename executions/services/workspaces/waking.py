@@ -1,0 +1,211 @@
+"""A session that sleeps gets a sandbox again, with its files: on its next use, and once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from executions.models import Session, Workspace
+from executions.services import leases
+from executions.services.asking import ask
+from executions.services.disk import refuse_when_full
+from executions.services.isolation import floor_for, require_provider, require_sandbox
+from executions.services.ledger.entering import enter_row
+from executions.services.ledger.head import refuse_if_altered
+from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
+from executions.services.routes import Step, lent
+from executions.services.sessions import bells
+from executions.services.sessions.errors import Conflict, SessionClosed, refuse_ended, tenant_of
+from executions.services.sessions.place import LEASE_SECONDS, lender_of, taken_over
+from executions.services.sessions.room import making_room, opened_where_there_is_room
+from executions.services.spending import refuse_over_budget
+from executions.services.waiting import Waits
+from executions.services.workspaces.claims import mark_of
+from executions.services.workspaces.restoring import Restored, archive_of, to_restore
+from executions.text import storable
+from providers.errors import SandboxError
+from providers.manager import Lease
+from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
+from providers.waiting import submit, within
+
+logger = logging.getLogger(__name__)
+
+# How long files may take to be back; how long it is waited for who wakes a session; and how old an
+# attempt must be to be a dead process's.
+RESTORE_SECONDS = 600.0
+CALL_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
+LOOK_SECONDS = 0.1
+DEAD_AFTER = timedelta(seconds=RESTORE_SECONDS + 300)
+
+
+def awake(session: Session, turn: int | None = None) -> Waits[None]:
+    """Have the session's sandbox be there, and `session` say where.
+
+    `turn` is of the execution that wants it: the first after a wake says that files were restored.
+    Raises Conflict where it has ended, RateLimited where there is no room, IsolationUnmet, and
+    what the provider or the storage does; it is then still asleep.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        session.refresh_from_db()
+        refuse_ended(session)
+        if session.state != Session.State.ASLEEP:
+            return
+        if (claimed_at := (yield from _claim(session))) is not None:
+            try:
+                yield from _wake(session, claimed_at, turn)
+            except BaseException as error:
+                _give_back(session.pk, claimed_at)
+                said = error.message if isinstance(error, SandboxError) else "the service failed"
+                logger.warning("session %s is still asleep: %s", session.pk, said)
+                raise
+            return
+        if time.monotonic() > until:
+            raise Conflict("The session is being woken. Try again.", retry_after=5)
+        with bells.hung(session.pk) as bell:
+            yield within(LOOK_SECONDS, bell)
+        refuse_when_ending()
+
+
+def _claim(session: Session) -> Waits[datetime | None]:
+    """When this call began to wake it; None where another does, or it is awake by now."""
+    tenant = tenant_of(session)
+    refuse_if_altered()
+    refuse_when_stopping()
+    refuse_over_budget(tenant.slug)
+    refuse_when_full()
+    now = timezone.now()
+    free = Session.objects.filter(
+        Q(waking_since=None) | Q(waking_since__lt=now - DEAD_AFTER),
+        pk=session.pk,
+        state=Session.State.ASLEEP,
+    )
+    if not free.exists():
+        return None
+    mine = {"waking_since": now, "process": leases.mine()}
+    won = yield from making_room(tenant, lambda: free.update(**mine))
+    return now if won else None
+
+
+def _give_back(session_id: UUID, claimed_at: datetime) -> None:
+    mine = Session.objects.filter(pk=session_id, waking_since=claimed_at)
+    mine.update(waking_since=None, process=None)
+    bells.ring(session_id)
+
+
+def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[None]:
+    tenant = tenant_of(session)
+    workspace = Workspace.objects.filter(session=session.pk).first()
+    members = to_restore(workspace) if workspace is not None else []
+    with ExitStack() as held:
+        lease = yield from lent(Step(lender_of(session)), held)
+        floor = floor_for(tenant, session.api_key, session.language)
+        require_provider(lease, floor)
+        sandbox = yield from opened_where_there_is_room(lease, session)
+        try:
+            isolation, _ = require_sandbox(lease, sandbox, floor)
+            mark = yield from furnished(session, lease, sandbox, members)
+            _put(session, sandbox, isolation, mark, claimed_at, turn)
+            yield from taken_over(lease, session, sandbox)
+        except BaseException:
+            sandbox.submit_close()
+            raise
+    logger.info("session %s is awake, with %s of its files", session.pk, len(members))
+    bells.ring(session.pk)
+
+
+def furnished(
+    session: Session, lease: Lease, sandbox: KeptSandbox, members: Sequence[Restored]
+) -> Waits[str]:
+    """Its files and contexts are there again. From what mark on others change them."""
+
+    def told(call: Any, check: Any, seconds: float = CALL_SECONDS) -> Waits[Any]:
+        return ask(
+            lease.provider_id,
+            lambda: submit(call, may_refuse=True),
+            check,
+            seconds,
+            owner=session.tenant_slug,
+            may_refuse=True,
+        )
+
+    if members:
+        yield from told(lambda: sandbox.renew(LEASE_SECONDS), lambda answer: answer)
+        yield from told(
+            lambda: sandbox.files.write_archive(archive_of(members)),
+            lambda answer: answer,
+            RESTORE_SECONDS,
+        )
+    # Nobody's code has run in it yet: what stands there now is what is saved.
+    mark: str = yield from told(sandbox.files.changes, mark_of)
+    for context in session.contexts:
+        if context["id"] != DEFAULT_CONTEXT:
+            language, cwd, name = context["language"], context["cwd"], context["id"]
+            yield from told(
+                lambda language=language, cwd=cwd, name=name: sandbox.contexts.create(
+                    language, cwd, name
+                ),
+                lambda answer: answer,
+            )
+    return mark
+
+
+def _put(
+    session: Session,
+    sandbox: KeptSandbox,
+    isolation: str,
+    mark: str,
+    claimed_at: datetime,
+    turn: int | None,
+) -> None:
+    """Write down that it is awake. Raises Conflict where it was closed meanwhile."""
+    with transaction.atomic():
+        mine = Session.objects.filter(
+            pk=session.pk, state=Session.State.ASLEEP, waking_since=claimed_at
+        )
+        won = mine.update(
+            state=Session.State.OPEN,
+            ref=sandbox.ref,
+            runtime=storable(str(sandbox.metadata.get("runtime", "")))[:64],
+            isolation=isolation,
+            used_at=Now(),
+            woken_at=Now(),
+            waking_since=None,
+            process=None,
+            unsaved_since=None,
+            wakes=F("wakes") + 1,
+            touched=F("touched") + 1,
+            woken_turn=turn if turn is not None else F("turns") + 1,
+        )
+        session.refresh_from_db()
+        if won:
+            _begin_anew(session, mark, turn)
+            enter_row(session, "awake")
+    if not won:
+        refuse_ended(session)
+        raise SessionClosed("The session was woken by another one meanwhile.")
+
+
+def _begin_anew(session: Session, mark: str, turn: int | None) -> None:
+    """What stands in the sandbox is what is saved; and `turn` runs there, wherever it was to."""
+    workspace = Workspace.objects.select_for_update().filter(session=session.pk).first()
+    if workspace is None:
+        return
+    lost = workspace.lost_turns or []
+    if turn is not None:
+        parts = [part for a, b in lost for part in ([a, min(b, turn - 1)], [max(a, turn + 1), b])]
+        lost = [[first, last] for first, last in parts if first <= last]
+    Workspace.objects.filter(pk=workspace.pk).update(
+        version=F("version") + 1, mark=mark, missed=[], lost_turns=lost
+    )

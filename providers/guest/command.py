@@ -1,0 +1,385 @@
+"""One command in a kept sandbox: its process, its terminal or pipes, and its end."""
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
+import errno
+import fcntl
+import os
+import resource
+import select
+import time
+
+from . import paths, trees, wire
+from .kept import Refused
+from .kept_output import Follower, Output
+from .kernel import become, forbid_message_queues, keep_apart
+from .protocol import CHUNK_BYTES, KEPT_OUTPUT_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, NoReturn
+
+    from .kept import Loop, Operation
+
+# How long a process may take from its fork to its program. Another of its user can stop it there.
+START_SECONDS = 10.0
+_SET_CONTROLLING, _SET_SIZE = 0x540E, 0x5414  # TIOCSCTTY, TIOCSWINSZ
+_END_OF_INPUT = b"\x04"
+# What is left in the pipes of a process that has ended is read up to so much.
+_LEFT_BYTES = 1024 * 1024
+_KILLED = 137
+# Descriptors that are left for all else that the supervisor does.
+_SPARE_FILES = 48
+_REPORT = 3
+
+
+class Wanted:
+    """What is to be started, checked. `pty` is columns and rows."""
+
+    argv: "list[str]"
+    cwd: "list[str]"
+    environment: "dict[str, str]"
+    stdin: bool
+    pty: "tuple[int, int] | None"
+    timeout: "float | None"
+
+
+class Command:
+    """A process from its fork until it is forgotten. `changed` hears of its start and its end."""
+
+    def __init__(
+        self,
+        loop: "Loop",
+        template: "dict[str, object]",
+        wanted: Wanted,
+        changed: "Callable[[Command], None]",
+    ) -> None:
+        self.pid = 0
+        self.argv, self.cwd = wanted.argv, "/".join(wanted.cwd)
+        self.exit_code: "int | None" = None
+        self.ended_by_us = ""
+        self.has_started = False
+        self.refusal: "Refused | None" = None
+        self.output = Output(KEPT_OUTPUT_BYTES)
+        self.has_terminal = wanted.pty is not None
+        self._loop, self._changed, self._wanted = loop, changed, wanted
+        self._followers: "list[Follower]" = []
+        self._input: "list[tuple[Operation, memoryview, bool]]" = []
+        self._sources: "dict[int, str]" = {}
+        self._stdin: "int | None" = None
+        self._final: "int | None" = None
+        self._told = b""
+        self._fork(template)
+        self._timer = loop.at(time.monotonic() + START_SECONDS, self.end)
+        loop.on_end(self.kernel_pid, lambda code, usage: self._ended(code))
+        loop.watch(self._report, select.POLLIN, lambda events: self._hear())
+
+    def _fork(self, template: "dict[str, object]") -> None:
+        """Raises OSError, with nothing left open."""
+        theirs: "list[int]" = []
+        ours: "list[int]" = []
+        try:
+            if self._wanted.pty is not None:
+                master, slave = os.openpty()
+                ours.append(master)
+                theirs += [slave, slave, slave]
+                set_size(master, *self._wanted.pty)
+            else:
+                if self._wanted.stdin:
+                    end, mine = os.pipe()
+                    ours.append(mine)
+                else:
+                    end = os.open("/dev/null", os.O_RDONLY)
+                theirs.append(end)
+                for _ in range(2):
+                    mine, end = os.pipe()
+                    ours.append(mine)
+                    theirs.append(end)
+            self._report, report = os.pipe()
+            ours.append(self._report)
+            theirs.append(report)
+            if max(ours) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if template["uid"] is not None:
+                # The program may open /dev/stdout and the like again, so they must be its own.
+                for fd in theirs[0 if self._wanted.stdin or self.has_terminal else 1 : 3]:
+                    os.fchown(fd, template["uid"], -1)  # type: ignore[arg-type]
+            self.kernel_pid = os.fork()
+            if self.kernel_pid == 0:
+                _become(template, self._wanted, theirs)
+        except OSError:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in set(theirs):
+                os.close(fd)
+        for fd in ours:
+            os.set_blocking(fd, False)
+        if self.has_terminal:
+            self._stdin = ours[0]
+            self._sources = {ours[0]: "stdout"}
+        else:
+            if self._wanted.stdin:
+                self._stdin = ours.pop(0)
+            self._sources = {ours[0]: "stdout", ours[1]: "stderr"}
+
+    # Its start and its end.
+
+    def _hear(self) -> None:
+        """What it says before it is the program; the end of that is the program's start."""
+        try:
+            while data := os.read(self._report, 4096):
+                self._told += data
+        except BlockingIOError:
+            return
+        self._loop.unwatch(self._report)
+        os.close(self._report)
+        self._loop.cancel(self._timer)
+        self.has_started = True
+        if self._told:
+            field, code, reason = self._told.decode("utf-8", "replace").split("\n", 2)
+            self.refusal = Refused(reason, field or None, code)
+        elif self._wanted.timeout is not None:
+            deadline = time.monotonic() + self._wanted.timeout
+            self._timer = self._loop.at(deadline, lambda: self.end("timeout"))
+        self._changed(self)
+        self._look()
+
+    def _ended(self, code: int) -> None:
+        if not self.has_started:
+            self._hear()
+        self._loop.cancel(self._timer)
+        self.exit_code = _KILLED if self.ended_by_us else code
+        for fd in list(self._sources):
+            left = _LEFT_BYTES
+            while left > 0 and fd in self._sources and (count := self._read(fd)):
+                left -= count
+        # Whoever was started by it and is still there may put out more, for later followers.
+        self._final = self.output.end
+        self._drop_input()
+        for follower in list(self._followers):
+            follower.go_on()
+        self._look()
+        self._changed(self)
+
+    def end(self, reason: str = "timeout") -> None:
+        """Kill it and all that came from it, if it is still there."""
+        if self.exit_code is None:
+            self.ended_by_us = self.ended_by_us or reason
+            trees.kill(self.kernel_pid)
+
+    def forget(self) -> None:
+        """Let go of its descriptors; whoever follows it has nothing to wait for.
+
+        One that still ran was killed with everything else.
+        """
+        if self.exit_code is None:
+            self.exit_code, self.ended_by_us = _KILLED, "closed"
+        self._loop.cancel(self._timer)
+        if not self.has_started:
+            self._loop.unwatch(self._report)
+            os.close(self._report)
+        self._drop_input()
+        for fd in list(self._sources):
+            self._close(fd)
+        for follower in self._followers:
+            follower.operation.done({"process": self.state()})
+        self._followers.clear()
+
+    def state(self) -> "dict[str, object]":
+        """What is said of it. A long list of arguments is cut."""
+        argv, room = [], 1000
+        for argument in self.argv:
+            room -= len(wire.dumps(argument)) + 1
+            if room < 0:
+                break
+            argv.append(argument)
+        return {
+            "pid": self.pid,
+            "argv": argv,
+            "cwd": self.cwd[:80],
+            "exit_code": self.exit_code,
+            "ended_by_us": self.ended_by_us,
+        }
+
+    # Its output.
+
+    def follow(self, operation: "Operation", after: int) -> None:
+        follower = Follower(operation, self.output, after, self._went_on)
+        self._followers.append(follower)
+        operation.when_stopped = lambda: self._leave(follower)
+        follower.go_on()
+
+    def _leave(self, follower: Follower) -> None:
+        follower.operation.done({"process": self.state()})
+        self._look()
+
+    def _went_on(self, follower: Follower) -> None:
+        if self._final is not None and follower.position >= self._final:
+            follower.operation.done({"process": self.state()})
+        self._look()
+
+    def _look(self) -> None:
+        """Wait for what there is room for."""
+        self._followers = [each for each in self._followers if not each.operation.is_over]
+        waits = any(each.is_behind for each in self._followers)
+        wanted = dict.fromkeys(self._sources, 0 if waits or not self.has_started else select.POLLIN)
+        if self._stdin is not None:
+            wanted[self._stdin] = wanted.get(self._stdin, 0)
+            wanted[self._stdin] |= select.POLLOUT if self._input else 0
+        for fd, events in wanted.items():
+            if events:
+                self._loop.watch(fd, events, lambda seen, fd=fd: self._ready(fd, seen))  # type: ignore[misc]
+            else:
+                self._loop.unwatch(fd)
+
+    def _ready(self, fd: int, events: int) -> None:
+        if fd == self._stdin and self._input and events & ~select.POLLIN:
+            self._write()
+        if fd in self._sources and events & ~select.POLLOUT:
+            self._read(fd)
+            for follower in list(self._followers):
+                follower.go_on()
+            self._changed(self)
+        self._look()
+
+    def _read(self, fd: int) -> int:
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            # So a terminal ends that nobody has open any more.
+            data = b""
+        if data:
+            self.output.add(self._sources[fd], data)
+        else:
+            self._close(fd)
+        return len(data)
+
+    def _close(self, fd: int) -> None:
+        if fd == self._stdin:
+            self._stdin = None
+        del self._sources[fd]
+        self._loop.unwatch(fd)
+        os.close(fd)
+
+    # Its input.
+
+    def take(self, operation: "Operation", data: bytes, close: bool) -> None:
+        """Input for it; the operation is done when there was room. Raises Refused."""
+        if self._stdin is None or self.exit_code is not None:
+            raise Refused("Its input is closed, or it has none.", "pid")
+        if close and self.has_terminal:
+            data, close = data + _END_OF_INPUT, False
+        self._input.append((operation, memoryview(data), close))
+        operation.when_stopped = lambda: self._take_back(operation)
+        self._write()
+        self._look()
+
+    def _take_back(self, operation: "Operation") -> None:
+        self._input = [one for one in self._input if one[0] is not operation]
+        operation.done()
+        self._look()
+
+    def _write(self) -> None:
+        while self._input and self._stdin is not None:
+            operation, view, close = self._input[0]
+            try:
+                view = view[os.write(self._stdin, view) :] if view else view
+            except BlockingIOError:
+                return
+            except OSError:
+                self._close_input()
+                for each, _, _ in self._input:
+                    each.failed("The process reads no more.", "pid")
+                self._input.clear()
+                return
+            self._input[0] = (operation, view, close)
+            if not view:
+                del self._input[0]
+                if close:
+                    self._close_input()
+                operation.done()
+
+    def _drop_input(self) -> None:
+        for operation, _, _ in self._input:
+            operation.failed("The process has ended.", "pid", "missing")
+        self._input.clear()
+        self._close_input()
+
+    def _close_input(self) -> None:
+        if self._stdin is not None and self._stdin not in self._sources:
+            self._loop.unwatch(self._stdin)
+            os.close(self._stdin)
+            self._stdin = None
+
+    # What else is done to it.
+
+    def signal(self, number: int) -> bool:
+        """To it and its group. False when it has ended: then its number may be another's."""
+        if self.exit_code is not None:
+            return False
+        os.killpg(self.kernel_pid, number)
+        return True
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Raises Refused where it has no terminal, or has it no more."""
+        if not self.has_terminal or self._stdin is None:
+            raise Refused("It has no terminal.", "pid")
+        set_size(self._stdin, columns, rows)
+        if self.exit_code is None and os.path.exists("/proc/sentry-meminfo"):
+            # gVisor tells nobody, and not who has the terminal. Who does not care ignores it.
+            for pid in trees.members(self.kernel_pid):
+                try:
+                    os.kill(pid, _signal.SIGWINCH)
+                except ProcessLookupError:
+                    continue
+
+
+def set_size(terminal: int, columns: int, rows: int) -> None:
+    size = rows.to_bytes(2, "little") + columns.to_bytes(2, "little") + bytes(4)
+    fcntl.ioctl(terminal, _SET_SIZE, size)
+
+
+def _become(template: "dict[str, object]", wanted: Wanted, fds: "list[int]") -> "NoReturn":
+    """Turn this freshly forked process into the command.
+
+    It can be neither read nor changed by others until it is the program.
+    """
+    field, code = "", "refused"
+    try:
+        os.setsid()
+        _signal.set_wakeup_fd(-1)
+        for each in (_signal.SIGCHLD, _signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ):
+            _signal.signal(each, _signal.SIG_DFL)
+        if wanted.pty is not None:
+            fcntl.ioctl(fds[0], _SET_CONTROLLING, 0)
+        for number, fd in enumerate(fds[:3]):
+            os.dup2(fd, number)
+        os.dup2(fds[3], _REPORT, inheritable=False)
+        os.closerange(_REPORT + 1, 4096)
+        if template["uid"] is not None:
+            become(template["uid"])  # type: ignore[arg-type]
+        for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
+            resource.setrlimit(kind, (bound, bound))
+        forbid_message_queues()
+        keep_apart()
+        field = "cwd"
+        os.fchdir(paths.reach(os.open(".", os.O_RDONLY | os.O_DIRECTORY), wanted.cwd))
+        os.closerange(_REPORT + 1, 64)
+        field = "argv"
+        os.execvpe(wanted.argv[0], wanted.argv, {**os.environ, **wanted.environment})
+    except OSError as error:
+        said = paths.refusal(error, field)
+        _report(said.field or "", said.code, said.reason)
+    except BaseException as error:
+        _report(field, code, repr(error))
+    finally:
+        os._exit(127)
+
+
+def _report(field: str, code: str, reason: str) -> None:
+    os.write(_REPORT, f"{field}\n{code}\n{reason}".encode("utf-8", "replace")[:1000])

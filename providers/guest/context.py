@@ -1,0 +1,347 @@
+"""One interpreter of a kept sandbox: a child that runs one cell after the other and says so.
+
+What it says of a run is a claim, and a run that will not stop loses its interpreter and all that
+descends from it.
+"""
+
+import os
+import select
+import signal
+import time
+
+from . import trees, wire
+from .cell import KILLED, Cell
+from .child import EXHAUSTED, JOB, confine
+from .job import write_files
+from .kept import Refused
+from .process_tree import Child
+from .texts import TEXTS
+
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    import resource
+    from typing import NoReturn
+
+    from .contexts import ContextRoom
+    from .kept import Header, Loop, Operation, Parts
+
+# How long a new interpreter may take to be ready.
+START_SECONDS = 10.0
+# What one report may have beside its parts.
+REPORT_BYTES = 4096
+# The text that an interpreter other than Python needs to become a context.
+_TEXTS = {"nodejs": "node_context.js", "bash": "bash_context.sh"}
+
+
+class Context:
+    """One interpreter, from its start over its cells to its end, and its next start."""
+
+    def __init__(
+        self,
+        room: "ContextRoom",
+        name: str,
+        language: str,
+        cwd: str,
+        child: "Child | None" = None,
+    ) -> None:
+        """Start it, or take over a `child` that has rehearsed already."""
+        self.loop: "Loop" = room.loop
+        self.artifacts = room.artifacts
+        self.name, self.language, self.cwd = name, language, cwd
+        self.advised = bool(room.template.get("advise")) and language == "python"
+        self.pid = -1
+        self.cell: "Cell | None" = None
+        self.waiting: "list[Operation]" = []
+        self._room = room
+        self._is_ready = False
+        self._has_rehearsed = False
+        self._was_lost = False
+        self._pending: "list[memoryview]" = []
+        self._reports = wire.Parser(REPORT_BYTES)
+        self._child: "Child | None" = None
+        self._timer = 0
+        self._writer = 0
+        self._take_over(child or self._fork())
+        if child is not None:
+            self._has_rehearsed = True
+            self._be_context()
+
+    @property
+    def described(self) -> "dict[str, object]":
+        return {"id": self.name, "language": self.language, "cwd": self.cwd}
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child is not None
+
+    # A cell.
+
+    def run(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
+        """Begin a cell. Raises Refused."""
+        if self.cell is not None:
+            raise Refused("something runs in this context", "context")
+        if self.language == "bash" and header.get("environment"):
+            raise Refused("a run in bash has the environment of its context", "environment")
+        if self._child is None:
+            self._take_over(self._fork())
+        assert self._child is not None
+        self.cell = Cell(operation, self, header, parts)
+        self._reports.limit = REPORT_BYTES + max(
+            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"]
+        )
+        self.cell.attach(self._child.stdout, self._child.stderr)
+        for fd in (self._child.stdout, self._child.stderr):
+            self.loop.watch(fd, select.POLLIN, lambda _, fd=fd: self._read_output(fd))  # type: ignore[misc]
+        files = {name: part for name, part in parts.items() if name.startswith("file:")}
+        if files:
+            self._write_files(files)
+        elif self._is_ready:
+            self._feed_cell()
+
+    def _write_files(self, files: "dict[str, bytes]") -> None:
+        """As the program's user, who may have put anything in the way, and not in our time."""
+        told, tell = os.pipe()
+        try:
+            self._writer = os.fork()
+            if self._writer == 0:
+                write_as_program(self._room.template, files, tell)
+        finally:
+            os.close(tell)
+        self.loop.on_end(self._writer, lambda code, _: self._files_written(code, told))
+
+    def _files_written(self, code: int, told: int) -> None:
+        self._writer = 0
+        complaint = os.read(told, 2000).decode("utf-8", "replace").strip()
+        os.close(told)
+        if self.cell is None:
+            return
+        if code:
+            if not self.cell.timed_out and not self.cell.interrupted:
+                self.cell.refuse(complaint, "files")
+            self._end_cell(context_kept=True)
+        elif self._is_ready:
+            self._feed_cell()
+
+    def _feed_cell(self) -> None:
+        assert self.cell is not None
+        self._feed(self.cell.job)
+        self.cell.job = []
+
+    def _end_cell(self, *, context_kept: bool, cpu_seconds: "float | None" = None) -> None:
+        cell, self.cell = self.cell, None
+        if cell is None:
+            return
+        if self._writer:
+            trees.kill(self._writer)
+        if self._child is not None:
+            self.loop.unwatch(self._child.stdout)
+            self.loop.unwatch(self._child.stderr)
+        cell.finish(context_kept=context_kept and not self._was_lost, cpu_seconds=cpu_seconds)
+        if not cell.is_given_up:
+            self._was_lost = False
+
+    def signal(self) -> None:
+        """Interrupt what runs in the foreground, as a terminal would."""
+        try:
+            os.killpg(self.pid, signal.SIGINT)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def lose(self) -> None:
+        """End the interpreter and all that descends from it. The next one starts at its end."""
+        if self._writer:
+            # The interpreter has not begun, and has nothing to lose.
+            trees.kill(self._writer)
+        elif self._child is not None:
+            trees.kill(self.pid)
+
+    def use_too_much(self) -> None:
+        """It is the largest of those that use up the memory."""
+        if self.cell is not None:
+            self.cell.out_of_memory = True
+        self.lose()
+
+    # The interpreter.
+
+    def _fork(self) -> Child:
+        return Child(self._room.template_of(self.language))
+
+    def _take_over(self, child: Child) -> None:
+        self._child, self.pid = child, child.pid
+        self._is_ready = self._has_rehearsed = False
+        self._reports = wire.Parser(REPORT_BYTES)
+        self._pending = []
+        for fd in (child.job, child.report):
+            os.set_blocking(fd, False)
+        self.loop.watch(child.report, select.POLLIN, lambda _: self._read_reports())
+        self.loop.on_end(child.pid, lambda code, usage: self._ended(child, code, usage))
+        self._timer = self.loop.at(time.monotonic() + START_SECONDS, self.lose)
+
+    def _be_context(self) -> None:
+        """Say to an interpreter that has rehearsed what it is to be."""
+        text = TEXTS.get(_TEXTS.get(self.language, ""), "")
+        header: "dict[str, object]" = {
+            "type": "context",
+            "environment": self._room.environment,
+            "cwd": self.cwd,
+        }
+        self._feed(wire.chunks(header, [("runner", text.encode())]))
+
+    def _read_output(self, fd: int) -> None:
+        if self.cell is not None:
+            of = self.cell.stdout if fd == self.cell.stdout.fd else self.cell.stderr
+            if not of.read():
+                self.loop.unwatch(fd)
+
+    def _read_reports(self) -> None:
+        assert self._child is not None
+        try:
+            data = os.read(self._child.report, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            # Its end, or a program that has closed what was not its own: nothing more is said.
+            self.loop.unwatch(self._child.report)
+            return
+        try:
+            for header, parts in self._reports.feed(data):
+                self._report(header, parts)
+        except wire.FrameError:
+            # Whatever is said here from now on cannot be told apart.
+            self.loop.unwatch(self._child.report)
+            self.lose()
+
+    def _report(self, header: "Header", parts: "Parts") -> None:
+        if self._is_ready:
+            if self.cell is not None and self.cell.report(header, parts):
+                self._end_cell(context_kept=True)
+        elif header.get("type") == "ready":
+            if not self._has_rehearsed:
+                self._has_rehearsed = True
+                self._be_context()
+                return
+            self._is_ready = True
+            self.loop.cancel(self._timer)
+            for operation in self.waiting:
+                is_first = operation.name == "keep"
+                operation.done(
+                    {"contexts": [self.described]} if is_first else {"context": self.described}
+                )
+            self.waiting = []
+            if self.cell is not None and not self._writer:
+                self._feed_cell()
+
+    def _feed(self, chunks: "list[bytes]") -> None:
+        self._pending += [memoryview(chunk) for chunk in chunks if chunk]
+        self._write_job()
+
+    def _write_job(self) -> None:
+        """Write what the pipe has room for, and let go of it."""
+        assert self._child is not None
+        try:
+            while self._pending:
+                self._pending[0] = self._pending[0][os.write(self._child.job, self._pending[0]) :]
+                if not self._pending[0]:
+                    del self._pending[0]
+            self.loop.unwatch(self._child.job)
+        except BlockingIOError:
+            self.loop.watch(self._child.job, select.POLLOUT, lambda _: self._write_job())
+        except BrokenPipeError:
+            self._pending = []
+            self.loop.unwatch(self._child.job)
+            self.lose()
+
+    def _ended(self, child: Child, code: int, usage: "resource.struct_rusage") -> None:
+        """The interpreter is no more, whoever ended it. What it has started ends with it."""
+        self.loop.cancel(self._timer)
+        trees.kill(child.pid)
+        self.loop.unwatch(child.report)
+        self.loop.unwatch(child.job)
+        had_cell = self.cell is not None
+        told = self.cell is not None and not self.cell.is_given_up
+        was_ready = self._is_ready
+        if self.cell is not None:
+            self._take_last_reports(child)
+            if self.cell.code is None:
+                self.cell.code = code
+            seconds = usage.ru_utime + usage.ru_stime
+            self._end_cell(context_kept=False, cpu_seconds=seconds)
+        complaint = "" if was_ready else _complaint(child)
+        child.close()
+        self._child = None
+        kind = "exhausted" if code == EXHAUSTED else "refused"
+        for operation in self.waiting:
+            operation.failed(f"the interpreter did not start: {complaint}", code=kind)
+            if operation.name == "context.create":
+                self._room.drop(self)
+        self.waiting = []
+        # What did not even start is tried again by the next run, and by nobody before.
+        if was_ready or had_cell:
+            self._start_again(told=told)
+
+    def _take_last_reports(self, child: Child) -> None:
+        """What it said before it ended; a `done` among it has an exit code and a result."""
+        try:
+            while self.cell is not None and (data := os.read(child.report, 1 << 16)):
+                for header, parts in self._reports.feed(data):
+                    self.cell.report(header, parts)
+        except (BlockingIOError, wire.FrameError):
+            return
+
+    def _start_again(self, *, told: bool) -> None:
+        self._was_lost = not told
+        try:
+            self._take_over(self._fork())
+        except OSError:
+            # Processes are used up, by whom it may be. The next run tries again.
+            self._child = None
+
+    def restart(self, operation: "Operation") -> None:
+        """End the interpreter, and answer when an empty one is ready."""
+        self.close()
+        self.waiting.append(operation)
+        self._was_lost = False
+        self._take_over(self._fork())
+
+    def close(self) -> None:
+        """End the interpreter and what runs in it, and let go of its pipes."""
+        child = self._child
+        if child is None:
+            return
+        self.loop.cancel(self._timer)
+        self.loop.on_end(child.pid, lambda *_: None)
+        self.lose()
+        for fd in (child.report, child.job):
+            self.loop.unwatch(fd)
+        if self.cell is not None:
+            self.cell.code = KILLED
+            self._end_cell(context_kept=False)
+        child.close()
+        self._child = None
+        for operation in self.waiting:
+            operation.failed("the context was ended")
+        self.waiting = []
+
+
+def write_as_program(
+    template: "dict[str, object]", files: "dict[str, bytes]", tell: int
+) -> "NoReturn":
+    """Be the program's user in this fork, write the files, and end."""
+    try:
+        os.setsid()
+        os.dup2(tell, 2)
+        # Nobody whose user we share may find the channel here, or another context's pipes.
+        os.closerange(JOB, 1024)
+        confine(template)
+        write_files(files)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _complaint(child: Child) -> str:
+    os.set_blocking(child.stderr, False)
+    try:
+        return os.read(child.stderr, 2000).decode("utf-8", "replace").strip()
+    except BlockingIOError:
+        return ""

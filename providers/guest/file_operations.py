@@ -1,0 +1,330 @@
+"""What can be done to the workspace, each as a generator that never blocks for long.
+
+It is given the workspace's descriptor and the operation's header, and yields an `Event`; None, so
+that others have their turn; a number of seconds to be left alone for; or TAKE, and is sent what
+the host sends next: bytes, or None at the end. What it returns is said in `done`. It raises
+Refused, or OSError, which is then about the path.
+"""
+
+import errno
+import os
+import stat
+
+from . import wire
+from .folders import AT_ONCE, Found, walk
+from .kept import Refused
+from .paths import MOST_DEPTH, entry, kind, named, open_file, open_folder, parse, reach, refusal
+from .protocol import CHUNK_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+    Steps = Generator[Any, "bytes | None", "dict[str, object]"]
+
+TAKE = object()
+
+# What our own files are called in the workspace, for as long as they are there.
+INTERNAL = ".cofferdam-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# How often a folder that is being removed may be found filled again.
+_PASSES = 50
+
+
+class Event:
+    """Something for the host: a name, fields, and bytes, which go in the part `data`."""
+
+    __slots__ = ("data", "fields", "name")
+
+    def __init__(self, name: str, fields: "dict[str, object]", data: bytes = b"") -> None:
+        self.name, self.fields, self.data = name, fields, data
+
+
+def number(header: "dict[str, object]", field: str, most: int, default: "int | None") -> int:
+    """A whole number of an operation. Raises Refused."""
+    value = header.get(field)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not 0 <= value <= most:
+        raise Refused(f"Must be a whole number from 0 to {most}.", field)
+    return value
+
+
+def list_folder(base: int, header: "dict[str, object]") -> "Steps":
+    parts = parse(header.get("path"))
+    depth = number(header, "depth", 64, 1) or 1
+    folder = reach(base, parts)
+    count = size = 0
+    lines: "list[bytes]" = []
+    try:
+        for found in walk(folder, depth):
+            if found is None:
+                yield None
+                continue
+            line = wire.dumps(described(parts, found)).encode("utf-8", "backslashreplace")
+            if size + len(line) > CHUNK_BYTES - 2:
+                yield Event("entries", {}, b"[" + b",".join(lines) + b"]")
+                lines.clear()
+                size = 0
+            count += 1
+            lines.append(line)
+            size += len(line) + 1
+    finally:
+        os.close(folder)
+    if lines:
+        yield Event("entries", {}, b"[" + b",".join(lines) + b"]")
+    return {"count": count}
+
+
+def described(parts: "list[str]", found: Found) -> "dict[str, object]":
+    """The entry of something below the folder of `parts`."""
+    path = "/".join([*parts, found.path])
+    if found.status is None:
+        return {"path": path, "type": "other", "size": 0, "mode": 0, "modified": 0.0, "target": ""}
+    return entry(path, found.status, found.folder, found.name)
+
+
+def stat_one(base: int, header: "dict[str, object]") -> "Steps":
+    parts = parse(header.get("path"))
+    yield None
+    try:
+        return {"entry": _look(base, parts)}
+    except FileNotFoundError:
+        return {"entry": None}
+
+
+def _look(base: int, parts: "list[str]") -> "dict[str, object]":
+    if not parts:
+        return entry("", os.fstat(base))
+    folder = reach(base, parts[:-1])
+    try:
+        name = parts[-1]
+        return entry("/".join(parts), os.lstat(name, dir_fd=folder), folder, name)
+    finally:
+        os.close(folder)
+
+
+def make_folder(base: int, header: "dict[str, object]") -> "Steps":
+    parts = named(header.get("path"))
+    yield None
+    try:
+        there = _look(base, parts)
+    except FileNotFoundError:
+        os.close(reach(base, parts, make=True))
+        return {"found": False}
+    if there["type"] != "directory":
+        raise Refused("Something else has this name.", "path")
+    return {"found": True}
+
+
+def move(base: int, header: "dict[str, object]") -> "Steps":
+    source, target = named(header.get("path")), named(header.get("target"), "target")
+    yield None
+    folder = reach(base, source[:-1])
+    try:
+        moved = os.lstat(source[-1], dir_fd=folder)
+        try:
+            _move(base, folder, source[-1], moved, target)
+            return {"entry": _look(base, target)}
+        except OSError as error:
+            raise refusal(error, "target") from None
+    finally:
+        os.close(folder)
+
+
+def _move(base: int, folder: int, name: str, moved: os.stat_result, target: "list[str]") -> None:
+    onto = reach(base, target[:-1])
+    try:
+        try:
+            there = os.lstat(target[-1], dir_fd=onto)
+        except FileNotFoundError:
+            there = None
+        if there is not None and not (kind(there) == kind(moved) == "file"):
+            raise Refused("Something has this name, and is not replaced.", "target")
+        os.rename(name, target[-1], src_dir_fd=folder, dst_dir_fd=onto)
+    finally:
+        os.close(onto)
+
+
+def remove(base: int, header: "dict[str, object]") -> "Steps":
+    parts = named(header.get("path"))
+    yield None
+    try:
+        folder = reach(base, parts[:-1])
+    except FileNotFoundError:
+        return {"found": False}
+    try:
+        return {"found": (yield from discard(base, folder, parts[-1]))}
+    finally:
+        os.close(folder)
+
+
+def discard(base: int, folder: int, name: str) -> "Generator[None, Any, bool]":
+    """Folders are moved side by side into one, however deep they are in each other."""
+    try:
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return True
+    except FileNotFoundError:
+        return False
+    trash = temporary_name()
+    try:
+        os.mkdir(trash, 0o700, dir_fd=base)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _make_room(folder, name)
+        os.mkdir(trash, 0o700, dir_fd=base)
+    heap = -1
+    try:
+        heap = open_folder(base, trash)
+        waiting, count = [_discard(folder, name, heap, 0)], 1
+        while waiting:
+            below = open_folder(heap, waiting[-1])
+            try:
+                for _ in range(_PASSES):
+                    names = os.listdir(below)
+                    if not names:
+                        break
+                    for done, each in enumerate(names):
+                        if done % AT_ONCE == 0:
+                            yield None
+                        try:
+                            if not stat.S_ISDIR(os.lstat(each, dir_fd=below).st_mode):
+                                os.unlink(each, dir_fd=below)
+                            else:
+                                waiting.insert(0, _discard(below, each, heap, count))
+                                count += 1
+                        except FileNotFoundError:
+                            continue
+                else:
+                    raise Refused("Is being filled while it is removed.", "path")
+            finally:
+                os.close(below)
+            os.rmdir(waiting.pop(), dir_fd=heap)
+    finally:
+        if heap >= 0:
+            os.close(heap)
+        try:
+            os.rmdir(trash, dir_fd=base)
+        except OSError:
+            # What could not be removed is in it, under a name that says whose doing it is.
+            pass
+    return True
+
+
+def _make_room(folder: int, name: str) -> None:
+    """Where there is room for nothing new, remove one thing of what is to be removed."""
+    below = open_folder(folder, name)
+    try:
+        for found in walk(below, MOST_DEPTH):
+            if found is not None and found.status is not None:
+                try:
+                    if not stat.S_ISDIR(found.status.st_mode):
+                        os.unlink(found.name, dir_fd=found.folder)
+                    else:
+                        os.rmdir(found.name, dir_fd=found.folder)
+                except OSError:
+                    continue
+                return
+    finally:
+        os.close(below)
+
+
+def _discard(folder: int, name: str, heap: int, count: int) -> str:
+    """Move a folder to the heap, opened for us. Its name there."""
+    before = os.lstat(name, dir_fd=folder)
+    if before.st_mode & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=folder)
+    os.rename(name, str(count), src_dir_fd=folder, dst_dir_fd=heap)
+    return str(count)
+
+
+def temporary_name() -> str:
+    return INTERNAL + os.urandom(8).hex()
+
+
+def read(base: int, header: "dict[str, object]") -> "Steps":
+    parts = named(header.get("path"))
+    offset = number(header, "offset", 1 << 62, 0)
+    length = number(header, "length", 1 << 62, 1 << 62)
+    folder = reach(base, parts[:-1])
+    try:
+        fd, status = open_file(folder, parts[-1])
+    finally:
+        os.close(folder)
+    try:
+        # What is added from now on is not ours to wait for: it may never end.
+        end = min(status.st_size, offset + length)
+        while offset < end:
+            data = os.pread(fd, min(CHUNK_BYTES, end - offset), offset)
+            if not data:
+                break
+            offset += len(data)
+            yield Event("data", {}, data)
+    finally:
+        os.close(fd)
+    return {"entry": entry("/".join(parts), status)}
+
+
+def write(base: int, header: "dict[str, object]") -> "Steps":
+    parts = named(header.get("path"))
+    mode = None if header.get("mode") is None else number(header, "mode", 0o777, None)
+    folder = reach(base, parts[:-1], make=True)
+    try:
+        draft = Draft(folder, parts[-1])
+        try:
+            while (data := (yield TAKE)) is not None:
+                draft.add(data)
+            status = draft.finish(mode)
+        finally:
+            draft.drop()
+    finally:
+        os.close(folder)
+    return {"entry": entry("/".join(parts), status)}
+
+
+class Draft:
+    """A file being written beside the one that it is to replace. Raises Refused and OSError."""
+
+    def __init__(self, folder: int, name: str) -> None:
+        self._former: "int | None" = None
+        try:
+            there = os.lstat(name, dir_fd=folder)
+            if not stat.S_ISREG(there.st_mode):
+                raise Refused(f"Not a regular file ({kind(there)}).", "path")
+            self._former = stat.S_IMODE(there.st_mode)
+        except FileNotFoundError:
+            pass
+        self._folder, self._name, self._hidden = folder, name, temporary_name()
+        self.fd = os.open(self._hidden, _NEW, 0o600, dir_fd=folder)
+        self._left = True
+
+    def add(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
+
+    def finish(self, mode: "int | None") -> os.stat_result:
+        """Put it in place, with `mode` or that of the former file. What it is then."""
+        if mode is None:
+            mode = 0o644 if self._former is None else self._former
+        os.fchmod(self.fd, mode)
+        os.rename(self._hidden, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._left = False
+        status = os.fstat(self.fd)
+        now = os.lstat(self._name, dir_fd=self._folder)
+        if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+            raise Refused("Another file was put in its place meanwhile.", "path")
+        return status
+
+    def drop(self) -> None:
+        """Give the descriptor back, and what was not finished."""
+        os.close(self.fd)
+        if self._left:
+            try:
+                os.unlink(self._hidden, dir_fd=self._folder)
+            except OSError:
+                # The program was quicker.
+                pass

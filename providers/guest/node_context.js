@@ -1,0 +1,173 @@
+'use strict'
+// A Node that runs one piece of code after the other, and keeps what they leave behind. Its text
+// is given to node_runner.js, which calls what is exported here with what the two share.
+
+const net = require('net')
+const path = require('path')
+const util = require('util')
+const vm = require('vm')
+const Module = require('module')
+const { processTopLevelAwait } = require('internal/repl/await')
+
+const SYNTAX = { ecmaVersion: 'latest', allowHashBang: true, allowAwaitOutsideFunction: true }
+const INTERRUPTED = 130
+const OWN = /node_(runner|context)\.js|node:(internal|vm)/
+
+class Exit {
+  constructor (code) { this.code = code }
+}
+
+module.exports = function serve (shared, header) {
+  const { job, report, encode, callsMain, acorn, ProgramError } = shared
+  const write = process.stderr.write.bind(process.stderr)
+  let running = null
+  let count = 0
+
+  Object.assign(process.env, header.environment)
+  if (header.cwd) {
+    require('fs').mkdirSync(header.cwd, { recursive: true })
+    process.chdir(header.cwd)
+  }
+  process.argv.length = 1
+  globalThis.module = new Module(path.resolve('main.js'), null)
+  globalThis.exports = globalThis.module.exports
+  globalThis.require = Module.createRequire(path.resolve('main.js'))
+  process.exit = process.reallyExit = (code = process.exitCode ?? 0) => {
+    running?.end({ code: code & 0xff })
+    throw new Exit(code & 0xff)
+  }
+  process.on('SIGINT', () => running?.end({ code: INTERRUPTED }))
+  process.on('uncaughtException', (error) => {
+    if (!(error instanceof Exit)) tell(error)
+  })
+
+  function tell (error) {
+    const text = error instanceof ProgramError
+      ? error.message
+      : error?.stack === undefined
+        ? `Uncaught ${util.inspect(error)}`
+        : String(error.stack).split('\n').filter((line) => !OWN.test(line)).join('\n')
+    write(text + '\n')
+  }
+
+  // What a later cell may declare again, so that code can be run twice: `var` in place of const,
+  // let and class, and imports as what they are without a module.
+  function prepare (code) {
+    let body
+    try {
+      body = acorn.parse(code, SYNTAX).body
+    } catch {
+      try {
+        body = acorn.parse(code, { ...SYNTAX, sourceType: 'module' }).body
+      } catch {
+        // Node's own message for the syntax error, with the caller's line, comes from compiling it.
+        return { source: code, body: [] }
+      }
+    }
+    let source = code
+    for (const node of [...body].reverse()) {
+      const text = source.slice(node.start, node.end)
+      const replaced = redeclarable(node, text)
+      if (replaced !== text) source = source.slice(0, node.start) + replaced + source.slice(node.end)
+    }
+    const awaiting = processTopLevelAwait(source)
+    return { source: awaiting ?? source, awaits: awaiting !== null, body }
+  }
+
+  function redeclarable (node, text) {
+    if (node.type === 'VariableDeclaration') return text.replace(/^(const|let)/, (word) => 'var'.padEnd(word.length))
+    if (node.type === 'ClassDeclaration') return `var ${node.id.name} = ${text};`
+    if (node.type !== 'ImportDeclaration') return text
+    const from = `await import(${JSON.stringify(node.source.value)})`
+    const names = []
+    let whole = ''
+    for (const { type, local, imported } of node.specifiers) {
+      if (type === 'ImportNamespaceSpecifier') whole = `var ${local.name} = ${from};`
+      else names.push(`${type === 'ImportDefaultSpecifier' ? 'default' : imported.name}: ${local.name}`)
+    }
+    return names.length || !whole ? `${whole}var {${names}} = ${from};` : whole
+  }
+
+  async function evaluate (code, args) {
+    count += 1
+    const { source, awaits, body } = prepare(code)
+    const script = new vm.Script(source, {
+      filename: `<cell ${count}>`,
+      importModuleDynamically: vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
+    })
+    if (args !== undefined) globalThis.arguments = args
+    let value = script.runInThisContext({ breakOnSigint: true, displayErrors: false })
+    if (awaits) {
+      value = await value
+      if (/return \{ (__proto__: null, )?value: /.test(source)) value = value?.value
+    }
+    const shows = body.at(-1)?.type === 'ExpressionStatement'
+    value = shows ? await value : undefined
+    if (value !== undefined) {
+      globalThis._ = value
+      report({ type: 'output', number: running.number }, [['text/plain', Buffer.from(util.inspect(value))]])
+    }
+    if (args === undefined || typeof globalThis.main !== 'function' || callsMain(body)) return undefined
+    return encode(await globalThis.main(args), running.resultBytes)
+  }
+
+  async function run ({ header, parts }) {
+    const before = Object.keys(header.environment).map((name) => [name, process.env[name]])
+    Object.assign(process.env, header.environment)
+    const text = parts.get('arguments')?.toString()
+    const args = text === undefined ? undefined : JSON.parse(text)
+    process.exitCode = undefined
+    const ended = new Promise((resolve) => {
+      running = { number: header.number, resultBytes: header.result_bytes, end: resolve }
+    })
+    report({ type: 'began', number: header.number })
+    const evaluated = evaluate(parts.get('code').toString(), args).then(
+      (result) => ({ code: (process.exitCode ?? 0) & 0xff, result }),
+      (error) => {
+        if (error instanceof Exit) return { code: error.code }
+        if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return { code: INTERRUPTED }
+        return { code: 1, error: { thrown: error } }
+      }
+    )
+    const { code, result, error } = await Promise.race([ended, evaluated])
+    if (error !== undefined) tell(error.thrown)
+    running = null
+    process.exitCode = undefined
+    for (const [name, value] of before) {
+      if (value === undefined) delete process.env[name]
+      else process.env[name] = value
+    }
+    const returned = result && code === 0 ? [['result', result]] : []
+    report({ type: 'done', number: header.number, exit_code: code }, returned)
+  }
+
+  let received = Buffer.alloc(0)
+  let queue = Promise.resolve()
+  const socket = new net.Socket({ fd: job, readable: true, writable: false })
+  socket.on('data', (data) => {
+    received = Buffer.concat([received, data])
+    for (let frame = take(); frame !== null; frame = take()) {
+      const one = frame
+      queue = queue.then(() => run(one))
+    }
+  })
+  socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
+
+  function take () {
+    if (received.length < 4) return null
+    let at = 4 + received.readUInt32BE(0)
+    if (received.length < at) return null
+    const header = JSON.parse(received.subarray(4, at).toString())
+    const size = header.parts.reduce((sum, [, length]) => sum + length, 0)
+    if (received.length < at + size) return null
+    const parts = new Map()
+    for (const [name, length] of header.parts) {
+      parts.set(name, received.subarray(at, at + length))
+      at += length
+    }
+    received = received.subarray(at)
+    return { header, parts }
+  }
+
+  report({ type: 'ready' })
+}

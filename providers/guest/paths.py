@@ -1,0 +1,147 @@
+"""Paths below the workspace: what is one, and how to get there by descriptor, following no link."""
+
+import errno
+import os
+import stat
+
+from .kept import Refused
+
+# The most components of a path, and bytes of it and of one of them.
+MOST_DEPTH, PATH_BYTES, NAME_BYTES = 64, 4096, 255
+
+# What file systems take their times from (CLOCK_REALTIME_COARSE). Until it has ticked a file may
+# change again and have the same times.
+FILE_CLOCK = 5
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_EXHAUSTED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+    *(errno.EAGAIN, errno.EMLINK),
+)
+
+
+def refusal(error: OSError, field: str) -> Refused:
+    """What to say of a call that failed for what stands in the workspace."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in _EXHAUSTED:
+        return Refused(reason, code="exhausted")
+    if error.errno == errno.ENOENT:
+        return Refused(reason, field, "missing")
+    if error.errno == errno.ELOOP:
+        reason = "A symbolic link is on the way, and none is followed"
+    return Refused(reason, field)
+
+
+def parse(path: object, field: str = "path") -> "list[str]":
+    """The components of a path below the workspace; none for the workspace itself.
+
+    Raises Refused for what is none, leads out of it, or no file system can have.
+    """
+    if not isinstance(path, str):
+        raise Refused("Must be text.", field)
+    if "\0" in path or path.startswith("/"):
+        raise Refused("Must be relative to the workspace, without NUL.", field)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise Refused("Must not have `..` in it.", field)
+    try:
+        longest = max([len(os.fsencode(part)) for part in parts], default=0)
+        whole = len(os.fsencode(path))
+    except UnicodeEncodeError:
+        raise Refused("Has what no file name can have in it.", field) from None
+    if longest > NAME_BYTES or whole > PATH_BYTES or len(parts) > MOST_DEPTH:
+        raise Refused("Is too long or too deep.", field)
+    return parts
+
+
+def named(path: object, field: str = "path") -> "list[str]":
+    """The same, but not the workspace itself."""
+    parts = parse(path, field)
+    if not parts:
+        raise Refused("Must name something in the workspace.", field)
+    return parts
+
+
+def open_folder(parent: int, name: str) -> int:
+    """Descriptor of a folder in another. Raises OSError, also for a link to one."""
+    before = os.lstat(name, dir_fd=parent)
+    if stat.S_ISLNK(before.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if not stat.S_ISDIR(before.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return _same(os.open(name, FOLDER, dir_fd=parent), before)
+
+
+def open_file(parent: int, name: str) -> "tuple[int, os.stat_result]":
+    """Descriptor and state of a regular file. Raises Refused for what is none, and OSError."""
+    before = os.lstat(name, dir_fd=parent)
+    if not stat.S_ISREG(before.st_mode):
+        raise Refused(f"Not a regular file ({kind(before)}).", "path")
+    fd = _same(os.open(name, _FILE, dir_fd=parent), before)
+    return fd, os.fstat(fd)
+
+
+def _same(fd: int, before: os.stat_result) -> int:
+    """`fd`, when it is of what was looked at before it was opened.
+
+    gVisor follows a link in spite of O_NOFOLLOW when O_DIRECTORY is set too; and whoever looks
+    first may be given something else to open.
+    """
+    now = os.fstat(fd)
+    if (now.st_dev, now.st_ino) != (before.st_dev, before.st_ino):
+        os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return fd
+
+
+def reach(base: int, parts: "list[str]", *, make: bool = False) -> int:
+    """A new descriptor of a folder below `base`. With `make` what is not there is made."""
+    fd = os.dup(base)
+    try:
+        for name in parts:
+            if make:
+                try:
+                    os.mkdir(name, dir_fd=fd)
+                except FileExistsError:
+                    pass
+            below = open_folder(fd, name)
+            os.close(fd)
+            fd = below
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def kind(status: os.stat_result) -> str:
+    return kind_of(status.st_mode)
+
+
+def kind_of(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def entry(
+    path: str, status: os.stat_result, folder: int = -1, name: str = ""
+) -> "dict[str, object]":
+    """What is said of a file. The target of a link is read where `folder` and `name` lead to it."""
+    said: "dict[str, object]" = {
+        "path": path,
+        "type": kind(status),
+        "size": status.st_size,
+        "mode": stat.S_IMODE(status.st_mode),
+        "modified": status.st_mtime,
+        "target": "",
+    }
+    if name and stat.S_ISLNK(status.st_mode):
+        try:
+            said["target"] = os.readlink(name, dir_fd=folder)
+        except OSError:
+            # It is another thing by now.
+            said["target"] = ""
+    return said

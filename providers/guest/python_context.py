@@ -1,0 +1,237 @@
+"""An interpreter that runs one piece of code after the other, and keeps what they leave behind."""
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
+import _thread
+import builtins
+import linecache
+import os
+import sys
+import traceback
+
+from . import display, preload, python_runner, wire
+from .kernel import keep_apart
+from .python_runner import ONLY_AST
+
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    import asyncio
+    import types
+    from typing import Any, NoReturn
+
+# Interrupts are this thread's.
+_MAIN = _thread.get_ident()
+
+# The program may replace what is in `os`, and this is what answers for it.
+_exit, _getpid, _fstat = os._exit, os.getpid, os.fstat
+
+# ast.PyCF_ALLOW_TOP_LEVEL_AWAIT and inspect.CO_COROUTINE
+TOP_LEVEL_AWAIT, COROUTINE = 0x2000, 0x80
+# How many cells' lines are kept for tracebacks.
+SOURCES_KEPT = 500
+INTERRUPTED = 130
+
+
+def serve(
+    job: int, outputs: display.Outputs, header: "dict[str, object]", *, advised: bool
+) -> "NoReturn":
+    """Run the cells that come over `job` until that is closed."""
+    _signal.signal(_signal.SIGINT, _stay)
+    keep_apart()
+    preload.load_site()
+    os.environ.update(header["environment"])  # type: ignore[call-overload]
+    if header["cwd"]:
+        os.makedirs(str(header["cwd"]), exist_ok=True)
+        os.chdir(str(header["cwd"]))
+    sys.path.insert(0, "")
+    sys.argv[:] = [""]
+    sys.excepthook = _print_exception
+    outputs.write = _write_whole
+    context = Context(outputs, advised)
+    outputs.report(wire.pack({"type": "ready"}, []))
+    parser = wire.Parser(sys.maxsize)
+    process = _getpid()
+    while True:
+        frame = wire.read_frame(job, parser)
+        if frame is None:
+            _exit(0)
+        frame_header, parts = frame
+        del frame
+        exit_code, result = context.run(frame_header, parts)
+        del parts
+        if _getpid() != process:
+            # A fork of the program that has run on to here, and answers for nothing.
+            _exit(exit_code)
+        try:
+            _fstat(job)
+        except OSError:
+            # The program has closed it: there will be no other cell.
+            _exit(exit_code)
+        done = {"type": "done", "number": frame_header["number"], "exit_code": exit_code}
+        returned = [] if result is None else [("result", result)]
+        if not outputs.report(wire.pack(done, returned)):
+            _exit(exit_code)
+
+
+def _write_whole(fd: int, data: "bytes | memoryview") -> None:
+    """Write a frame. Interrupts wait meanwhile: half a frame would be the context's end."""
+    if _thread.get_ident() != _MAIN:
+        wire.write_all(fd, data)
+        return
+    came: "list[int]" = []
+    former = _signal.signal(_signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        wire.write_all(fd, data)
+    finally:
+        _signal.signal(_signal.SIGINT, former or _signal.SIG_DFL)
+    if came:
+        _signal.raise_signal(came[0])
+
+
+def _stay(*_: object) -> None:
+    """An interrupt while nothing runs is none."""
+
+
+class Context:
+    """The namespace of all cells, and how one of them is run in it."""
+
+    def __init__(self, outputs: display.Outputs, advised: bool) -> None:
+        module = type(sys)("__main__")
+        sys.modules["__main__"] = module
+        self.namespace = module.__dict__
+        self.namespace["__builtins__"] = builtins
+        self._outputs = outputs
+        self._advised = advised
+        self._count = 0
+        self._events: "asyncio.AbstractEventLoop | None" = None
+
+    def run(
+        self, header: "dict[str, Any]", parts: "dict[str, bytes]"
+    ) -> "tuple[int, bytes | None]":
+        """Run one cell. Its exit code, and the JSON text of what `main()` returned."""
+        mark = {"number": header["number"]}
+        self._outputs.mark = mark
+        self._outputs.room = header["rich_output_bytes"]
+        code = parts["code"].decode()
+        if self._advised:
+            from . import advice
+
+            remarks = advice.remarks(code)
+            self._outputs.report(wire.pack({"type": "advice", "remarks": remarks, **mark}, []))
+        if sys.stdin is None or sys.stdin.closed:
+            # exit() closes it.
+            sys.stdin = open(0, closefd=False)
+        environment: "dict[str, str]" = header["environment"]
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        arguments = parts.get("arguments")
+        try:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            self._outputs.report(wire.pack({"type": "began", **mark}, []))
+            limit = header["result_bytes"]
+            ended = python_runner.run(code, "", arguments, limit, self._outputs, self._run)
+            self._outputs.end_cell()
+        except KeyboardInterrupt:
+            ended = (INTERRUPTED, None)
+        finally:
+            _be_deaf()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _flush()
+        return ended
+
+    def _run(
+        self, code: str, _: str, arguments: "bytes | None", outputs: display.Outputs
+    ) -> "bytes | None":
+        name = self._remember(code)
+        flags = ONLY_AST | TOP_LEVEL_AWAIT
+        tree: "Any" = compile(code, name, "exec", flags, dont_inherit=True)
+        import _ast
+
+        last = None
+        if tree.body and isinstance(tree.body[-1], _ast.Expr):
+            last = _ast.Expression(tree.body.pop().value)
+        values: "dict[str, object] | None" = None
+        if arguments is not None:
+            values = wire.loads(arguments.decode())  # type: ignore[assignment]
+            self.namespace["arguments"] = values
+        self._execute(compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True))
+        if last is not None:
+            made = compile(last, name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True)
+            value = self._execute(made)
+            if value is not None:
+                vars(builtins)["_"] = value
+                outputs.display(value)
+        main = self.namespace.get("main")
+        if values is None or not callable(main) or python_runner._calls_main(tree):
+            return None
+        returned = main(**values)
+        if hasattr(returned, "__await__"):
+            returned = self._wait(returned)
+        return python_runner._encode(returned)
+
+    def _execute(self, code: "types.CodeType") -> object:
+        value = eval(code, self.namespace)
+        return self._wait(value) if code.co_flags & COROUTINE else value
+
+    def _wait(self, awaitable: "Any") -> object:
+        """Have the context's own event loop run it. Its other tasks go on meanwhile."""
+        import asyncio
+
+        if self._events is None or self._events.is_closed():
+            self._events = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._events)
+        events = self._events
+
+        async def outcome() -> object:
+            return await awaitable
+
+        task = events.create_task(outcome())
+        try:
+            return events.run_until_complete(task)
+        except KeyboardInterrupt:
+            task.cancel()
+            try:
+                events.run_until_complete(task)
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+            raise
+
+    def _remember(self, code: str) -> str:
+        """Give the cell a name, under which tracebacks and `inspect` find its lines."""
+        self._count += 1
+        name = f"<cell {self._count}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        linecache.cache.pop(f"<cell {self._count - SOURCES_KEPT}>", None)
+        return name
+
+
+def _be_deaf() -> None:
+    """Take no notice of interrupts any more, not even of one that comes just now."""
+    while True:
+        try:
+            _signal.signal(_signal.SIGINT, _stay)
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            # It is the program's own, or has lost its descriptor; the next cell may mend it.
+            continue
+
+
+def _print_exception(
+    kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
+) -> None:
+    # The interpreter's own looks for the lines of a program in files alone.
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace)

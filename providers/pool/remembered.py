@@ -1,0 +1,192 @@
+"""What the next process of a pool has to know of the sandboxes that outlive this one.
+
+A file for each, which only the pool's user can read, and never what a sandbox was given in its
+environment. Times are those of the machine since its boot, which no clock's correction changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from providers.values import SandboxLimits
+
+logger = logging.getLogger(__name__)
+
+# For how long after its lease a sandbox that outlives its pool may be there: it is busy, or whoever
+# ends it has to be started first.
+GRACE_SECONDS = 120.0
+
+_CONTAINER = re.compile(r"[0-9a-f]{12,64}")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """One kept sandbox.
+
+    `container` is the engine's name for it and `found` what the launcher knows it again by;
+    `template` is its template's name and language. `marker` has its guest listen to a new host.
+    `version` is that of its guest's protocol, `seconds` the lease that was granted last, which ends
+    at `expires_at`.
+    """
+
+    container: str
+    ref: str = field(repr=False)
+    owner: str
+    template: str
+    language: str
+    runtime: str
+    limits: Mapping[str, int]
+    interpreter: str
+    marker: str = field(repr=False)
+    found: Mapping[str, Any]
+    version: int
+    boot: str
+    opened_at: float
+    expires_at: float
+    seconds: float
+
+    @property
+    def left(self) -> float:
+        """Seconds until its lease ends: never more than were granted."""
+        return min(self.expires_at - now(), self.seconds) if self.boot == boot() else -1e9
+
+    @property
+    def is_over(self) -> bool:
+        return self.left <= -GRACE_SECONDS
+
+    @property
+    def sandbox_limits(self) -> SandboxLimits:
+        return replace(SandboxLimits(), **self.limits)
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Memory:
+    """Of the pool of this name in this data directory. One process at a time has it."""
+
+    def __init__(self, data_dir: Path, pool_id: str) -> None:
+        self._folder = data_dir / "kept" / pool_id
+        self._lock = -1
+
+    @cached_property
+    def home(self) -> str:
+        """Tells the containers of this pool from those of another of the same name elsewhere."""
+        path, made = self._folder / "home", secrets.token_hex(8)
+        draft = self._folder / f"home.{made}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.write_text(made)
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(draft)
+            draft.unlink()
+            return path.read_text()
+        except OSError as error:
+            logger.warning("what is kept will end with this process: %s", error)
+            return made
+
+    def take(self) -> bool:
+        """Whether this process has it: from now on until it ends, or `let_go`. Raises OSError."""
+        if self._lock >= 0:
+            return True
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        except BaseException:
+            os.close(lock)
+            raise
+        self._lock = lock
+        return True
+
+    @property
+    def is_ours(self) -> bool:
+        return self._lock >= 0
+
+    def let_go(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def all(self) -> list[Remembered]:
+        """What is remembered, whatever is left of it. A file that is none of ours is removed."""
+        found = []
+        for path in self._files():
+            remembered = _read(path)
+            if remembered is not None:
+                found.append(remembered)
+            elif self.is_ours:
+                logger.warning("not a kept sandbox's file, removed: %s", path.name)
+                path.unlink(missing_ok=True)
+        return found
+
+    def of_container(self, container: str) -> Remembered | None:
+        """What is remembered of a container."""
+        return _read(self._path(container)) if _CONTAINER.fullmatch(container) else None
+
+    def knows(self, ref: str) -> bool:
+        """Whether a sandbox of this name may be had again."""
+        return any(each.ref == ref and not each.is_over for each in self.all())
+
+    def save(self, remembered: Remembered) -> None:
+        """Raises OSError. A reader sees the former file or this one."""
+        path = self._path(remembered.container)
+        draft = path.with_suffix(".draft")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(asdict(remembered), stream)
+        draft.replace(path)
+
+    def forget(self, container: str) -> None:
+        self._path(container).unlink(missing_ok=True)
+
+    def _path(self, container: str) -> Path:
+        return self._folder / f"{container}.json"
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json")) if self._folder.is_dir() else []
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("container", "ref", "owner", "template", "language", "runtime"), str),
+    **dict.fromkeys(("interpreter", "marker", "boot"), str),
+    **dict.fromkeys(("limits", "found"), dict),
+    "version": int,
+    **dict.fromkeys(("opened_at", "expires_at", "seconds"), (int, float)),
+}
+
+
+def _read(path: Path) -> Remembered | None:
+    """None for a file that is gone, or is no such thing."""
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        if not isinstance(told, dict) or set(told) != set(_KINDS):
+            return None
+        if not all(isinstance(told[name], kind) for name, kind in _KINDS.items()):
+            return None
+        remembered = Remembered(**told)
+        bytes.fromhex(remembered.marker)
+        remembered.sandbox_limits  # noqa: B018  raises where they are none
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return remembered if path.stem == remembered.container else None

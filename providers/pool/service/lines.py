@@ -1,0 +1,81 @@
+"""Pools of the service, each with what it was made for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from providers.pool.launcher import Launcher
+from providers.pool.pool import Pool
+from providers.pool.requests import make_template
+from providers.pool.service.launchers import LauncherChoice
+from providers.pool.service.settings import ServiceSettings
+from providers.pool.template import Template
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Line:
+    """One pool and what it was made for. Retired when another one is in force."""
+
+    settings: ServiceSettings
+    kind: str
+    launcher: Launcher
+    pool: Pool
+    templates: Mapping[str, Template]
+    instances: int = 0
+    retired: bool = False
+    # How many were ever lent out of it.
+    lent: int = 0
+
+
+async def open_line(
+    choice: LauncherChoice, settings: ServiceSettings, former: Line | None = None
+) -> Line:
+    """A pool for these settings, over the former's launcher if that fits them too."""
+    if former is not None and choice.key(settings) == choice.key(former.settings):
+        kind, launcher = former.kind, former.launcher
+    else:
+        kind, launcher = await choice.open(settings)
+    wanted = {language: language for language in launcher.languages()}
+    if kind == "docker":
+        wanted |= settings.templates
+    templates = {
+        name: make_template(
+            name,
+            language,
+            launcher,
+            settings.limits,
+            settings.preload,
+            advise=settings.enable_ast_analysis,
+        )
+        for name, language in wanted.items()
+    }
+    pool = Pool(launcher, templates, settings.pool_settings())
+    pool.open()
+    logger.info(
+        "pool opened",
+        extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
+    )
+    return Line(settings, kind, launcher, pool, templates)
+
+
+def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
+    """Whether sandboxes made under the one are what the other asks for."""
+
+    def about(settings: ServiceSettings) -> tuple[Any, ...]:
+        return (
+            settings.memory_bytes,
+            settings.runtime,
+            settings.require_gvisor,
+            settings.preload,
+            settings.enable_seccomp,
+            settings.enable_ast_analysis,
+            dict(settings.images),
+            dict(settings.templates),
+        )
+
+    return about(one) == about(other)

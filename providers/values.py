@@ -1,0 +1,172 @@
+"""What goes into a sandbox and comes out of it, one shape per thing from service to guest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Entrypoint = Literal["auto", "main", "script", "repl"]
+Stream = Literal["stdout", "stderr"]
+
+# The key of a result's metadata under which it says what was seen of a sandbox that ended during
+# the run, where neither time nor memory is known to be the reason.
+SANDBOX_ENDED = "sandbox_ended"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file put into the workspace before the code runs. `path` is relative and has no `..`."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class ArtifactFile:
+    """A regular file the code left under `artifacts/`. `name` is relative to that folder."""
+
+    name: str
+    mime_type: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Bounds of one run. Sizes are bytes. A provider may be stricter, never laxer.
+
+    `output_bytes` holds for stdout and stderr each; what is beyond it is read and dropped, and
+    flagged. `rich_output_bytes` holds for all rich outputs together.
+    """
+
+    output_bytes: int = 200_000
+    result_bytes: int = 1024 * 1024
+    artifact_count: int = 20
+    artifact_bytes: int = 10 * 1024 * 1024
+    artifacts_total_bytes: int = 20 * 1024 * 1024
+    rich_output_count: int = 20
+    rich_output_bytes: int = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Bounds of a sandbox, whatever runs in it. Sizes are bytes.
+
+    A provider may be stricter, never laxer.
+    """
+
+    memory_bytes: int = 256 * 1024 * 1024
+    workspace_bytes: int = 100 * 1024 * 1024
+    file_bytes: int = 64 * 1024 * 1024
+    processes: int = 64
+    open_files: int = 256
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """The sandbox that is asked for. `template` is a language or a named template.
+
+    With `kept` it stays until it is closed and runs many jobs; without, it is closed after one.
+    `limits` are obeyed or refused, never dropped; None takes those the provider is configured
+    with. `environment` is set for all that runs in it. `seconds` is how long one that is kept lasts
+    until it is renewed for the first time, None as long as its provider likes.
+    """
+
+    template: str = "python"
+    kept: bool = False
+    limits: SandboxLimits | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Code to be run. `timeout` is seconds.
+
+    `context` names the interpreter of a kept sandbox in which it runs, the default one where it is
+    empty. There `main` is called only where `arguments` are given, and `entrypoint` is not asked.
+    `run` is a name that no other run has, by which an interrupt can mean this one.
+    """
+
+    code: str
+    language: str = "python"
+    timeout: float = 10
+    arguments: Mapping[str, Any] | None = None
+    entrypoint: Entrypoint = "auto"
+    files: Sequence[InputFile] = ()
+    limits: RunLimits = field(default_factory=RunLimits)
+    context: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to be started: `argv`, or `shell` which bash is given to run.
+
+    `cwd` is below the workspace. `pty` is columns and rows of a terminal, None for pipes. `timeout`
+    is seconds, None for a process that runs until it ends or its sandbox does.
+    """
+
+    argv: Sequence[str] = ()
+    shell: str = ""
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    stdin: bool = False
+    pty: tuple[int, int] | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a run or a process has put out, as it came: the order is that of the events.
+
+    `data` is the bytes of stdout or stderr, which may end within a character. `output` is a rich
+    value, a map from MIME type to text, JSON value or base64, and comes without `data`.
+    """
+
+    type: Literal["stdout", "stderr", "output"]
+    data: bytes = b""
+    output: Mapping[str, Any] | None = None
+
+
+# Called from any thread, one event after the other, and before the result is there. It must not
+# wait and must not raise.
+Emit = Callable[[Event], None]
+
+
+@dataclass
+class ExecutionResult:
+    """What came of running code, whether it succeeded or not.
+
+    `execution_time` is seconds. `exit_code` is 128 + n for a signal n and None when the code was
+    ended by us. `timed_out` and `out_of_memory` rest on what the supervisor or the kernel saw,
+    never on what the code printed or returned. `result` is the JSON value `main()` returned and
+    counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
+    (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
+    `cpu_seconds`, `image_digest`, `interpreter` (such as `python 3.11.2`).
+    `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
+    base64 (all other types). They come from the program: whoever renders one must not trust it.
+    `output_order` is in which order the bytes of stdout (1) and stderr (2) came, as [which, how
+    many]; None where that is not known.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    execution_time: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    timed_out: bool = False
+    out_of_memory: bool = False
+    has_result: bool = False
+    result: Any = None
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[ArtifactFile] = field(default_factory=list)
+    output_order: list[list[int]] | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.stdout_truncated or self.stderr_truncated

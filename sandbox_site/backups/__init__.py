@@ -1,0 +1,1 @@
+"""`manage.py backup` and `restore`: the embedded database and the data directory as one file."""

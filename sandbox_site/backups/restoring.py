@@ -1,0 +1,191 @@
+"""Putting a backup back, into an empty place and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db.migrations.loader import MigrationLoader
+
+from executions.services import journal
+from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.verification import Verification, verify
+from executions.services.restored import end_open_executions
+from sandbox_site import bootstrap, keys
+from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
+from sandbox_site.backups.embedded import (
+    KEPT,
+    RUNTIME,
+    Refused,
+    artifacts_folder,
+    checkpoints_folder,
+    database_file,
+    migrations_of,
+    open_copy,
+)
+from sandbox_site.checks import secret_key
+from sandbox_site.database import files_of
+
+_DRAFT = ".restoring"
+# A disk of its own has this from the beginning.
+_OF_THE_DISK = "lost+found"
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Restored:
+    """What is there now. `verification` is None where the ledger could not be verified."""
+
+    about: dict[str, Any]
+    verification: Verification | None = None
+    not_verified: str = ""
+    # Results that waited in the journal, which are recorded now.
+    recorded: int = 0
+    ended: int = 0
+    # Why executions that were open could not be ended.
+    not_ended: str = ""
+    kept_checkpoints: bool = False
+    unneeded_keys: list[str] = field(default_factory=list)
+
+
+def restore(stream: IO[bytes], tell: Tell) -> Restored:
+    """Put an archive's files into place, verify the ledger, end what the backup left open.
+
+    Raises Refused and archive.DamagedArchive, and OSError when it could not be written: then
+    nothing was put into place.
+    """
+    database = database_file()
+    artifacts_folder()
+    refuse_unless_empty(database)
+    draft = settings.DATA_DIR / _DRAFT
+    draft.mkdir(mode=0o700, parents=True)
+    try:
+        about = unpack(stream, draft, lambda files, size: _tell(tell, files, size))
+        _refuse_unless_usable(draft)
+    except BaseException:
+        shutil.rmtree(draft)
+        raise
+    restored = Restored(about)
+    tell("Every file is what the manifest says. Putting them into place.")
+    restored.kept_checkpoints = _put_into_place(draft, database)
+    bootstrap.ensure_keys(settings.DATA_DIR)
+    call_command("migrate", interactive=False, verbosity=0)
+    tell("Verifying the ledger.")
+    _verify(restored)
+    return restored
+
+
+def refuse_unless_empty(database: Path) -> None:
+    """Raise Refused where there is something that could be overwritten, or a service at work."""
+    found = sorted(path.name for path in _entries(settings.DATA_DIR))
+    if found:
+        raise Refused(
+            f"{settings.DATA_DIR} is not empty: {', '.join(found[:5])}. Stop the service, move the "
+            "folder away, and keep it until you no longer need what it has and the backup has not."
+        )
+    if database.exists():
+        raise Refused(f"{database} is there already. Stop the service and move it away.")
+    if address := _listening():
+        raise Refused(
+            f"Something listens on {address}. Stop the service first: what it has open it would "
+            "write over what is restored. If it is another one, set PORT to this one's."
+        )
+
+
+def _entries(folder: Path) -> list[Path]:
+    if not folder.exists():
+        return []
+    return [path for path in folder.iterdir() if path.name != _OF_THE_DISK]
+
+
+def _listening() -> str:
+    host = "127.0.0.1" if settings.HOST in ("0.0.0.0", "::") else settings.HOST  # noqa: S104
+    try:
+        socket.create_connection((host, settings.PORT), timeout=1).close()
+    except OSError:
+        return ""
+    return f"{host} port {settings.PORT}"
+
+
+def _refuse_unless_usable(draft: Path) -> None:
+    """Before anything is in place: is it all there, and does this version know its database?"""
+    if not (draft / DATABASE).exists():
+        raise DamagedArchive(f"it has no {DATABASE}")
+    ours = {RUNTIME, KEPT, _DRAFT, *(path.name for path in files_of(settings.DATABASES))}
+    if found := sorted(ours & {path.name for path in _entries(draft / DATA)}):
+        raise DamagedArchive(f"{found[0]!r} does not belong into a backup")
+    generated = keys.read(draft / DATA)
+    given = {
+        "SECRET_KEY": secret_key(),
+        "FERNET_KEYS": settings.FERNET_KEYS,
+        "LEDGER_KEYS": settings.LEDGER_KEYS,
+    }
+    lacking = [name for name in keys.NAMES if not given[name] and not generated.get(name)]
+    if lacking or (settings.PRODUCTION and not all(given.values())):
+        raise Refused(
+            f"The backup does not hold {', '.join(lacking)}. Set them to what they were when it "
+            "was made; without them nothing that is encrypted can be read."
+        )
+    with closing(open_copy(draft / DATABASE)) as copy:
+        applied = migrations_of(copy)
+    known = set(MigrationLoader(None).disk_migrations)
+    if unknown := sorted(applied - known):
+        raise Refused(
+            f"The backup was made by a newer version: this one does not know "
+            f"{'.'.join(unknown[0])}. Restore it with the version that made it."
+        )
+
+
+def _put_into_place(draft: Path, database: Path) -> bool:
+    """Whether checkpoints that were there already were kept.
+
+    The database goes first and the keys last: what an interruption leaves does not start.
+    """
+    kept = _place_checkpoints(draft / CHECKPOINTS)
+    database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.move(draft / DATABASE, database)
+    entries = _entries(draft / DATA)
+    for path in sorted(entries, key=lambda path: path.name == keys.FILE_NAME):
+        os.rename(path, settings.DATA_DIR / path.name)
+    shutil.rmtree(draft)
+    return kept
+
+
+def _place_checkpoints(source: Path) -> bool:
+    place = checkpoints_folder()
+    if place is None or not source.is_dir():
+        return False
+    if _entries(place):
+        # They know what the ledger had after the backup.
+        return True
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in source.iterdir():
+        shutil.move(path, place / path.name)
+    return False
+
+
+def _verify(restored: Restored) -> None:
+    try:
+        restored.verification = verify()
+    except LedgerUnavailable as error:
+        restored.not_verified = error.message
+    try:
+        # What is known of what was open, before the rest is given up.
+        restored.recorded = journal.record_kept()
+        restored.ended = end_open_executions(str(restored.about.get("made_at", "")))
+    except LedgerUnavailable as error:
+        restored.not_ended = error.message
+
+
+def _tell(tell: Tell, files: int, size: int) -> None:
+    if files % 1000 == 0:
+        tell(f"{files} files, {size // (1024 * 1024)} MiB")

@@ -1,0 +1,33 @@
+"""GET /metrics: for Prometheus, and for nobody who may not."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_safe
+
+from executions.services.metrics.access import access_of
+from executions.services.metrics.collecting import collect
+from executions.services.metrics.exposition import CONTENT_TYPE, write
+
+_REFUSALS = {
+    401: "A token is needed: Authorization: Bearer with what METRICS_TOKEN is.\n",
+    403: "Not from this address. METRICS_TOKEN or METRICS_ALLOWED_ADDRESSES lets others in.\n",
+}
+
+
+@require_safe
+def metrics(request: HttpRequest) -> HttpResponse:
+    """The figures of the whole installation, whichever process answers. Asks nothing of the
+    database for whoever is refused."""
+    access = access_of(request.META)
+    if access.refused:
+        answer = HttpResponse(
+            _REFUSALS[access.refused], status=access.refused, content_type="text/plain"
+        )
+        if access.refused == 401:
+            answer["WWW-Authenticate"] = "Bearer"
+    else:
+        answer = HttpResponse(write(collect(with_tenants=access.with_tenants)))
+        answer["Content-Type"] = CONTENT_TYPE
+    answer["Cache-Control"] = "no-store"
+    return answer

@@ -1,0 +1,106 @@
+"""A running service with two tenants, for tests of what many callers see of it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+
+from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.raw_http import ask
+
+EXECUTIONS = "/api/v1/executions"
+MANAGE = (sys.executable, "manage.py")
+
+CONFIGURE = """
+from executions.models import Tenant
+from executions.services.keys import create_api_key
+from providers.services import activate, save_config
+save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
+activate("local")
+for slug in ("wonderland", "elsewhere"):
+    print(create_api_key(Tenant.objects.create(slug=slug, name=slug), "attack")[1])
+"""
+
+
+@dataclass
+class Site:
+    """A running service with two tenants, and where its data is."""
+
+    service: Service
+    data_dir: Path
+    alice: str
+    charlie: str
+
+    def running(self) -> int:
+        """How many run; what a worker has only taken from the queue does not yet."""
+        with closing(sqlite3.connect(self.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
+            running = "status = 'running' AND pending IS NULL"
+            query = f"SELECT count(*) FROM executions_execution WHERE {running}"
+            return int(database.execute(query).fetchone()[0])
+
+    def wait_for_running(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while (found := self.running()) != count:
+            assert time.monotonic() < deadline, f"{found} are running"
+            time.sleep(0.1)
+
+    def assert_serves_others(self) -> None:
+        """Health, the admin and another tenant's run: in time, however busy the machine is."""
+        assert ask(self.service, "GET", "/healthz").status == 200
+        assert ask(self.service, "GET", "/admin/login/").status == 200
+        answer = ask(self.service, "POST", EXECUTIONS, {"code": "print(1)"}, key=self.charlie)
+        assert answer.status == 200, answer.body
+        assert answer.json["stdout"] == "1\n"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data directory with two tenants, over which services can be started one after another."""
+
+    data_dir: Path
+    alice: str
+    charlie: str
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
+        return clean_environment(self.data_dir, **{**ports, **extra})
+
+
+def prepare(data_dir: Path) -> Prepared:
+    environment = clean_environment(data_dir)
+    subprocess.run([*MANAGE, "bootstrap"], env=environment, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [*MANAGE, "shell", "-c", CONFIGURE], env=environment, cwd=ROOT, check=True, stdout=PIPE
+    )
+    # Django says first what it has imported.
+    return Prepared(data_dir, *done.stdout.decode().split()[-2:])
+
+
+@contextmanager
+def serving(
+    prepared: Prepared, log: Path, command: Sequence[str] = (*MANAGE, "up"), **extra: str
+) -> Iterator[Site]:
+    """`manage.py up` over what was prepared, or another command that listens on PORT."""
+    environment = prepared.environment(**extra)
+    with started(command, environment, ROOT, log) as service:
+        service.wait_until_ready()
+        site = Site(service, prepared.data_dir, prepared.alice, prepared.charlie)
+        site.assert_serves_others()
+        yield site
+
+
+@contextmanager
+def running_site(tmp_path: Path, **extra: str) -> Iterator[Site]:
+    with serving(prepare(tmp_path / "data"), tmp_path / "log", **extra) as site:
+        yield site
+
+
+def sleeper(seconds: float) -> dict[str, object]:
+    return {"code": f"import time; time.sleep({seconds})", "timeout": seconds + 10}

@@ -1,0 +1,81 @@
+"""An execution's page while it runs, when it was cancelled, and as a cell of a session, in Chromium.
+
+SCREENSHOTS=folder keeps a picture of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from executions.models import Execution
+from tests import kept_here
+from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.conftest import Caller
+from tests.sessions import cell, in_thread, opened, wait_for
+
+__all__ = ["browser", "caller", "complaints", "page"]
+
+SLOW = "import time\nprint('working on it')\nwhile True:\n    time.sleep(0.05)"
+
+pytestmark = pytest.mark.usefixtures("kept_here")
+SIZES = pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+)
+
+
+@contextmanager
+def running(caller: Caller) -> Iterator[Execution]:
+    """A cell that runs until it is cancelled."""
+    session = opened(caller, name="quarterly figures")
+    thread = in_thread(lambda: cell(caller, session, SLOW, timeout=60))
+    (sandbox,) = kept_here.sandboxes()
+    wait_for(lambda: sandbox.known["default"][1].busy)
+    execution = Execution.objects.get()
+    yield execution
+    caller.client.post(f"/api/v1/executions/{execution.pk}/cancel")
+    thread.join()
+
+
+def look(page: Page, execution: Execution, width: int, scheme: str, name: str) -> None:
+    page.set_viewport_size({"width": width, "height": 860})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.goto(f"/admin/executions/execution/{execution.pk}/change/")
+    keep_picture(page, f"execution-{name}-{width}-{scheme}", whole=True)
+    overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0, f"{overflow} px are cut off"
+
+
+@SIZES
+def test_one_that_runs_is_cancelled_on_its_page(
+    page: Page, caller: Caller, complaints: list[str], width: int, scheme: str
+) -> None:
+    with running(caller) as execution:
+        look(page, execution, width, scheme, "running")
+        if width < 1000:
+            # Where there is no room for it, it is in a menu.
+            page.evaluate("document.querySelector('.record-tool form').submit()")
+        else:
+            page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#content")).to_contain_text("Cancelled by")
+        expect(page.locator(".record-tool button", has_text="Cancel")).to_have_count(0)
+        keep_picture(page, f"execution-cancelled-{width}-{scheme}", whole=True)
+    execution.refresh_from_db()
+    assert execution.status == "cancelled"
+    assert complaints == []
+
+
+@SIZES
+def test_a_cell_says_where_it_ran_and_leads_there(
+    page: Page, caller: Caller, complaints: list[str], width: int, scheme: str
+) -> None:
+    session = opened(caller, name="quarterly figures")
+    cell(caller, session, "print('done')")
+    look(page, Execution.objects.get(), width, scheme, "cell")
+    page.get_by_role("link", name=session["id"]).click()
+    expect(page).to_have_title(re.compile(f"{session['id']} .* View session"))
+    assert complaints == []

@@ -1,0 +1,105 @@
+"""A session's page as a person sees it, in Chromium. SCREENSHOTS=folder keeps pictures of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from executions.models import Execution, Session
+from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.conftest import Caller
+from tests.sessions import cell, opened
+
+__all__ = ["browser", "caller", "complaints", "page"]
+
+WIDE = "print('=' * 400)\nprint('a bidi override: \\u202etxt.exe')"
+HOSTILE = "print('<script>document.title = \"owned\"</script>')"
+
+
+def plot() -> str:
+    """Bars on white, as a PNG in base64."""
+    heights = (30, 50, 80, 130)
+    rows = b"".join(
+        b"\0"
+        + b"".join(
+            b"\x25\x63\xeb" if 140 - y < heights[x // 60] and x % 60 > 12 else b"\xff\xff\xff"
+            for x in range(240)
+        )
+        for y in range(140)
+    )
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 240, 140, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+@pytest.fixture
+def talked(kept_here: None, caller: Caller) -> Session:
+    session = opened(caller, name="quarterly figures")
+    code = "import statistics\n\nsales = [3, 5, 8, 13]\nprint('mean', statistics.mean(sales))"
+    cell(caller, session, code)
+    shown = cell(caller, session, "sales.append(21)\nprint(sum(sales))").json()
+    Execution.objects.filter(pk=shown["id"]).update(
+        outputs=json.dumps(
+            [{"image/png": plot()}, {"text/html": '<script>document.title = "owned"</script>'}]
+        )
+    )
+    cell(caller, session, "sales['north']")
+    cell(caller, session, f"{WIDE}\n{HOSTILE}")
+    return Session.objects.get()
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+)
+def test_a_session_reads_like_a_notebook(
+    page: Page, talked: Session, complaints: list[str], width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 860})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.goto(f"/admin/executions/session/{talked.pk}/change/")
+    cells = page.locator("article.cell")
+    expect(cells).to_have_count(4)
+    expect(cells.nth(0)).to_contain_text("mean 7.25")
+    expect(cells.nth(2)).to_contain_text("TypeError")
+    expect(cells.nth(3)).to_contain_text('<script>document.title = "owned"</script>')
+    expect(cells.nth(3)).to_contain_text("[U+202E]txt.exe")
+    picture = cells.nth(1).get_by_role("img", name="output 1")
+    picture.scroll_into_view_if_needed()
+    expect(picture).to_have_js_property("naturalWidth", 240)
+    assert "owned" not in page.title()
+    # Nothing of it makes the page wider than the screen.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("scrollTo(0, 0)")
+    keep_picture(page, f"session-{width}-{scheme}")
+    keep_picture(page, f"session-{width}-{scheme}-whole", whole=True)
+    page.goto("/admin/executions/session/")
+    expect(page.locator("#content")).to_contain_text("quarterly figures")
+    keep_picture(page, f"sessions-{width}-{scheme}")
+    for name in ("now", "files"):
+        page.goto(f"/admin/executions/session/{talked.pk}/{name}")
+        expect(page.locator(".session-now")).to_contain_text("Nothing of it is evidence.")
+        keep_picture(page, f"session-{name}-{width}-{scheme}")
+    assert not complaints
+
+
+def test_an_operator_closes_a_session_from_its_page(page: Page, talked: Session) -> None:
+    page.goto(f"/admin/executions/session/{talked.pk}/change/")
+    page.get_by_role("button", name="Extend").click()
+    expect(page.locator(".session-actions")).to_be_visible()
+    page.get_by_role("button", name="Close session").click()
+    expect(page.locator(".session-actions")).to_have_count(0)
+    expect(page.locator("#content")).to_contain_text("by user:admin")
+    talked.refresh_from_db()
+    assert talked.state == "closed"

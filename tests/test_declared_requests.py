@@ -1,0 +1,376 @@
+"""What the API's description says of requests is what is accepted, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import pytest
+from drf_spectacular.generators import SchemaGenerator
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from executions.api import admin_sandbox, claims, running
+from executions.api.agent_sandbox import requests as agent_sandbox_requests
+from executions.services import listing, requests
+from executions.services.sessions import commands, file_requests, finding
+from executions.services.sessions import requests as session_requests
+from executions.services.shapes import Body, Query
+from executions.services.workspaces import snapshots
+from providers.errors import InvalidConfiguration
+from tests.conftest import Caller
+from tests.sessions import URL, opened
+
+MODULES: tuple[ModuleType, ...] = (
+    requests,
+    claims,
+    session_requests,
+    commands,
+    file_requests,
+    finding,
+    listing,
+    running,
+    snapshots,
+    agent_sandbox_requests,
+    admin_sandbox,
+)
+BODIES = {
+    found.name: found
+    for module in MODULES
+    for found in vars(module).values()
+    if isinstance(found, Body)
+}
+QUERIES = {
+    found.declaration.__name__: found
+    for module in MODULES
+    for found in vars(module).values()
+    if isinstance(found, Query)
+}
+# What JSON Schema cannot say: sizes in bytes, files that are in each other's way, good URLs.
+UNSAID = ("bytes", "Another file has this path", "lead to the internet")
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+ADMINISTRATION = {"set_config", "test_connection", "set_active"}
+WRONG = {
+    "string": (1, True, [], {}),
+    "integer": ("1", True, 1.5, []),
+    "number": ("1", True, {}),
+    "boolean": (1, "true", []),
+    "array": ("x", {}, 1),
+    "object": ("x", [], 1),
+    "null": ("x", 1),
+    "any": ("x", 1, ["x"]),
+}
+
+
+@cache
+def description() -> dict[str, Any]:
+    described: dict[str, Any] = SchemaGenerator().get_schema(public=True)
+    return described
+
+
+def component(name: str) -> dict[str, Any]:
+    """A part of the description without references to others."""
+    whole: dict[str, Any] = resolved(description()["components"]["schemas"][name])
+    return whole
+
+
+def resolved(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [resolved(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return component(schema["$ref"].rpartition("/")[2])
+    return {key: resolved(value) for key, value in schema.items()}
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in description()["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def bodies() -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """By operation: method, path and schema of each body that is JSON."""
+    found = {}
+    for path, method, operation in operations():
+        content = operation.get("requestBody", {}).get("content", {})
+        if "application/json" in content:
+            name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            found[operation["operationId"]] = (method, path, {**component(name), "name": name})
+    return found
+
+
+def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """What a schema says is valid."""
+    if several := schema.get("anyOf", schema.get("oneOf")):
+        return st.one_of(*map(values, several))
+    if "const" in schema:
+        return st.just(schema["const"])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return st.one_of(*(values({**schema, "type": kind}) for kind in kinds))
+    if kinds == "string":
+        return strings(schema)
+    if kinds == "integer":
+        return st.integers(schema.get("minimum"), schema.get("maximum"))
+    if kinds == "number":
+        low = schema.get("minimum", schema.get("exclusiveMinimum"))
+        return st.floats(low, schema.get("maximum"), exclude_min="exclusiveMinimum" in schema)
+    if kinds == "boolean":
+        return st.booleans()
+    if kinds == "null":
+        return st.none()
+    if kinds == "array":
+        most = min(schema.get("maxItems", 4), 4)
+        return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=most)
+    return objects(schema) if kinds == "object" else ANY_JSON
+
+
+def strings(schema: dict[str, Any]) -> st.SearchStrategy[str]:
+    least, most = schema.get("minLength", 0), schema.get("maxLength", 5000)
+    if schema.get("format") == "uri":
+        # Where one may lead to is more than a schema can say.
+        return st.sampled_from(("https://example.com/", "https://a.example.com:8443/hook?of=us"))
+    # In ECMAScript `$` is the end alone; here it is also before a last line feed.
+    pattern = schema.get("pattern", "").replace("$", r"\Z")
+    edges = st.sampled_from(["a" * most if most < 5000 else "a", "a" * max(least, 1), ""])
+    found = st.from_regex(pattern) if pattern else TEXT
+    return (found | edges).filter(
+        lambda text: least <= len(text) <= most and re.search(pattern, text) is not None
+    )
+
+
+def objects(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    for name, inner in schema.get("patternProperties", {}).items():
+        return st.dictionaries(st.from_regex(name.replace("$", r"\Z")), values(inner), max_size=3)
+    if "properties" not in schema:
+        return st.dictionaries(TEXT, ANY_JSON, max_size=min(schema.get("maxProperties", 3), 3))
+    required = set(schema.get("required", ()))
+    fields = {name: values(each) for name, each in schema["properties"].items()}
+    return st.fixed_dictionaries(
+        {name: each for name, each in fields.items() if name in required},
+        optional={name: each for name, each in fields.items() if name not in required},
+    )
+
+
+def documents(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Bodies that are valid by all that is said of them together."""
+    validator = jsonschema.Draft202012Validator(schema)
+    return st.one_of(*(objects(each) for each in alternatives(schema))).filter(validator.is_valid)
+
+
+def alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for each in schema.get("oneOf", schema.get("anyOf", [{}])):
+        properties = dict(schema["properties"])
+        for name, narrower in each.get("properties", {}).items():
+            properties[name] = {**properties[name], **narrower}
+        required = [*schema.get("required", ()), *each.get("required", ())]
+        found.append({"properties": properties, "required": required})
+    return found
+
+
+def least(schema: dict[str, Any]) -> Any:
+    """One valid value."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "type" not in schema:
+        return least(next(each for each in schema["anyOf"] if each != {"type": "null"}))
+    kind = schema["type"]
+    if kind == "object":
+        several = alternatives(schema) if "properties" in schema else [{"required": ()}]
+        found = [
+            {name: least(each["properties"][name]) for name in each["required"]} for each in several
+        ]
+        return next(filter(jsonschema.Draft202012Validator(schema).is_valid, found))
+    if kind == "array":
+        return [least(schema["items"])] * schema.get("minItems", 0)
+    return {"string": "a", "integer": schema.get("minimum", 0), "boolean": False}[kind]
+
+
+def outside(schema: dict[str, Any]) -> Iterator[Any]:
+    """Values of the wrong types, and those just beyond each bound."""
+    validator = jsonschema.Draft202012Validator(schema)
+    return (value for value in _around(schema) if not validator.is_valid(value))
+
+
+def _around(schema: dict[str, Any]) -> Iterator[Any]:
+    several = schema.get("anyOf", schema.get("oneOf", ()))
+    schema = next((each for each in several if each.get("type", "null") != "null"), schema)
+    kind = schema.get("type", "null" if schema.get("enum") == [None] else "any")
+    if isinstance(kind, list):
+        kind = next(each for each in kind if each != "null")
+    yield from WRONG[kind]
+    if "enum" in schema:
+        yield "no such value"
+    if "minimum" in schema:
+        yield schema["minimum"] - 1
+    if "exclusiveMinimum" in schema:
+        yield schema["exclusiveMinimum"]
+    if "maximum" in schema:
+        yield schema["maximum"] + 1
+    if "maxLength" in schema:
+        yield "a" * (schema["maxLength"] + 1)
+    if schema.get("minLength"):
+        yield "a" * (schema["minLength"] - 1)
+    if "maxItems" in schema:
+        yield [filled(schema["items"])] * (schema["maxItems"] + 1)
+    if "maxProperties" in schema:
+        yield {f"a{number}": "a" for number in range(schema["maxProperties"] + 1)}
+    if "\\u0000" in schema.get("pattern", ""):
+        yield "a\0"
+
+
+def filled(schema: dict[str, Any]) -> Any:
+    """One value that is not refused for itself; of a file, with a path."""
+    if not schema:
+        return "a"
+    return {"path": "a", "content_base64": ""} if schema["type"] == "object" else least(schema)
+
+
+def names_of(name: str) -> tuple[str, str]:
+    """Of a PATCH, the description has another name."""
+    return name, f"Patched{name}"
+
+
+def test_every_body_and_parameter_that_is_described_is_declared() -> None:
+    named = {schema["name"].removeprefix("Patched") for _, _, schema in bodies().values()}
+    assert named == set(BODIES)
+    declared = {name for query in QUERIES.values() for name in query.schema()["properties"]}
+    described = {
+        parameter["name"]
+        for _, _, operation in operations()
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] in ("query", "header")
+    }
+    assert described == declared
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_is_valid_by_its_description_is_read(name: str) -> None:
+    schema = next(schema for _, _, schema in bodies().values() if schema["name"] in names_of(name))
+    given_by_python = {"session": "0" * 32} if name == "Cell" else {}
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(documents(schema))
+    def reads(body: dict[str, Any]) -> None:
+        # As it comes over the network.
+        body = json.loads(json.dumps(body))
+        try:
+            BODIES[name].read(body, **given_by_python)
+        except InvalidConfiguration as error:
+            assume(not any(each in error.message for each in UNSAID))
+            raise
+
+    reads()
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_that_is_valid_by_its_description_is_read(name: str) -> None:
+    query = QUERIES[name]
+    schema = query.schema()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(objects(schema))
+    def reads(wanted: dict[str, Any]) -> None:
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in wanted.items()
+            if value is not None
+        }
+        try:
+            found = query.read(texts)
+        except InvalidConfiguration as error:
+            assume(not any(each in error.message for each in UNSAID))
+            raise
+        for key in texts:
+            if not isinstance(wanted[key], str):
+                assert wanted[key] in vars(found).values()
+
+    reads()
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_parameter_just_outside_is_refused_by_name(name: str) -> None:
+    query = QUERIES[name]
+    needed = query.schema().get("required", ())
+    for key, schema in query.schema()["properties"].items():
+        others = {other: "x" for other in needed if other != key}
+        for value in outside(schema):
+            text = value if isinstance(value, str) else json.dumps(value)
+            if _is_text_for(schema, text):
+                continue
+            with pytest.raises(InvalidConfiguration) as refused:
+                query.read({**others, key: text})
+            assert refused.value.field == key, text
+
+
+def _is_text_for(schema: dict[str, Any], text: str) -> bool:
+    """Whether a value of another type is a text like any other in a query."""
+    kinds = [each.get("type") for each in (schema, *schema.get("anyOf", ()))]
+    if "boolean" in kinds:
+        return text.lower() in ("0", "1", "true", "false")
+    if "integer" in kinds:
+        return text == "1"
+    if "enum" in schema:
+        return text in schema["enum"]
+    named = {key: schema[key] for key in ("pattern", "maxLength", "minLength") if key in schema}
+    for each in schema.get("anyOf", ()):
+        named |= {key: each[key] for key in ("pattern", "maxLength", "minLength") if key in each}
+    return bool(jsonschema.Draft202012Validator(named).is_valid(text)) or not text
+
+
+@pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize("operation", sorted(set(bodies()) - ADMINISTRATION))
+def test_a_value_just_outside_is_refused_by_its_field(operation: str, alice: Caller) -> None:
+    method, path, schema = bodies()[operation]
+    session = opened(alice)
+    if "{pid}" in path:
+        wanted = {"shell": "cat", "background": True, "stdin": True}
+        started = alice.client.post(f"{URL}/{session['id']}/processes", wanted).json()
+        path = path.replace("{pid}", str(started["pid"]))
+    path = path.replace("{session_id}", session["id"])
+    valid = least({**schema, "type": "object"})
+    wrong: list[tuple[str, dict[str, Any]]] = [("nobody_knows_it", {"nobody_knows_it": 1})]
+    for name, each in schema["properties"].items():
+        wrong += [(name, {name: value}) for value in outside(each)]
+
+    for field, change in wrong:
+        assert refused(alice, method, path, {**valid, **change}) == field, change
+    for field in schema.get("required", ()):
+        rest = {name: value for name, value in valid.items() if name != field}
+        assert refused(alice, method, path, rest) == field
+
+
+def refused(caller: Caller, method: str, path: str, body: Any) -> str:
+    answer = getattr(caller.client, method)(path, body)
+    assert answer.status_code == 400, (body, answer.content)
+    told = answer.json()
+    # Agent Sandbox has a shape of its own.
+    field = told["error"]["field"] if "error" in told else told["detail"].partition(":")[0]
+    assert isinstance(field, str)
+    return field
+
+
+@pytest.mark.parametrize("name", ["AdminConfig", "AdminTest", "AdminActive"])
+def test_a_value_of_administration_just_outside_is_refused_by_its_field(name: str) -> None:
+    schema = next(schema for _, _, schema in bodies().values() if schema["name"] == name)
+    valid = least({**schema, "type": "object"})
+    for field, each in schema["properties"].items():
+        for value in outside(each):
+            with pytest.raises(InvalidConfiguration) as error:
+                BODIES[name].read({**valid, field: value})
+            assert error.value.field == field, value

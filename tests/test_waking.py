@@ -1,0 +1,211 @@
+"""A sleeping session that is used: it wakes once, with what was saved, or stays asleep and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executions.models import Execution
+from executions.services.waiting import wait_for as carry_out
+from executions.services.workspaces import sleeping, threads, waking
+from executions.storage import WORKSPACES, kept
+from providers.errors import CreationFailed
+from tests import kept_here
+from tests.conftest import Caller
+from tests.folder_files import FolderFiles
+from tests.held import bounded
+from tests.saved_files import asleep, saved, write
+from tests.sessions import URL, aged, cell, in_thread, opened, row, wait_for
+
+
+@pytest.fixture
+def _storage(tmp_path: Path, settings: Any) -> None:
+    settings.DATA_DIR = tmp_path
+
+
+pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("post", "processes", {"shell": "true"}),
+        ("post", "processes", {"shell": "true", "background": True}),
+        ("post", "contexts", {"language": "python", "id": "another"}),
+        ("post", "interrupt", {}),
+        ("post", "reset", {}),
+    ],
+)
+def test_every_use_but_that_of_its_files_wakes_it(
+    alice: Caller, method: str, path: str, body: dict[str, Any]
+) -> None:
+    session = asleep(alice)
+    answer = getattr(alice.client, method)(f"{URL}/{session['id']}/{path}", body)
+    assert answer.status_code < 300, answer.content
+    assert row(session).state == "open"
+    assert row(session).wakes == 1
+    (sandbox,) = kept_here.sandboxes()
+    assert (sandbox.folder / "f").read_text() == "kept"
+
+
+def test_one_that_could_not_be_woken_is_still_called_clean(alice: Caller, settings: Any) -> None:
+    session = asleep(alice)
+    settings.SESSIONS_PER_TENANT = 0
+    assert cell(alice, session, "1").status_code == 429
+    assert alice.client.get(f"{URL}/{session['id']}").json()["files"]["unsaved_since"] is None
+
+
+def test_a_queued_cell_wakes_it_in_the_worker(alice: Caller) -> None:
+    from executions.services import worker
+
+    session = asleep(alice)
+    queued = cell(alice, session, "print(open('f').read())", mode="async")
+    assert queued.status_code == 202
+    worker.run_queued(queued.json()["id"])
+    ran = alice.client.get(f"/api/v1/executions/{queued.json()['id']}").json()
+    assert (ran["status"], ran["stdout"], ran["restored"]) == ("succeeded", "kept\n", True)
+
+
+def test_the_first_cell_after_a_wake_says_so_whoever_woke_it(alice: Caller) -> None:
+    session = asleep(alice)
+    made = alice.client.post(f"{URL}/{session['id']}/contexts", {"language": "python", "id": "b"})
+    assert made.status_code == 201
+    assert cell(alice, session, "1").json()["restored"] is True
+    assert cell(alice, session, "1").json()["restored"] is False
+
+
+def test_a_wake_that_its_first_run_could_not_tell_is_told_by_the_next(alice: Caller) -> None:
+    session = asleep(alice)
+    first = in_thread(lambda: cell(alice, session, "import time; time.sleep(60)"))
+    running = Execution.objects.filter(session=session["id"], status="running")
+    wait_for(lambda: row(session).state == "open" and running.exists())
+    alice.client.post(f"/api/v1/executions/{running.get().pk}/cancel")
+    first.join()
+    # On a busy machine it may not have stopped in time, which costs the sandbox: that is told too.
+    answers = (cell(alice, session, "1").json() for _ in range(3))
+    assert next(each for each in answers if "restored" in each)["restored"] is True
+    assert cell(alice, session, "1").json()["restored"] is False
+
+
+def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
+    session = opened(alice)
+    url = f"{URL}/{session['id']}"
+    alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
+    cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
+    assert threads.wait_until_idle()
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
+    assert ran.json()["stdout"] == "False ['f']\n"
+    assert [each["id"] for each in row(session).contexts] == ["default", "other"]
+
+
+def test_two_who_come_at_once_wake_it_once(
+    alice: Caller, bob: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    answers: list[Any] = []
+    callers = [
+        in_thread(
+            lambda caller=caller: answers.append(
+                cell(caller, session, "print(open('f').read())").json()
+            )
+        )
+        for caller in (alice, bob, alice, bob)
+    ]
+    for each in callers:
+        each.join()
+    assert [each["stdout"] for each in answers] == ["kept\n"] * 4
+    assert sum(each["restored"] for each in answers) == 1
+    assert row(session).wakes == 1
+    assert len(kept_here.sandboxes()) == 1
+
+
+def test_without_room_it_stays_asleep_and_says_so(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    bounded(alice, max_sessions=0)
+    refused = cell(alice, session, "1")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
+    assert refused.json()["error"]["field"] == "sessions"
+    assert row(session).state == "asleep"
+    assert row(session).waking_since is None
+    bounded(alice, max_sessions=1)
+    other = opened(alice)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+    # It made room as for a new one: the other sleeps in its turn.
+    assert row(other).state == "asleep"
+
+
+def test_a_raised_floor_is_asked_again(alice: Caller, settings: Any) -> None:
+    session = asleep(alice)
+    settings.MINIMUM_ISOLATION = "microvm"
+    refused = cell(alice, session, "1")
+    assert refused.status_code >= 400
+    assert "minimum_isolation" in refused.json()["error"]["message"]
+    assert row(session).state == "asleep"
+    assert kept_here.sandboxes() == []
+
+
+def test_a_wake_that_fails_leaves_it_asleep_and_no_sandbox(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+
+    def fail(*_: object) -> None:
+        raise CreationFailed("The disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderFiles, "write_archive", fail)
+        assert cell(alice, session, "1").status_code == 503
+    assert row(session).state == "asleep"
+    wait_for(lambda: kept_here.sandboxes() == [])
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+def test_bytes_that_are_not_what_was_saved_are_not_restored(alice: Caller) -> None:
+    session = asleep(alice)
+    (entry,) = kept(WORKSPACES).entries()
+    kept(WORKSPACES).replace(entry.name, b"evil")
+    refused = cell(alice, session, "1")
+    assert refused.status_code >= 400
+    assert row(session).state == "asleep"
+    kept(WORKSPACES).replace(entry.name, b"kept")
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+def test_what_a_dead_process_was_waking_is_woken_by_another(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> Any:
+        raise Died
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(waking, "_wake", die)
+        patch.setattr(waking, "_give_back", lambda *_: None)
+        with pytest.raises(Died):
+            carry_out(waking.awake(row(session)))
+    assert row(session).waking_since is not None
+    aged(session, waking_since=2000)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+def test_after_a_wake_only_what_changes_is_fetched(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    cell(alice, session, write("g", "new"))
+    assert threads.wait_until_idle()
+    assert saved(session) == {"f": b"kept", "g": b"new"}
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
+        "['f', 'g']\n"
+    )
