@@ -117,6 +117,10 @@ def test_the_cheapest_is_told_by_what_a_run_costs_there(probe: None) -> None:
     assert cost_of("probe@a", timings) == Decimal("0.2")
     assert cost_of("probe@b", timings) == Decimal("0.016")
     assert cost_of("probe@b", {"start_ms": None}) is None
+    # One that nobody has named a price for is not free, but as dear as the first of its class.
+    save_config("probe@c", PROBE)
+    assert cost_of("probe@c", timings) == Decimal("0.02")
+    assert cost_of("local", timings) is None
 
 
 def test_the_admin_adds_one_by_name_and_lists_it(probe: None, admin: Client) -> None:

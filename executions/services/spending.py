@@ -15,7 +15,7 @@ from executions.models import Budget, Spending, SpendingAlert
 from executions.services.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept
-from providers.services.routing import prices
+from providers.services.routing import price_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def cost_of(provider_id: str, timings: Mapping[str, Any]) -> Decimal | None:
     """
     if timings.get("start_ms") is None:
         return None
-    price = prices().get(provider_id)
+    price = price_of(provider_id)
     if price is None:
         return None
     milliseconds = Decimal(timings["start_ms"] + (timings.get("run_ms") or 0.0))

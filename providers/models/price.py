@@ -8,7 +8,8 @@ from django.db.models import Q
 
 class ProviderPrice(models.Model):
     """What a run costs at a provider: each one, each second of it, and each second for each GB of
-    its sandbox's memory. A provider without a price costs nothing.
+    its sandbox's memory. One without a price has that of the first configuration of its class;
+    where that has none either, it costs nothing.
     """
 
     provider_id = models.CharField("provider", max_length=64, unique=True)

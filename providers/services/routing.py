@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
+from providers.registry import class_id
 from providers.services.breaker import latencies
 from providers.services.configuration import Unreadable, stored_config
 from providers.services.kept import Kept
@@ -73,9 +74,12 @@ class Price:
         return self.run + self.second * seconds
 
 
-def prices() -> dict[str, Price]:
-    """What runs cost, by provider; at one that is not there they cost nothing."""
-    return _prices()
+def price_of(provider_id: str) -> Price | None:
+    """What runs at a provider cost. A configuration without a price of its own has that of the
+    first of its class; None where neither has one: it costs nothing.
+    """
+    known = _prices()
+    return known.get(provider_id) or known.get(class_id(provider_id))
 
 
 def _load_routes() -> list[tuple[Route, list[RouteStep]]]:
@@ -111,9 +115,10 @@ def _by_position(steps: list[RouteStep]) -> list[RouteStep]:
 
 
 def _by_price(steps: list[RouteStep]) -> list[RouteStep]:
-    known, free = prices(), Price(Decimal(0), Decimal(0))
+    free = Price(Decimal(0), Decimal(0))
     return sorted(
-        steps, key=lambda step: known.get(step.provider.provider_id, free).of(_USUAL_SECONDS)
+        steps,
+        key=lambda step: (price_of(step.provider.provider_id) or free).of(_USUAL_SECONDS),
     )
 
 
