@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -104,6 +106,32 @@ def test_what_is_approved_runs_and_its_record_says_by_whom(
     assert verify().is_intact
     # An approval is of one execution.
     asked(alice, f"# \u202e hidden\n{ASKED}", arguments={"n": 1})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decision_that_cannot_be_entered_leaves_the_request_where_it_is(
+    scripted: object,
+    alice: Caller,
+    approver: Client,
+    tmp_path: Path,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.DATA_DIR = tmp_path
+    in_force(alice.tenant.slug, **RULES)
+    approval = asked(alice, f"#{'x' * 100_000}\n{ASKED}")
+    [file] = (tmp_path / "queue").iterdir()
+
+    def fail(*args: object) -> None:
+        raise OperationalError("database is locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(approvals, "append", fail)
+        said = {"reject": "1", "request_hash": approval.request_hash}
+        assert approver.post(page("decide", approval), said).status_code == 503
+    assert file.exists()
+    decided(approver, approval, "reject")
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("entered", [False, True], ids=["row", "row and unsigned entry"])

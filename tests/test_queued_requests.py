@@ -85,6 +85,7 @@ def test_a_small_request_needs_no_file_and_leaves_its_row_when_it_is_handed_over
     assert raw_pending_size(execution) == 0
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["gone", "given up", "refused", "repeated"])
 def test_no_file_is_left_however_it_ends(way: str, alice: Caller, folder: Path) -> None:
     if way == "refused":
@@ -120,6 +121,7 @@ def test_what_a_crash_leaves_is_swept_and_what_waits_is_not(alice: Caller, folde
     assert [file.name for file in kept(folder)] == [waiting.pk.hex]
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("loss", ["missing", "altered"])
 def test_a_lost_request_ends_and_may_be_sent_again(
     loss: str, scripted: Callable[[], list[str]], alice: Caller, folder: Path

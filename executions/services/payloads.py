@@ -82,12 +82,9 @@ def forget(execution_id: UUID) -> None:
     remove(execution_id.hex)
 
 
-def forget_of(execution: Execution) -> None:
-    """Remove the file of an execution that needs it no more, where it may have one: asking costs
-    something.
-    """
-    if "pending" in execution.get_deferred_fields() or execution.pending == _ELSEWHERE:
-        forget(execution.pk)
+def may_have_file(execution: Execution) -> bool:
+    """Whether it is worth asking for, which costs something."""
+    return "pending" in execution.get_deferred_fields() or execution.pending == _ELSEWHERE
 
 
 def remove_orphans() -> int:

@@ -140,7 +140,8 @@ def hand_over(execution: Execution) -> None:
             "The service had lost sight of this execution before its code was handed over, and "
             "another process carries it out."
         )
-    payloads.forget_of(execution)
+    if payloads.may_have_file(execution):
+        payloads.forget(execution.pk)
     execution.pending = None
 
 

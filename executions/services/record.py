@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -306,8 +307,9 @@ def close_record(
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
             statistics.count(ended, size, ran_ms)
-    if ended.mode == Execution.Mode.ASYNC:
-        payloads.forget_of(execution)
+    if ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
+        # Behind the transaction that this is in: where it is taken back, the run is still to come.
+        transaction.on_commit(partial(payloads.forget, execution.pk))
     if not won:
         execution.refresh_from_db()
         return False
