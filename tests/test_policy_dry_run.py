@@ -171,6 +171,10 @@ def test_a_draft_made_of_a_preset_is_tried_and_put_in_force(
     assert (policy.tenant_slug, policy.analysis) == (alice.tenant.slug, "warn")
     client.post(page("draft", policy.pk))
     assert Policy.objects.filter(draft=True, analysis="warn").count() == 1
+    # Of a tenant that is gone.
+    Policy.objects.update(tenant_slug="gone")
+    told = client.post(page("draft", policy.pk), follow=True).content.decode()
+    assert "Must be the slug of a tenant" in told
 
 
 def test_who_may_not_change_policies_or_see_what_ran_does_not(

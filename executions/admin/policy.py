@@ -152,7 +152,11 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
             raise PermissionDenied
 
         def make() -> HttpResponse:
-            draft = draft_of(policy)
+            try:
+                draft = draft_of(policy)
+            except ValidationError as error:
+                messages.error(request, " ".join(error.messages))
+                return _page(policy)
             self.log_addition(request, draft, f"With what {policy} says.")
             return _page(draft)
 
