@@ -20,6 +20,10 @@ def main() -> int:
     parser.add_argument(
         "--conversations", type=int, default=0, help="held at once; needs a pool (0)"
     )
+    parser.add_argument("--tenants", type=int, default=3, help="who share the callers (3)")
+    parser.add_argument(
+        "--max-running", type=int, default=100, help="what each tenant may run at once (100)"
+    )
     parser.add_argument("--faults", type=int, default=0, help="at least so many (0)")
     parser.add_argument("--only", choices=sorted(FAULTS), nargs="*", help="these faults alone")
     parser.add_argument(
@@ -45,6 +49,8 @@ def main() -> int:
                 pause=tuple(options.pause),
                 conversations=options.conversations,
                 faults=options.faults,
+                tenants=options.tenants,
+                max_running=options.max_running,
                 kinds=options.only or sorted(FAULTS),
                 tell=lambda line: print(line, file=sys.stderr, flush=True),
             )

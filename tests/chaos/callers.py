@@ -61,10 +61,10 @@ class Callers(Driver):
         self.calls: list[Call] = []
         self._witness = witness
 
-    def _work_once(self, chance: random.Random) -> None:
+    def _work_once(self, chance: random.Random, tenant: str) -> None:
         call = Call(
             uuid.uuid4().hex,
-            chance.choice(list(self._keys)),
+            tenant,
             chance.choice(("sync", "sync", "async")),
             time.time(),
         )

@@ -124,9 +124,9 @@ class Conversations(Driver):
         )
         self.talks: list[Talk] = []
 
-    def _work_once(self, chance: random.Random) -> None:
+    def _work_once(self, chance: random.Random, tenant: str) -> None:
         name = f"{NAME}{uuid.uuid4().hex[:8]}"
-        talk = Talk(name, chance.choice(list(self._keys)), time.time())
+        talk = Talk(name, tenant, time.time())
         with self._lock:
             self.talks.append(talk)
         if self._open(talk, chance):

@@ -33,8 +33,11 @@ class Driver(ABC):
         self._lock = threading.Lock()
         # By name: a number and its negative are one seed, and two kinds must not do alike.
         chances = [random.Random(f"{type(self).__name__} {seed} {n}") for n in range(threads)]
+        # Each tenant has as many threads as any other, so that their shares can be compared.
+        names = list(keys)
         self._threads = [
-            threading.Thread(target=self._work, args=(chance,), daemon=True) for chance in chances
+            threading.Thread(target=self._work, args=(chance, names[n % len(names)]), daemon=True)
+            for n, chance in enumerate(chances)
         ]
 
     def start(self) -> None:
@@ -47,10 +50,10 @@ class Driver(ABC):
         for thread in self._threads:
             thread.join(self._patience)
 
-    def _work(self, chance: random.Random) -> None:
+    def _work(self, chance: random.Random, tenant: str) -> None:
         while self._goes_on:
-            self._work_once(chance)
+            self._work_once(chance, tenant)
 
     @abstractmethod
-    def _work_once(self, chance: random.Random) -> None:
+    def _work_once(self, chance: random.Random, tenant: str) -> None:
         """One piece of work, from its beginning until nothing more is to be known of it."""

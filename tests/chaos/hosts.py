@@ -34,8 +34,10 @@ import json
 save_config(%r, %r)
 activate(%r)
 keys = {}
-for slug in ("red", "green", "blue"):
-    tenant = Tenant.objects.create(slug=slug, name=slug, max_running=100, max_queued=1000)
+for number in range(%d):
+    slug = f"tenant-{number}"
+    bounds = {"max_running": %d, "max_queued": 1000, "max_requests_per_minute": 1_000_000}
+    tenant = Tenant.objects.create(slug=slug, name=slug, **bounds)
     keys[slug] = create_api_key(tenant, "chaos")[1]
 print(json.dumps(keys))
 """
@@ -238,10 +240,12 @@ def environment_of(
 LOCAL = ("local", {"launcher": "auto", "pool_size": 2, "max_sandboxes": 16})
 
 
-def configure(host: Host, provider: tuple[str, dict[str, Any]]) -> dict[str, str]:
-    """The database's tables, a provider and three tenants. An API key for each."""
+def configure(
+    host: Host, provider: tuple[str, dict[str, Any]], tenants: int, max_running: int
+) -> dict[str, str]:
+    """The database's tables, a provider and so many tenants. An API key for each."""
     name, config = provider
-    script = _CONFIGURE % (name, config, name)
+    script = _CONFIGURE % (name, config, name, tenants, max_running)
     for arguments in (("bootstrap",), ("shell", "-c", script)):
         done = host.manage(*arguments)
         if done.returncode:

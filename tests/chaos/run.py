@@ -22,6 +22,7 @@ from tests.chaos.conversations import Conversations
 from tests.chaos.faults import FAULTS, Scene
 from tests.chaos.hosts import LOCAL, Host, Server, configure, environment_of
 from tests.chaos.pool import Engine, PoolService
+from tests.chaos.shares import Memory, judge_shares
 from tests.chaos.talk_verdict import fault_explains_loss, judge_talks, processes_left
 from tests.chaos.verdict import Verdict, Watch, judge
 from tests.chaos.witness import Seen, Witness, Written
@@ -69,13 +70,16 @@ def run(
     pause: tuple[float, float] = PAUSE_SECONDS,
     conversations: int = 0,
     faults: int = 0,
+    tenants: int = 3,
+    max_running: int = 100,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Verdict:
     """Faults of these kinds at random, for so long and so many. The second host's clock is minutes
     ahead.
 
     `launcher` is one of LAUNCHERS; what is a pool's or an engine's breaks where there is one. So
-    many `conversations` are held at once, which needs a pool: it keeps their sandboxes.
+    many `conversations` are held at once, which needs a pool: it keeps their sandboxes. Callers
+    are shared out among `tenants`, each of which may run `max_running` at once.
     """
     servers.run_sql("CREATE DATABASE chaos")
     database_url = servers.database_url("chaos")
@@ -88,10 +92,10 @@ def run(
     witness: Witness = Written(folder / "outside") if launcher == "none" else Seen()
     try:
         provider = LOCAL if launcher == "none" else _open_pool(scene, folder, launcher)
-        keys = configure(hosts[0], provider)
+        keys = configure(hosts[0], provider, tenants, max_running)
         shutil.copy(folder / "one" / "secrets.env", folder / "two" / "secrets.env")
         (folder / "two" / "secrets.env").chmod(0o600)
-        watch = Watch(database_url)
+        watch, memory = Watch(database_url), Memory(hosts)
         urls = [host.url for host in hosts]
         load = Callers(urls, keys, witness, threads=callers, longest=longest, seed=seed)
         talks = Conversations(urls, keys, threads=conversations, longest=longest, seed=seed)
@@ -100,6 +104,7 @@ def run(
         for host in hosts:
             _wait_until_up(host)
         watch.start()
+        memory.start()
         load.start()
         talks.start()
         _break(scene, list(kinds), seconds, faults, pause, tell)
@@ -110,10 +115,12 @@ def run(
         talks.stop()
         _wait_until_closed(database_url)
         watch.stop()
+        memory.stop()
         tell("both hosts are stopped in order")
         for host in hosts:
             host.stop()
         verdict = judge(load.calls, witness, database_url, watch, hosts, postgres)
+        judge_shares(verdict, load.calls, watch.most_running, max_running, memory)
         if conversations:
             explains = fault_explains_loss(launcher, scene.hits())
             judge_talks(verdict, talks.talks, database_url, explains)

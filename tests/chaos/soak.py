@@ -32,6 +32,7 @@ KILLS = {
     "engine": ("docker", (*_HOSTS, "kill-pool", "kill-engine")),
 }
 KILLED, CONVERSATIONS = 100, 6
+TENANTS_MINUTES = 10.0
 # What of a step's end is shown when it failed, and with every chaos.
 SHOWN_LINES = 30
 
@@ -52,6 +53,10 @@ def steps(minutes: float) -> Iterator[Step]:
         command += ["--faults", str(KILLED), "--conversations", str(CONVERSATIONS)]
         command += ["--pause", "2", "6", "--callers", "3"]
         yield Step(f"conversations-{name}", [*command, "--only", *kinds])
+    # A hundred callers of twenty tenants, none of which may have more than four at once.
+    command = [python, "-m", "tests.chaos", "--minutes", str(min(minutes, TENANTS_MINUTES))]
+    command += ["--callers", "100", "--tenants", "20", "--max-running", "4", "--pause", "10", "20"]
+    yield Step("tenants", [*command, "--only", *_HOSTS])
     for (database, broker), left_out in MATRIX.items():
         environment = ["env", *(f"--unset={name}" for name in left_out)]
         course = [python, "-m", "pytest", "-q", "-m", "database"]

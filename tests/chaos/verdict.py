@@ -34,7 +34,10 @@ FROM executions_execution
 WHERE idempotency_key IS NOT NULL AND session_id IS NULL
 """
 
-
+_RUNNING = """
+SELECT tenant_slug, COUNT(*) FROM executions_execution
+WHERE finished_at IS NULL AND status = 'running' GROUP BY tenant_slug
+"""
 _LIVING = "SELECT id::text, beat FROM executions_process WHERE ended_at IS NULL"
 
 
@@ -66,6 +69,8 @@ class Watch:
         self._seen: dict[str, Sight] = {}
         # The beat of each process, when it was new, and since when it has come without a gap.
         self._living: dict[str, tuple[int, float, float]] = {}
+        # Of each tenant, what ran at once.
+        self.most_running: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
@@ -116,6 +121,7 @@ class Watch:
         awake = [since for _, new_at, since in living.values() if now - new_at <= GAP_SECONDS]
         for execution_id, instance, pid in connection.execute(_OPEN).fetchall():
             self._seen[execution_id] = Sight((instance, pid), now, min(awake, default=now))
+        self.most_running |= Counter(dict(connection.execute(_RUNNING).fetchall()))
 
 
 @dataclass
