@@ -15,6 +15,8 @@ from executions.services.keys import create_api_key
 from tests.conftest import Caller, require
 
 PASSWORD = "correct horse"
+# A page of a busy machine takes its time; what never comes is waited for only where a test fails.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ class LocalProcess:
         """Let it end by itself, and see to it that nothing of it is left."""
         running = family(self.process.pid)
         self.process.communicate(timeout=20)
-        wait_until(lambda: gone(running), seconds=2)
+        wait_until(lambda: gone(running), seconds=30)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

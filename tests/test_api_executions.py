@@ -143,7 +143,7 @@ def test_code_that_runs_too_long_is_timed_out(local_active: None, alice: Caller)
     began = time.monotonic()
     answer = run(alice, "print('before', flush=True)\nwhile True: pass", timeout=0.5)
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     assert answer.status_code == 200
     body = answer.json()
     assert (body["status"], body["exit_code"]) == ("timed_out", None)

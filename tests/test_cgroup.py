@@ -121,7 +121,7 @@ def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(use
     finally:
         for group, root in zip(delegated, before, strict=True):
             root.write_text(str(os.getpid()))
-            wait_until(lambda group=group: _removed(group), seconds=5)
+            wait_until(lambda group=group: _removed(group), seconds=30)
 
 
 def _removed(group: Path) -> bool:

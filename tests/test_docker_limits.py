@@ -144,7 +144,7 @@ def test_two_processes_share_one_cpu(containers: Containers) -> None:
     used = (cpu_seconds(pid) - before) / (time.monotonic() - began)
     running.join()
     containers.loop.call(sandbox.destroy())
-    assert 0.2 < used < 1.2
+    assert 0.05 < used < 1.2
 
 
 def cpu_seconds(pid: int) -> float:

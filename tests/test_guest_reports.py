@@ -160,10 +160,10 @@ def test_a_pipe_that_outlives_every_process_is_not_waited_for(bubblewrap: Local)
         one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, kept)])
         os._exit(3)
         """,
-        timeout=5,
+        timeout=20,
     )
     assert (result.stdout, result.exit_code, result.timed_out) == ("before\n", 3, False)
-    assert result.execution_time < 4
+    assert result.execution_time < 15
 
 
 UNREADABLE = {
@@ -260,7 +260,7 @@ def test_a_sandbox_that_dies_is_a_verdict_on_the_run(own: Local) -> None:
     with ThreadPoolExecutor(1) as threads:
         code = f"import subprocess\nsubprocess.run({MARK})"
         running = threads.submit(own.run, code, timeout=20)
-        wait_until(is_running, seconds=10)
+        wait_until(is_running, seconds=30)
         for pid in first_processes():
             os.kill(pid, signal.SIGKILL)
         result = running.result(10)

@@ -44,12 +44,12 @@ async def served(script: str, **changes: Any) -> ExecutionResult:
         finally:
             began = time.monotonic()
             await pool.release(sandbox)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10
             # The pool goes on: the next one is as good as the first.
             await pool.release(await pool.acquire("python"))
     finally:
         await pool.close()
-        wait_until(lambda: not impostors(), seconds=2)
+        wait_until(lambda: not impostors(), seconds=30)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -81,7 +81,7 @@ def test_a_guest_that_does_not_get_ready_is_a_failed_creation(script: str) -> No
             await pool.close()
 
     error = run(scenario())
-    wait_until(lambda: not impostors(), seconds=2)
+    wait_until(lambda: not impostors(), seconds=30)
     assert error.message.startswith("impostor: sandbox did not start: ")
     assert not error.started
     if "no kernel" in script:
@@ -110,7 +110,7 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
         await pool.close()
 
     run(scenario())
-    wait_until(lambda: not impostors(), seconds=2)
+    wait_until(lambda: not impostors(), seconds=30)
 
 
 ANSWERS = {
@@ -153,7 +153,7 @@ def assert_ended(result: ExecutionResult) -> None:
 def test_a_guest_that_does_not_answer_in_time_is_timed_out(script: str) -> None:
     began = time.monotonic()
     result = run(served(f"say(READY)\nheader, parts = listen()\n{script}\ntime.sleep(1000)"))
-    assert 1 < time.monotonic() - began < 3
+    assert 1 < time.monotonic() - began < 20
     assert (result.timed_out, result.exit_code, result.stdout) == (True, None, "")
 
 
@@ -196,7 +196,7 @@ def test_a_guest_that_does_not_wait_for_its_turn_is_never_believed(script: str) 
 
     # It is replaced, but not as fast as the machine can start processes.
     assert 2 <= run(scenario()) < 20
-    wait_until(lambda: not impostors(), seconds=2)
+    wait_until(lambda: not impostors(), seconds=30)
 
 
 CLAIMS: dict[str, dict[str, Any]] = {
@@ -317,7 +317,7 @@ os.close(1)
 while True: pass
 """
     assert_ended(run(served(script)))
-    wait_until(lambda: not impostors(), seconds=1)
+    wait_until(lambda: not impostors(), seconds=30)
 
 
 def test_an_honest_answer_is_taken_as_it_is() -> None:

@@ -110,16 +110,16 @@ def test_a_warm_sandbox_that_is_killed_is_replaced_before_anyone_gets_it() -> No
 def test_a_launcher_that_fails_is_told_quickly_and_tried_ever_less_often() -> None:
     async def scenario() -> None:
         launcher = Impostor(failing="no isolation today")
-        async with pool_over(launcher, size=2) as pool:
+        async with pool_over(launcher, size=2, patience=60) as pool:
             began = time.monotonic()
             with pytest.raises(CreationFailed, match="no isolation today"):
                 await pool.acquire("python")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10
             await asyncio.sleep(1)
             assert launcher.attempts < 12
             assert pool.stats()["failed"] == launcher.attempts
             launcher.failing = ""
-            await until(idle(pool, 2), seconds=7)
+            await until(idle(pool, 2), seconds=30)
             await use(pool)
 
     asyncio.run(scenario())
@@ -138,13 +138,13 @@ def test_a_launcher_that_breaks_is_a_failed_creation_too(
 ) -> None:
     async def scenario() -> None:
         launcher = Impostor(broken=error)
-        async with pool_over(launcher) as pool:
+        async with pool_over(launcher, patience=60) as pool:
             began = time.monotonic()
             with pytest.raises(raised):
                 await pool.acquire("python")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10
             launcher.broken = None
-            await until(idle(pool, 2), seconds=7)
+            await until(idle(pool, 2), seconds=30)
             await use(pool)
 
     asyncio.run(scenario())

@@ -114,7 +114,7 @@ def test_a_client_that_disconnects_has_its_sandbox_destroyed(pool: PoolService) 
     connection = disconnected_run(pool, pool.create(), SLEEP)
     pool.wait_for(lambda stats: stats["busy"] == 1)
     connection.close()
-    pool.wait_for(lambda stats: stats["busy"] == 0 and stats["instances"] == before, seconds=2)
+    pool.wait_for(lambda stats: stats["busy"] == 0 and stats["instances"] == before)
     assert pool.run(pool.create()).body["stdout"] == "ran\n"
 
 

@@ -70,7 +70,7 @@ def test_the_rest_of_a_greedy_owners_callers_wait_beside_a_warm_sandbox() -> Non
 
         began = time.monotonic()
         modest = pool.acquire("modest")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         pool.release(modest)
         pool.settle(idle=1, waiting=1)
         assert not fifth.done()

@@ -88,7 +88,7 @@ def test_a_sandbox_that_dies_while_idle_is_replaced() -> None:
         pool.settle(idle=2, creating=0)
         for pid in _first_processes() - before:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool.stats()["restarts"] >= 1, seconds=5)
+        wait_until(lambda: pool.stats()["restarts"] >= 1, seconds=30)
         assert pool.run("print('alive')").stdout == "alive\n"
         pool.settle(idle=2, creating=0, ending=0, restarts=2)
 
@@ -96,7 +96,7 @@ def test_a_sandbox_that_dies_while_idle_is_replaced() -> None:
 def test_what_is_warm_for_too_long_is_replaced() -> None:
     with WarmPool(PoolSettings(size=2, capacity=4, max_lifetime=0.6)) as pool:
         pool.settle(idle=2)
-        wait_until(lambda: pool.stats()["expired"] >= 4, seconds=10)
+        wait_until(lambda: pool.stats()["expired"] >= 4, seconds=30)
         assert pool.run("print('young')").stdout == "young\n"
 
 
@@ -155,13 +155,13 @@ def test_closing_ends_everything_and_refuses_who_waits() -> None:
     pool.settle(idle=1)
     sandbox = pool.acquire()
     run = pool.in_background(pool.run_in, sandbox, "import time; time.sleep(30)")
-    wait_until(lambda: sandbox.running, seconds=5)
+    wait_until(lambda: sandbox.running, seconds=30)
     waiting = pool.in_background(pool.acquire)
     pool.settle(waiting=1)
     began = time.monotonic()
     with pool:
         pass
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert isinstance(run.exception(5), ProviderUnavailable)
     assert waiting.exception(5) is not None
     assert _first_processes() == before

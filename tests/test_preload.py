@@ -38,7 +38,7 @@ def test_importing_a_preloaded_module_takes_no_time(science: WarmPool) -> None:
     """
     there, took, total = science.run(code).result
     assert there
-    assert took < 0.005
+    assert took < 0.1
     assert total == 8.0
 
 

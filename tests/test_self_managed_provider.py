@@ -201,7 +201,7 @@ def test_a_full_pool_is_sb008_with_when_to_come_again(tmp_path: Path) -> None:
             began = time.monotonic()
             with pytest.raises(RateLimited) as raised:
                 provider.create_instance("python", owner="bob")
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 20
             assert raised.value.code == "SB008"
             assert raised.value.retry_after is not None
             assert raised.value.started is False

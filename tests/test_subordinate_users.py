@@ -144,7 +144,7 @@ def test_nothing_survives_a_killed_service(user: int) -> None:
         _wait_for_warm(service, 3)
         running = family(service.process.pid)
         service.process.kill()
-        wait_until(lambda: gone(running), seconds=5)
+        wait_until(lambda: gone(running), seconds=30)
 
 
 def test_a_kept_sandbox_is_clean_for_the_owners_next_run(user: int) -> None:

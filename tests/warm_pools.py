@@ -110,7 +110,7 @@ class WarmPool:
             return all(stats[name] == value for name, value in wanted.items())
 
         try:
-            wait_until(settled, seconds=10)
+            wait_until(settled, seconds=30)
         except AssertionError:
             raise AssertionError(f"wanted {wanted}, the pool has {self.stats()}") from None
 
