@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from executions.admin.ledger_entry import KINDS
 from executions.models import LedgerEntry
 from executions.services.ledger import append
+from executions.services.ledger.bindings import BINDINGS
+from executions.services.ledger.records import ERASURE
+from executions.services.ledger.rows import BASELINE
+from executions.services.ledger.trust import KEY
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +50,15 @@ def test_every_kind_that_is_entered_can_be_filtered_by(admin_client: Client, ali
     for kind in set(LedgerEntry.objects.values_list("kind", flat=True)):
         assert kind in KINDS
         assert f"?kind={kind}" in page
+
+
+def test_every_kind_that_the_code_enters_can_be_filtered_by() -> None:
+    kinds = {binding.kind for binding in BINDINGS.values()} | {BASELINE, ERASURE, KEY}
+    for folder in ("executions", "sandbox_site"):
+        for path in (ROOT / folder).rglob("*.py"):
+            kinds |= set(re.findall(r'(?<![.\w])append\(\s*"(\w+)"', path.read_text("utf-8")))
+    assert {"alert", "cancellation", "refusal"} <= kinds
+    assert sorted(kinds - set(KINDS)) == []
 
 
 def test_a_forged_entry_is_marked(admin_client: Client) -> None:

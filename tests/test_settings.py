@@ -7,6 +7,7 @@ import logging
 import secrets
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def test_a_value_that_is_not_understood_is_refused_by_name(
 @pytest.mark.parametrize(("value", "meant"), [("true", True), ("Off", False), ("1", True)])
 def test_plain_booleans_are_understood(tmp_path: Path, value: str, meant: bool) -> None:
     assert load(tmp_path, "SANDBOX_LOCAL_UNISOLATED", SANDBOX_LOCAL_UNISOLATED=value) is meant
+
+
+def test_records_are_kept_for_six_months_in_whichever_month_they_begin(tmp_path: Path) -> None:
+    months = [date(2027 + month // 12, month % 12 + 1, 1) for month in range(24)]
+    longest = max((end - begin).days for begin, end in zip(months, months[6:], strict=False))
+    assert load(tmp_path, "SANDBOX_RECORDS_FLOOR_DAYS") >= longest == 184
 
 
 def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:

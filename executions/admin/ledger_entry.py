@@ -40,6 +40,8 @@ KINDS = (
     "baseline",
     "export",
     "replay",
+    "cancellation",
+    "alert",
     "erasure",
     "ledger_key",
     "checkpoints_reset",
