@@ -116,6 +116,8 @@ UNFOLD: dict[str, Any] = {
                     _item("Policies", "policy", "policy", "executions"),
                     _item("Approvals", "approval", "approval", "executions"),
                     _item("API keys", "key", "apikey", "executions"),
+                    _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
+                    _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),
                     _item("Legal holds", "gavel", "legalhold", "executions"),
                     _item("Users", "person", "user", "auth"),
                     _item("Roles", "group", "group", "auth"),

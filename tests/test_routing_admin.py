@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
@@ -68,6 +70,33 @@ def test_a_route_can_be_opened_when_the_key_of_a_configuration_is_lost(
     page = reverse("admin:providers_route_change", args=[route.pk])
     assert admin_client.get(page).status_code == 200
     assert planned("", "python") == ["e2b"]
+
+
+@pytest.mark.parametrize(
+    ("page", "form", "told"),
+    [
+        ("providers_providerprice", {"provider_id": "e2c", "per_second": "1"}, "no provider"),
+        ("executions_budget", {"tenant_slug": "wonderlnad", "limit": "1"}, "the slug of a tenant"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused(
+    admin_client: Client, page: str, form: dict[str, str], told: str
+) -> None:
+    others = {"per_run": "0", "per_gb_second": "0", "memory_gb": "0", "period": "day"}
+    sent = {**others, "warn_percent": "80", **form}
+    answer = admin_client.post(reverse(f"admin:{page}_add"), sent)
+    assert answer.status_code == 200
+    assert told in answer.content.decode()
+
+
+def test_the_list_of_routes_shows_their_steps(
+    admin_client: Client, services: Services, django_assert_max_num_queries: Any
+) -> None:
+    for language in ("python", "nodejs", "bash"):
+        make_route("aliyun_codeinterpreter", "e2b", language=language)
+    with django_assert_max_num_queries(12):
+        shown = admin_client.get(reverse("admin:providers_route_changelist")).content.decode()
+    assert shown.count("aliyun_codeinterpreter, e2b") == 3
 
 
 def test_a_breaker_can_be_seen_and_reset_but_not_made_up(admin_client: Client) -> None:

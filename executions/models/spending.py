@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
+
+from executions.models.tenant import Tenant
 
 
 class Spending(models.Model):
@@ -55,6 +58,11 @@ class Budget(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant_slug or 'all tenants'}: {self.limit} a {self.period}"
+
+    def clean(self) -> None:
+        """Raises ValidationError for a tenant that there is not: its budget would stop nobody."""
+        if self.tenant_slug and not Tenant.objects.filter(slug=self.tenant_slug).exists():
+            raise ValidationError({"tenant_slug": "Must be the slug of a tenant, or empty."})
 
 
 class SpendingAlert(models.Model):

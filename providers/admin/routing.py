@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.db.models import ForeignKey, QuerySet
+from django.db.models import ForeignKey, Prefetch, QuerySet
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 
@@ -44,8 +44,17 @@ class StepInline(_StepInline):
 
 @admin.register(Route)
 class RouteAdmin(GuardedAdmin, _RouteAdmin):
-    list_display = ("__str__", "strategy", "region", "minimum_isolation", "is_active")
+    list_display = ("__str__", "providers", "strategy", "region", "minimum_isolation", "is_active")
     inlines = (StepInline,)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Route]:
+        # Naming a provider needs none of its secrets.
+        steps = RouteStep.objects.select_related("provider").defer("provider__config")
+        return super().get_queryset(request).prefetch_related(Prefetch("steps", steps))
+
+    @admin.display(description="tried in turn")
+    def providers(self, route: Route) -> str:
+        return ", ".join(step.provider.provider_id for step in route.steps.all()) or "-"
 
 
 @admin.register(ProviderPrice)

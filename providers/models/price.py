@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
+
+from providers import registry
+from providers.errors import InvalidConfiguration
 
 
 class ProviderPrice(models.Model):
@@ -60,6 +64,11 @@ class ProviderPrice(models.Model):
         return f"{self.provider_id}: {self.per_second}"
 
     def clean(self) -> None:
+        """Raises ValidationError for a provider that there is not: nothing would cost its price."""
+        try:
+            registry.get(self.provider_id)
+        except InvalidConfiguration as error:
+            raise ValidationError({"provider_id": error.message}) from None
         for name in ("per_run", "per_gb_second", "memory_gb"):
             if getattr(self, name) is None:
                 setattr(self, name, Decimal(0))
