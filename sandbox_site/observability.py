@@ -62,6 +62,10 @@ THRESHOLDS = {
     "rate_percent": 80.0,
     "memory_percent": 90.0,
     "disk_percent": 90.0,
+    "out_of_memory_per_hour": 20.0,
+    "timed_out_per_hour": 20.0,
+    "sigsys_per_hour": 5.0,
+    "process_bursts_per_hour": 5.0,
 }
 
 

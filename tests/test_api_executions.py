@@ -50,6 +50,7 @@ SHAPE = {
     "files_saved": type(None),
     "restored": bool,
     "policy": (dict, type(None)),
+    "observations": list,
 }
 
 

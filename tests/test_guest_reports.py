@@ -37,7 +37,7 @@ class Ended:
         self.pid = os.getpid()
         self.exit_code = 0
         self.cpu_seconds = 0.0
-        self.memory_peak = 0
+        self.memory_peak = self.sigsys = self.left = 0
         self.report, report_in = os.pipe()
         os.write(report_in, report)
         os.close(report_in)

@@ -56,6 +56,7 @@ def everything(alice: Caller) -> None:
     for _ in range(3):
         ended(alice, queue_ms=1.0, start_ms=9.0, run_ms=9000.0, total_ms=9010.0, cost="0.5")
         ended(alice, "error", error_code="SB003", retryable=True, hops=[hop])
+    ended(alice, "failed", observed="sigsys")
     opened(alice, "async")
     Session.objects.create(tenant=alice.tenant, tenant_slug="wonderland", language="python")
     ProviderConfig.objects.create(provider_id="local", is_active=True)
@@ -76,9 +77,10 @@ def everything(alice: Caller) -> None:
     figures = {"host": host | disk, "pools": {"local": pool | {"runtime": "gvisor"}}}
     Process.objects.create(instance="h", kind="web", pid=1, figures=figures)
     now = timezone.now()
-    Alert.objects.create(
-        rule="rate_limit_near", active_key="x", severity="warning", opened_at=now, seen_at=now
-    )
+    for rule in ("rate_limit_near", "forbidden_calls"):
+        Alert.objects.create(
+            rule=rule, active_key=rule, severity="warning", opened_at=now, seen_at=now
+        )
     AuditExport.objects.create(destination="syslog h:1")
 
 

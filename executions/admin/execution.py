@@ -29,6 +29,7 @@ from executions.admin.filters import (
     BoundedPaginator,
     ErrorCodeFilter,
     LanguageFilter,
+    ObservedFilter,
     ProviderFilter,
     TenantFilter,
 )
@@ -36,6 +37,7 @@ from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.claims import CLAIMS
 from executions.services.code_search import search_code
 from executions.services.export import FORMATS
+from executions.services.observations import in_words
 from executions.services.presentation import visible
 from executions.services.saved_filters import filters_for
 from executions.text import to_json
@@ -95,6 +97,7 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
         "isolation",
         "exit_code",
         "error_code",
+        "observed",
         "total_ms",
     )
     list_filter = (
@@ -103,6 +106,7 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
         ProviderFilter,
         LanguageFilter,
         ErrorCodeFilter,
+        ObservedFilter,
         "created_at",
     )
     ordering = ("-id",)
@@ -127,6 +131,7 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
                     "status",
                     "shown_error",
                     "exit_code",
+                    "shown_observations",
                     "receipt",
                     "timeline",
                     "shown_code",
@@ -281,6 +286,11 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
     def shown_error(self, execution: Execution) -> str:
         message = visible(execution.error_message)
         return f"{execution.error_code}: {message}" if execution.error_code else message or "-"
+
+    @admin.display(description="what was seen of it")
+    def shown_observations(self, execution: Execution) -> SafeString | str:
+        lines = ((line,) for line in in_words(execution))
+        return format_html_join(mark_safe("<br>"), "{}", lines) or "-"
 
     @admin.display(description="subject")
     def shown_subject(self, execution: Execution) -> str:

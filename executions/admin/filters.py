@@ -14,6 +14,7 @@ from django.utils.functional import cached_property
 from executions.admin.bases import ExecutionPaginator
 from executions.models import Execution, Tenant
 from providers.models import ProviderConfig
+from providers.observations import KINDS
 
 
 class BoundedPaginator(ExecutionPaginator):
@@ -63,6 +64,24 @@ class LanguageFilter(IndexedValuesFilter):
 class ErrorCodeFilter(IndexedValuesFilter):
     title = "error code"
     column = "error_code"
+
+
+class ObservedFilter(admin.SimpleListFilter):
+    """Executions of which something was seen; those with nothing are in no index of it."""
+
+    title = "observations"
+    parameter_name = "observed"
+    _ANY = "any"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(self._ANY, "with observations"), *((kind, kind) for kind in KINDS)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Execution]) -> QuerySet[Execution]:
+        value = self.value()
+        if value is None:
+            return queryset
+        found = queryset.filter(observed__isnull=False)
+        return found if value == self._ANY else found.filter(observed__contains=value)
 
 
 class SessionTenantFilter(IndexedValuesFilter):

@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from executions.models import Artifact, Execution, Session
 from executions.services.late_results import late_result_of
 from executions.services.ledger import receipt_of
+from executions.services.observations import observations_of
 from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at
 from executions.services.summaries import error_of, place_of, timings_of
@@ -58,6 +59,7 @@ def execution_detail(
         "files_saved": files_saved(execution),
         "restored": is_restored(execution),
         "policy": policy_of(execution),
+        "observations": observations_of(execution),
     }
 
 

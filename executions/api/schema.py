@@ -11,6 +11,7 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework import serializers
 
 from executions.api.authentication import ApiKeyAuthentication
+from executions.api.observation_schema import ObservationSerializer
 from executions.api.streams import NDJSON, SSE
 from executions.models import Execution
 from executions.services.requests import MODES, PRIORITIES
@@ -235,6 +236,7 @@ class ExecutionSerializer(PlaceSerializer):
     policy = PolicySerializer(
         allow_null=True, help_text="The one that held for it, and what was found in its code."
     )
+    observations = ObservationSerializer(many=True, help_text="What was seen of it.")
 
 
 class ExecutionSummarySerializer(PlaceSerializer):

@@ -181,6 +181,12 @@ class Execution(models.Model):
         default=dict, help_text="Limits, peak memory, CPU time and image, as far as known."
     )
 
+    # Null and not empty: no row is rewritten for it, and the index has only those with some.
+    observed = models.CharField(  # noqa: DJ001
+        max_length=64,
+        null=True,
+        help_text="The kinds of what was seen of it, as `meta` has them, to be found by.",
+    )
     hops = models.JSONField(
         default=list,
         help_text="The providers that were tried or passed over, and why.",
@@ -250,6 +256,9 @@ class Execution(models.Model):
                     condition=Q(**{f"{name}__isnull": False}),
                 )
                 for name in ("agent", "model", "conversation", "on_behalf_of", "trace_id")
+            ),
+            models.Index(
+                fields=("-id",), name="execution_observed", condition=Q(observed__isnull=False)
             ),
             # Who is next in a session, and what is left of one that ended.
             models.Index(

@@ -25,6 +25,7 @@ from executions.services.isolation import floor_of, require_provider, require_sa
 from executions.services.journal_files import Ended
 from executions.services.key_bounds import require_lease
 from executions.services.live import EventLog
+from executions.services.observations import kinds_in
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import POLICY, BlockedByPolicy
 from executions.services.queue import hand_over, put_back
@@ -301,11 +302,13 @@ class Attempt:
                 "The code ran, but its artifacts could not be stored.", started=True
             )
             status, verdict = Execution.Status.ERROR, error_changes(error.code, error.message)
+        meta = self._meta(result)
         changes = {
             **self.changes,
             **verdict,
             "runtime": _runtime(result.metadata) or self.changes["runtime"],
-            "meta": self._meta(result),
+            "meta": meta,
+            "observed": kinds_in(meta),
             "has_result": result.has_result,
             "result": checked.result_json,
             "outputs": checked.outputs_json,
@@ -329,7 +332,7 @@ class Attempt:
         if not won:
             artifact_service.remove_files(artifacts)
             return Outcome(self.execution, error=_too_late())
-        if self.session is not None and RESTORED in changes["meta"]:
+        if self.session is not None and RESTORED in meta:
             wake_is_told(self.session)
         return Outcome(self.execution, result=result, error=error)
 

@@ -1,7 +1,7 @@
 """A POST to an address that may be connected to, within a time that no answer can stretch.
 
 What was checked is what is connected to, no redirect is followed, and of the answer's body only so
-much is read as anybody needs.
+much is read as anybody needs: it is `fetching.exchange`, with problems told in our own words.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from dataclasses import dataclass
 import httpcore
 import httpx
 
+from executions.services.fetching import exchange as fetching
 from executions.services.fetching.budget import Budget
-from executions.services.fetching.connection import Network
 from executions.services.fetching.errors import FetchError, Reason
-from executions.services.fetching.urls import port_of
 from providers.remote.receiver import Receiver
 
 SECONDS = 15.0
 _PAUSE_SECONDS = 10.0
-# Of an answer's body; and of that with what comes before it.
+# Of an answer's body; and of what may come with it.
 MOST_BYTES = 16 * 1024
 _RECEIVED_BYTES = 128 * 1024
 _REFUSED = "the address is refused"
+_NOT_CONNECTED = "it cannot be connected to, or its certificate is not accepted"
 _PROBLEMS = {
     Reason.HOST: "the host was not found, or is not one that may be connected to",
+    Reason.CONNECTION: _NOT_CONNECTED,
+    Reason.CERTIFICATE: _NOT_CONNECTED,
+    Reason.ANSWER: "the answer is cut short, or is not HTTP",
     Reason.TOO_SLOW: "there was no answer in time",
     Reason.TOO_LARGE: "the answer is too long",
 }
@@ -57,37 +60,14 @@ def exchange(
     except (ValueError, httpx.InvalidURL):
         return Answer(_REFUSED)
     budget = Budget(time.monotonic() + SECONDS, _PAUSE_SECONDS)
-    budget.allow(_RECEIVED_BYTES)
-    sent = {
-        "Host": target.netloc.decode("ascii"),
-        "User-Agent": "Cofferdam",
-        "Connection": "close",
-        "Content-Length": str(len(body)),
-        **headers,
-    }
-    pool = httpcore.ConnectionPool(
-        ssl_context=receiver.tls if target.scheme == "https" else None,
-        max_connections=1,
-        max_keepalive_connections=0,
-        network_backend=Network(receiver, budget),
-    )
-    place = httpcore.URL(
-        scheme=target.raw_scheme,
-        host=target.raw_host,
-        port=port_of(target),
-        target=target.raw_path,
-    )
     try:
-        with pool, pool.stream("POST", place, headers=list(sent.items()), content=body) as answer:
+        with fetching.exchange(target, receiver, budget, "POST", headers, body) as answer:
             if not 200 <= answer.status < 300:
                 return Answer(f"HTTP {answer.status}")
+            budget.allow(_RECEIVED_BYTES)
             return Answer("", _beginning(answer) if reads else b"")
     except FetchError as error:
         return Answer(_PROBLEMS.get(error.reason, error.reason.value))
-    except httpcore.ConnectError:
-        return Answer("it cannot be connected to, or its certificate is not accepted")
-    except (httpcore.TimeoutException, httpcore.ProtocolError, httpcore.NetworkError) as error:
-        return Answer(type(error).__name__)
 
 
 def _beginning(answer: httpcore.Response) -> bytes:

@@ -46,6 +46,7 @@ FACTS = (
     "exit_code",
     "error_code",
     "error_message",
+    "observed",
     "timeout",
     "queue_ms",
     "start_ms",

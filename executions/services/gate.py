@@ -12,6 +12,7 @@ from typing import Any
 
 from executions.text import from_json, storable, to_json, without_surrogates
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.observations import OBSERVATIONS, checked, note
 from providers.sandbox import Sandbox
 from providers.values import ArtifactFile, ExecutionResult, RunLimits
 
@@ -65,6 +66,7 @@ def check(answer: Any, limits: RunLimits) -> Checked:
         )
     refused: list[str] = []
     metadata = _metadata(answer.metadata, refused)
+    _check_observations(metadata, refused)
     for stream in ("stdout", "stderr"):
         _check_stream(answer, stream, limits.output_bytes, refused)
     _check_numbers(answer, refused)
@@ -285,6 +287,15 @@ def _metadata(told: Any, refused: list[str]) -> dict[str, Any]:
     if pruned.left_out:
         refused.append("metadata: too deep, too much, or not JSON")
     return copy
+
+
+def _check_observations(metadata: dict[str, Any], refused: list[str]) -> None:
+    """Only what has a meaning stays: records are found, counted and alerted of by it."""
+    claimed = metadata.pop(OBSERVATIONS, None)
+    kept = checked(claimed)
+    if claimed is not None and kept != claimed:
+        refused.append(f"{OBSERVATIONS}: not all of them are known")
+    note(metadata, kept)
 
 
 class _Pruned:

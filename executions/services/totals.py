@@ -19,7 +19,7 @@ from providers.services.breaker import ILL
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 LABELS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 PHASES = ("queue", "start", "run", "total")
-OUTCOME, FAULT, HOP = "outcome", "fault", "hop"
+OUTCOME, FAULT, HOP, OBSERVED = "outcome", "fault", "hop", "observed"
 
 _ILL = frozenset(entry.code for entry in ILL)
 # Of one record; a route has a few steps.
@@ -47,6 +47,8 @@ def add(cursor: Any, execution: Execution, cost: float) -> None:
         rows.append((FAULT, provider, execution.error_code, 1, 0.0))
     if execution.hops:
         rows += _hops(execution.hops)
+    for observed in sorted((execution.observed or "").split()):
+        rows.append((OBSERVED, provider, observed, 1, 0.0))
     label = f"{execution.status} {execution.error_code}".rstrip()
     rows.append((OUTCOME, provider, label, 1, cost))
     for phase, milliseconds in (

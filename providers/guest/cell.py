@@ -43,6 +43,8 @@ class Cell:
         self.is_given_up = False
         self.began = False
         self.memory_peak = 0
+        # Whether that ended its interpreter. Of other processes nobody knows whose run they are of.
+        self.sigsys = 0
         self.code: "int | None" = None
         self.done_parts: "dict[str, bytes]" = {}
         self.order = Order()
@@ -172,6 +174,7 @@ class Cell:
         found = artifacts.collect_new(self._context.artifacts, self.limits, self._before)
         header, parts = outcome(self, seconds, *found)
         header["context_kept"] = context_kept
+        header["sigsys"] = self.sigsys
         self._answer = lambda: self.operation.done(header, parts)
         self._pass_on()
 

@@ -14,7 +14,7 @@ from .cell import KILLED, Cell
 from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
-from .process_tree import Child
+from .process_tree import SIGSYS, Child
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -262,6 +262,7 @@ class Context:
         was_ready = self._is_ready
         if self.cell is not None:
             self._take_last_reports(child)
+            self.cell.sigsys = int(self.loop.ending_signal == SIGSYS)
             if self.cell.code is None:
                 self.cell.code = code
             seconds = usage.ru_utime + usage.ru_stime

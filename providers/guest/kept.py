@@ -156,6 +156,7 @@ class Loop:
         self._timers: "list[tuple[float, int, Callable[[], None]]]" = []
         self._timers_made = 0
         self._ends: "dict[int, Ended]" = {}
+        self.ending_signal = 0
         self._handlers: "dict[str, Handler]" = {}
         self._operations: "dict[int, Operation]" = {}
         self._highest = -1
@@ -192,7 +193,7 @@ class Loop:
         self._soon.append(what)
 
     def on_end(self, pid: int, ended: "Ended") -> None:
-        """Call `ended` with the exit code (128 + n for a signal n) and the use of a child."""
+        """Call `ended` with the exit code (128 + n for `ending_signal` n) and use of a child."""
         self._ends[pid] = ended
 
     def send(self, header: "Header", parts: "list[tuple[str, bytes]]") -> None:
@@ -266,6 +267,7 @@ class Loop:
             ended = self._ends.pop(pid, None)
             if ended is not None:
                 code = os.waitstatus_to_exitcode(status)
+                self.ending_signal = max(0, -code)
                 ended(code if code >= 0 else 128 - code, usage)
 
     def kill_everything(self) -> None:

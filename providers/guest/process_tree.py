@@ -5,6 +5,9 @@ import os
 from .child import become_child
 from .processes import kill_others
 
+# The signal that the system call filter ends a process with. The module `signal` is dear to import.
+SIGSYS = 31
+
 
 class Child:
     """The process tree that runs user code, and what the supervisor has seen of it."""
@@ -33,6 +36,11 @@ class Child:
         self.exit_code: "int | None" = None
         self.cpu_seconds = 0.0
         self.memory_peak = 0
+        # Of those that nobody else has waited for: how many SIGSYS ended, and how many there still
+        # were when all were ended.
+        self.sigsys = 0
+        self.left = 0
+        self._reaped = 0
 
     def close(self) -> None:
         """Give back the pipes; every process is gone."""
@@ -52,6 +60,8 @@ class Child:
             flags = os.WNOHANG
             if pid == 0:
                 return True
+            self._reaped += 1
+            self.sigsys += os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGSYS
             self.cpu_seconds += usage.ru_utime + usage.ru_stime
             self.memory_peak = max(self.memory_peak, usage.ru_maxrss * 1024)
             if pid == self.pid:
@@ -60,7 +70,9 @@ class Child:
 
     def kill_all(self) -> None:
         """End every process of the sandbox but this one, and wait until they are gone."""
+        before = self._reaped
         while kill_others():
             # Blocks until something ended; what a dying process leaves behind becomes our child.
             if not self.reap(0):
                 break
+        self.left = max(self.left, self._reaped - before)

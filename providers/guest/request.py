@@ -8,7 +8,7 @@ from . import advice, artifacts, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
-from .processes import Times, cpu_seconds
+from .processes import Times, cpu_seconds, last_number
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Run:
         self._stream = stream
         self._times = Times()
         self._cpu_before = cpu_seconds(child.pid)
+        self._number_before = last_number()
+        self.processes_started: "int | None" = None
         self._deadline = time.monotonic() + float(request["timeout"])  # type: ignore[arg-type]
         bound, take = limits["output_bytes"], stream.take if stream else None
         self.stdout = Capture(child.stdout, bound, STDOUT, self.order, take)
@@ -159,6 +161,11 @@ class Run:
 
     def finish(self) -> None:
         """End what is left of the program and take in the rest of its output and its report."""
+        now = last_number()
+        if now is not None and self._number_before is not None:
+            # Numbers begin anew at the machine's largest: then it is at least so many.
+            before = self._number_before
+            self.processes_started = now - before if now >= before else now
         self.child.kill_all()
         self.memory_peak = max(self.memory_peak, self.child.memory_peak)
         self.stdout.drain()
@@ -193,6 +200,9 @@ class Run:
 def answer(run: Run, request_id: object, seconds: float) -> bytes:
     """The answer frame of a single run."""
     header, parts = outcome(run, seconds, *artifacts.collect("artifacts", run.limits))
+    header["sigsys"] = run.child.sigsys
+    header["processes_left"] = run.child.left
+    header["processes_started"] = run.processes_started
     return wire.pack({"type": "result", "id": request_id, **header}, parts)
 
 

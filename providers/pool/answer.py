@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import mimetypes
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from providers.observations import note
 from providers.pool import claims
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import Frame
+from providers.pool.observing import observed
 from providers.pool.outputs import read_outputs
 from providers.values import ArtifactFile, ExecutionResult, RunLimits
 
@@ -42,6 +45,8 @@ def read_answer(
         metadata["advice"] = remarks
     if dropped := claims.measured(header.get("remarks_dropped")):
         metadata["advice_dropped"] = dropped
+    bounds = metadata.get("limits") or {}
+    note(metadata, observed(header, evidence, bounds.get("processes") or sys.maxsize))
     bound = limits.output_bytes
     stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
     result = ExecutionResult(

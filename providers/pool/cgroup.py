@@ -31,13 +31,15 @@ _ATTEMPTS = 10
 class Evidence:
     """What is known of a sandbox from outside of it. None where nobody measured.
 
-    `oom_kills` is how often the kernel killed for memory, where it counts that.
+    `oom_kills` is how often the kernel killed for memory, and `refused_processes` how many
+    processes and threads it refused, where it counts that.
     """
 
     out_of_memory: bool = False
     memory_peak_bytes: int | None = None
     cpu_seconds: float | None = None
     oom_kills: int = 0
+    refused_processes: int = 0
 
 
 class CgroupParent:
@@ -199,12 +201,12 @@ class ProcessLimit:
     def __init__(self, path: Path) -> None:
         self._events = f"{path}/pids.events"
 
-    def reached(self) -> bool:
-        """Whether one was refused. False when the group is gone, with which this goes too."""
+    def refused(self) -> int:
+        """How many were refused so far. 0 when the group is gone, with which this goes too."""
         try:
-            return int(read_small(self._events).split()[1]) > 0
+            return int(read_small(self._events).split()[1])
         except OSError:
-            return False
+            return 0
 
 
 def find_process_limit(

@@ -18,11 +18,14 @@ from providers.errors import (
     before_the_code,
 )
 from providers.guest import wire
+from providers.observations import note
 from providers.pool.answer import read_answer
+from providers.pool.cgroup import Evidence
 from providers.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.pool.claims import readable
 from providers.pool.launcher import Guest, LastingGuest, Launcher, exhausted
 from providers.pool.live import LiveRun
+from providers.pool.observing import observed
 from providers.pool.requests import answer_bytes, request_frame
 from providers.pool.template import Template
 from providers.sandbox import tell_afterwards
@@ -74,6 +77,7 @@ class Sandbox:
         self._guest = guest
         self._channel = channel
         self._runs = 0
+        self._refused_before = 0
         self._destroyed = False
         self._renewal: asyncio.Task[bool] | None = None
 
@@ -208,7 +212,8 @@ class Sandbox:
             )
         self._runs += 1
         self._renewal = None
-        before = self._guest.evidence().cpu_seconds
+        before = self._guest.evidence()
+        self._refused_before = before.refused_processes
         with before_the_code():
             try:
                 self._channel.send(
@@ -254,8 +259,9 @@ class Sandbox:
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
             self._renewal = asyncio.get_running_loop().create_task(self._renew())
-        if before is not None and evidence.cpu_seconds is not None:
-            evidence = replace(evidence, cpu_seconds=evidence.cpu_seconds - before)
+        if before.cpu_seconds is not None and evidence.cpu_seconds is not None:
+            evidence = replace(evidence, cpu_seconds=evidence.cpu_seconds - before.cpu_seconds)
+        evidence = self._of_this_run(evidence)
         if self._runs > 1:
             # The kernel's figure is the peak of all runs so far, the guest's that of this one.
             evidence = replace(evidence, memory_peak_bytes=None)
@@ -274,6 +280,11 @@ class Sandbox:
         # It ended in time; what it ended of is known a moment later.
         async with asyncio.timeout(EVIDENCE_SECONDS):
             return await self._channel.receive()
+
+    def _of_this_run(self, evidence: Evidence) -> Evidence:
+        """The kernel counts what it refused over all runs of the sandbox."""
+        refused = max(0, evidence.refused_processes - self._refused_before)
+        return replace(evidence, refused_processes=refused)
 
     async def _renew(self) -> bool:
         try:
@@ -318,6 +329,10 @@ class Sandbox:
         evidence = self._guest.evidence()
         metadata = self.metadata()
         metadata["memory_peak_bytes"] = evidence.memory_peak_bytes
+        # Of one that stays nobody knows what of it was this run's doing.
+        if not self.kept:
+            seen = self._of_this_run(evidence)
+            note(metadata, observed({}, seen, self.template.limits.processes))
         stdout = stderr = ""
         outputs: list[dict[str, Any]] = []
         if live is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -25,13 +25,15 @@ from executions.models import (
     SpendingAlert,
     Tenant,
 )
+from executions.services.alerts import of_runs
+from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts
 from executions.services.statistics import hour_of, milliseconds_of, percentiles
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
 
 LEAST = 20
 LEAST_CHECKS = 10
-# Of one rule; beyond, the first are told.
+# Of one rule; beyond, the worst are told.
 MOST_SUBJECTS = 50
 _NAMED = 5
 STALLED = timedelta(minutes=15)
@@ -41,30 +43,35 @@ CRITICAL, WARNING = Alert.Severity.CRITICAL, Alert.Severity.WARNING
 
 
 @dataclass(frozen=True)
-class Found:
-    """A subject that a rule does not hold for now."""
-
-    subject: str
-    value: float | None
-    message: str
-
-
-@dataclass(frozen=True)
 class Rule:
-    """`look` is given the moment and the threshold, and tells of every subject beyond it."""
+    """`look` is given the moment and the threshold, and tells of every subject beyond it.
+
+    `least`: the threshold is the least that should be.
+    """
 
     name: str
     severity: Alert.Severity
     threshold: str
     look: Callable[[datetime, float], Iterator[Found]]
+    least: bool = False
 
     @property
     def limit(self) -> float | None:
         return settings.ALERT_THRESHOLDS.get(self.threshold) if self.threshold else None
 
     def found(self, now: datetime) -> list[Found]:
-        every = sorted(self.look(now, self.limit or 0.0), key=lambda found: found.subject)
-        return every[:MOST_SUBJECTS]
+        """The worst, and how many more there are in the message of the last one told."""
+        every = sorted(self.look(now, self.limit or 0.0), key=self._badness)
+        told, left_out = every[:MOST_SUBJECTS], len(every) - MOST_SUBJECTS
+        if left_out > 0:
+            message = f"{told[-1].message} So it is, and less so, of {left_out} more."
+            told[-1] = replace(told[-1], message=message)
+        return told
+
+    def _badness(self, found: Found) -> tuple[float, str]:
+        """The worst first; what has no value is told by its name."""
+        value = found.value or 0.0
+        return (value if self.least else -value, found.subject)
 
 
 def _since(now: datetime) -> datetime:
@@ -156,7 +163,7 @@ def _breakers(now: datetime, _: float) -> Iterator[Found]:
 def _spending(kind: SpendingAlert.Kind) -> Callable[[datetime, float], Iterator[Found]]:
     def look(now: datetime, _: float) -> Iterator[Found]:
         told = SpendingAlert.objects.filter(kind=kind, day=now.date())
-        for alert in told.order_by("created_at")[: MOST_SUBJECTS + 1]:
+        for alert in told.order_by("created_at"):
             yield Found(alert.tenant_slug or ALL_TENANTS, None, alert.message)
 
     return look
@@ -234,7 +241,7 @@ def _export(now: datetime, _: float) -> Iterator[Found]:
 
 
 RULES = (
-    Rule("provider_availability", CRITICAL, "availability_percent", _availability),
+    Rule("provider_availability", CRITICAL, "availability_percent", _availability, least=True),
     Rule("provider_out_of_service", CRITICAL, "", _breakers),
     Rule("error_rate", CRITICAL, "error_percent", _faults),
     Rule("average_time", CRITICAL, "average_seconds", _average),
@@ -247,5 +254,9 @@ RULES = (
     Rule("memory_high", WARNING, "memory_percent", _memory),
     Rule("disk_high", WARNING, "disk_percent", _disk),
     Rule("slow_executions", WARNING, "p95_seconds", _slow),
+    Rule("repeated_out_of_memory", WARNING, "out_of_memory_per_hour", of_runs.OUT_OF_MEMORY),
+    Rule("repeated_timeouts", WARNING, "timed_out_per_hour", of_runs.TIMED_OUT),
+    Rule("forbidden_calls", WARNING, "sigsys_per_hour", of_runs.FORBIDDEN_CALLS),
+    Rule("process_bursts", WARNING, "process_bursts_per_hour", of_runs.PROCESS_BURSTS),
     Rule("audit_export_stalled", CRITICAL, "", _export),
 )

@@ -9,7 +9,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.models import Alert
-from executions.services.alerts.rules import RULES, Found, Rule
+from executions.services.alerts.found import Found
+from executions.services.alerts.rules import RULES, Rule
 from executions.services.ledger import append
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from executions.models import (
 from executions.services.metrics.exposition import Family
 from executions.services.metrics.machines import of_hosts, of_pools
 from executions.services.statistics import hour_of
-from executions.services.totals import BOUNDS, FAULT, HOP, OUTCOME, PHASES
+from executions.services.totals import BOUNDS, FAULT, HOP, OBSERVED, OUTCOME, PHASES
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 
 TENANTS = 20
@@ -69,6 +69,11 @@ def _of_ended() -> Iterator[Family]:
         "counter",
         "Failed tries of a provider on a route, whether or not another one served then.",
     )
+    observed = Family(
+        "cofferdam_observations_total",
+        "counter",
+        "Executions of which something suspicious was seen, by its kind.",
+    )
     duration = Family(
         "cofferdam_execution_duration_seconds",
         "histogram",
@@ -88,13 +93,15 @@ def _of_ended() -> Iterator[Family]:
             faults.add(count, provider=name, error_code=label)
         elif kind == HOP:
             hops.add(count, provider=name, error_code=label)
+        elif kind == OBSERVED:
+            observed.add(count, provider=name, kind=label)
         elif kind in PHASES:
             numbers = durations.setdefault((name, kind), [dict.fromkeys(BOUNDS, 0), 0, 0.0])
             _put(numbers, label, count, amount)
     for (name, phase), (buckets, rest, seconds) in durations.items():
         every = [*buckets.items(), (_INFINITE, rest)]
         duration.add_histogram(every, seconds, provider=name, phase=phase)
-    yield from (ended, cost, faults, hops, duration)
+    yield from (ended, cost, faults, hops, observed, duration)
 
 
 def _put(numbers: list[Any], label: str, count: int, amount: float) -> None:

@@ -50,7 +50,7 @@ class DockerGuest:
         self._cgroup = find_cgroup(started.pid, started.id)
         self._watch = MemoryWatch(self._cgroup) if self._cgroup else None
         self._processes = find_process_limit(started.pid, started.id)
-        self._too_many = False
+        self._refused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._end = End()
         self._seen_last: Evidence | None = None
@@ -84,7 +84,8 @@ class DockerGuest:
     def evidence(self) -> Evidence:
         seen = self._seen_last or self._look()
         known = seen.out_of_memory or self._ran_out or self._end.out_of_memory
-        return replace(seen, out_of_memory=known)
+        self._count_refused()
+        return replace(seen, out_of_memory=known, refused_processes=self._refused)
 
     def memory_bytes(self) -> int | None:
         return self._cgroup.memory_bytes() if self._cgroup else None
@@ -93,7 +94,7 @@ class DockerGuest:
         return self._output.complaint
 
     def last_words(self) -> str | None:
-        if self._too_many:
+        if self._refused:
             return "It had more processes or threads than it may have"
         code = self._end.exit_code
         return None if code is None else f"The engine saw it end with exit code {code}"
@@ -103,13 +104,16 @@ class DockerGuest:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if is_running and self._processes is not None and not self._too_many:
+        if is_running and self._processes is not None and not self._refused:
             self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_on)
 
     def _look_on(self) -> None:
-        if self._processes is not None and self._processes.reached():
-            self._too_many = True
+        self._count_refused()
         self.watch(True)
+
+    def _count_refused(self) -> None:
+        if self._processes is not None:
+            self._refused = max(self._refused, self._processes.refused())
 
     async def destroy(self) -> None:
         if self._gone is None:
