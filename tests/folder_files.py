@@ -111,6 +111,8 @@ class FolderFiles(Files):
             ["tar", "-C", str(self._at(path)), "-xvf", "-"],
             input=packed,
             capture_output=True,
-            check=True,
+            check=False,
         )
+        if unpacked.returncode:
+            raise InvalidConfiguration("content: Is no tar archive.", field="content")
         return len(unpacked.stdout.splitlines())

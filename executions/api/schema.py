@@ -7,7 +7,12 @@ from typing import Any, cast
 from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    OpenApiResponse,
+    PolymorphicProxySerializer,
+    extend_schema_field,
+)
 from rest_framework import serializers
 
 from executions.api.authentication import ApiKeyAuthentication
@@ -23,7 +28,8 @@ _ERRORS = {
     404: "There is nothing here, or it is another tenant's.",
     409: "The idempotency key was used with another request, or the session has ended or is busy.",
     413: "The body is too large.",
-    415: "The body is not application/json.",
+    415: "The body is of another type.",
+    416: "The range begins behind the end.",
     429: "A quota is used up, `field` says which. Retry-After says when to try again.",
     502: "The provider cannot be reached.",
     503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
@@ -97,13 +103,22 @@ def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
     return [
         OpenApiParameter(
             name,
-            {key: value for key, value in each.items() if key != "description"},
+            _or_empty(each) if query.empty_is_none else _undescribed(each),
             OpenApiParameter.HEADER if name in query.headers else OpenApiParameter.QUERY,
             required=name in schema.get("required", ()),
             description=each.get("description", ""),
         )
         for name, each in schema["properties"].items()
     ]
+
+
+def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "description"}
+
+
+def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
+    """Empty, a parameter is left out."""
+    return {"anyOf": [_undescribed(schema), {"const": ""}]}
 
 
 @extend_schema_field({})
@@ -363,12 +378,13 @@ STREAMED_EXECUTION = {
 
 
 def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """What is asked of a key may be more than it is for, or than its tenant may ask."""
+    """Each with what is told in that case."""
     return {each: OpenApiResponse(ErrorSerializer, _ERRORS[each]) for each in _told(statuses)}
 
 
 def _told(statuses: tuple[int, ...]) -> list[int]:
-    return sorted({*statuses, 403, 429} if 401 in statuses else statuses)
+    """With what any request with a key may be told before it is read, and when nothing can be."""
+    return sorted({*statuses, 400, 403, 429, 503} if 401 in statuses else statuses)
 
 
 def details(*statuses: int) -> dict[int, OpenApiResponse]:
@@ -382,6 +398,31 @@ class AdminDataSerializer(serializers.Serializer[Any]):
 
 class AdminMessageSerializer(serializers.Serializer[Any]):
     message = serializers.CharField()
+
+
+class AdminPendingSerializer(AdminMessageSerializer):
+    pending = serializers.IntegerField(help_text="The change that waits for approval.")
+
+
+class AdminRefusedSerializer(serializers.Serializer[Any]):
+    """What is refused in RAGFlow's own shape."""
+
+    error = serializers.CharField()
+    details = AnyJson(required=False, help_text="By field, or as a text.")
+
+
+# A body that cannot be read, and a key without the scope, are told as everywhere in this API.
+_ADMIN_ERROR = PolymorphicProxySerializer(
+    component_name="AdminError",
+    serializers=[AdminRefusedSerializer, ErrorSerializer],
+    resource_type_field_name=None,
+)
+
+
+def admin_errors(*statuses: int) -> dict[int, OpenApiResponse]:
+    """Each with what is told in that case, to whoever administrates."""
+    told = sorted({*statuses, 400, 403, 429, 503})
+    return {each: OpenApiResponse(_ADMIN_ERROR, _ERRORS[each]) for each in told}
 
 
 class AdminTrialSerializer(serializers.Serializer[Any]):
