@@ -23,7 +23,7 @@ from tests.sessions import URL, cell, opened
 from tests.test_declared_requests import least, operations, outside, resolved
 
 # Streams do not end, so they have tests of their own (test_streamed_runs.py).
-STREAMS = "/events"
+STREAMS, ADMINISTRATION = "/events", "/api/admin"
 JSON = "application/json"
 BODIES = (b"", b"null", b"[]", b"{", b"{}", b'{"nobody_knows_it": 1}', b"\xff")
 FILE = SimpleUploadedFile("a.txt", b"a")
@@ -32,11 +32,12 @@ GIVEN = {
     "run_execution": {"code": "print(1)"},
     "run_in_session": {"code": "print(1)"},
     "start_process": {"command": ["true"]},
+    "signal_process": {"signal": "SIGCONT"},
     "set_config": {"provider_type": "kept_here", "config": {}, "set_active": False},
     "set_active": {"provider": "kept_here"},
     "test_connection": {"provider": "kept_here"},
 }
-# They end what the others need.
+# They end what the others need, as does what administration changes.
 LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session")
 
 Operation = tuple[str, str, dict[str, Any]]
@@ -44,7 +45,11 @@ Operation = tuple[str, str, dict[str, Any]]
 
 def described() -> list[Operation]:
     found = [each for each in operations() if not each[0].endswith(STREAMS)]
-    return sorted(found, key=lambda each: (each[2]["operationId"] in LAST, each[0], each[1]))
+    return sorted(found, key=lambda each: (_is_last(*each), each[0], each[1]))
+
+
+def _is_last(path: str, method: str, operation: dict[str, Any]) -> bool:
+    return operation["operationId"] in LAST or path.startswith(ADMINISTRATION)
 
 
 def assert_described(operation: dict[str, Any], answer: Any) -> None:
@@ -145,7 +150,7 @@ def test_what_is_asked_rightly_is_answered_as_described(
         for query in queries(each[2]):
             assert_described(each[2], send(caller, each, ids, query=query))
         assert_described(each[2], send(caller, each, nothing))
-        if each[0].startswith("/api/admin"):
+        if each[0].startswith(ADMINISTRATION):
             answer = send(caller, each, ids)
             assert answer.status_code == (200 if is_administrator else 403), answer.content
 

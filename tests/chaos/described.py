@@ -19,7 +19,7 @@ from tests.site import MANAGE, Prepared, prepare, serving
 CONFIGURATION = Path(__file__).with_suffix(".toml")
 STREAMS, ADMINISTRATION = "/events$", "^/api/admin/"
 # Nothing is refused for how often it is asked.
-UNBOUNDED = {"SANDBOX_MAX_REQUESTS_PER_MINUTE": "100000000"}
+UNBOUNDED = {"SANDBOX_MAX_REQUESTS_PER_MINUTE": "10000000"}
 _SECONDS_OF_A_REQUEST = 60
 
 _ADMINISTRATOR = """
@@ -47,7 +47,7 @@ def main() -> int:
 
 def _courses(key: str, administrator: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Who asks, and for what. What is configured at random comes after all that needs a provider."""
-    yield key, ("--phases", "fuzzing,stateful")
+    yield key, ("--phases", "coverage,fuzzing,stateful")
     only = ("--include-path-regex", ADMINISTRATION)
     yield administrator, ("--phases", "coverage,fuzzing", *only)
 
