@@ -7,6 +7,7 @@ accepted that the description forbids. Event streams are left out: they do not e
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.processes import ROOT
-from tests.site import MANAGE, Prepared, prepare, serving
+from tests.site import MANAGE, Prepared, Site, prepare, serving
 
 CONFIGURATION = Path(__file__).with_suffix(".toml")
 STREAMS, ADMINISTRATION = "/events$", "^/api/admin/"
@@ -41,7 +42,7 @@ def main() -> int:
         with serving(prepared, Path(folder) / "log", **UNBOUNDED) as site:
             bounds = ["--max-examples", str(options.examples), "--seed", str(options.seed)]
             courses = _courses(site.alice, administrator)
-            failed = [_asked(site.service.url, key, *bounds, *rest) for key, rest in courses]
+            failed = [_asked(site, folder, key, *bounds, *rest) for key, rest in courses]
     return int(any(failed))
 
 
@@ -52,13 +53,14 @@ def _courses(key: str, administrator: str) -> Iterator[tuple[str, Sequence[str]]
     yield administrator, ("--phases", "coverage,fuzzing", *only)
 
 
-def _asked(url: str, key: str, *options: str) -> int:
-    """schemathesis's exit code."""
+def _asked(site: Site, folder: str, key: str, *options: str) -> int:
+    """schemathesis's exit code. What it keeps for its next time goes with the folder."""
     command = [Path(sys.executable).with_name("schemathesis"), "--config-file", CONFIGURATION]
-    command += ["run", f"{url}/api/schema", "--no-color", "--continue-on-failure"]
+    command += ["run", f"{site.service.url}/api/schema", "--no-color", "--continue-on-failure"]
     command += ["--header", f"X-API-Key: {key}", "--exclude-path-regex", STREAMS]
     command += ["--request-timeout", str(_SECONDS_OF_A_REQUEST), "--generation-database", "none"]
-    return subprocess.run([*command, *options], cwd=ROOT, check=False).returncode
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, *options], cwd=folder, env=environment, check=False).returncode
 
 
 def _administrator(prepared: Prepared) -> str:
