@@ -15,7 +15,7 @@ from drf_spectacular.utils import extend_schema
 from pydantic import Field
 from rest_framework.request import Request
 
-from executions.api import schema
+from executions.api import admin_schema as schema
 from executions.api.admin_authentication import (
     ACTIVATE,
     CHANGE,
@@ -142,7 +142,7 @@ class ProvidersView(_AdminView):
         operation_id="list_providers",
         summary="List providers with their schemas",
         tags=["administration"],
-        responses={200: schema.AdminDataSerializer, **schema.admin_errors()},
+        responses={200: schema.AdminDataSerializer, **schema.errors()},
     )
     def get(self, request: Request) -> HttpResponse:
         return json_response({"data": [_described(p) for p in registry.all_providers().values()]})
@@ -155,7 +155,7 @@ class ConfigView(_AdminView):
         operation_id="get_config",
         summary="Every provider's configuration, secrets masked",
         tags=["administration"],
-        responses={200: schema.AdminDataSerializer, **schema.admin_errors()},
+        responses={200: schema.AdminDataSerializer, **schema.errors()},
     )
     def get(self, request: Request) -> HttpResponse:
         rows = {row.provider_id: row for row in ProviderConfig.objects.defer("config")}
@@ -186,7 +186,7 @@ class ConfigView(_AdminView):
         responses={
             200: schema.AdminMessageSerializer,
             202: schema.AdminPendingSerializer,
-            **schema.admin_errors(409, 413, 415),
+            **schema.errors(409, 413, 415),
         },
     )
     def post(self, request: Request) -> HttpResponse:
@@ -215,7 +215,7 @@ class TestView(_AdminView):
         description="With the stored configuration, or with the one given, which is not saved.",
         tags=["administration"],
         request=TRY,
-        responses={200: schema.AdminTrialSerializer, **schema.admin_errors(413, 415)},
+        responses={200: schema.AdminTrialSerializer, **schema.errors(413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         wanted = _read(TRY, request)
@@ -243,7 +243,7 @@ class ActiveView(_AdminView):
         responses={
             200: schema.AdminMessageSerializer,
             202: schema.AdminPendingSerializer,
-            **schema.admin_errors(409, 413, 415),
+            **schema.errors(409, 413, 415),
         },
     )
     def put(self, request: Request) -> HttpResponse:

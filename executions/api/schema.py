@@ -7,12 +7,7 @@ from typing import Any, cast
 from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import (
-    OpenApiParameter,
-    OpenApiResponse,
-    PolymorphicProxySerializer,
-    extend_schema_field,
-)
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers
 
 from executions.api.authentication import ApiKeyAuthentication
@@ -21,7 +16,7 @@ from executions.models import Execution
 from executions.services.requests import MODES, PRIORITIES
 from executions.services.shapes import Body, Query
 
-_ERRORS = {
+ERRORS = {
     400: "Refused: the field at fault is named, nothing was run.",
     401: "The API key is missing, wrong, revoked or expired.",
     403: "The key has not the scope for this, or is held to something else.",
@@ -379,7 +374,7 @@ STREAMED_EXECUTION = {
 
 def errors(*statuses: int) -> dict[int, OpenApiResponse]:
     """Each with what is told in that case."""
-    return {each: OpenApiResponse(ErrorSerializer, _ERRORS[each]) for each in _told(statuses)}
+    return {each: OpenApiResponse(ErrorSerializer, ERRORS[each]) for each in _told(statuses)}
 
 
 def _told(statuses: tuple[int, ...]) -> list[int]:
@@ -389,49 +384,4 @@ def _told(statuses: tuple[int, ...]) -> list[int]:
 
 def details(*statuses: int) -> dict[int, OpenApiResponse]:
     """As `errors`, in the shape of Agent Sandbox."""
-    return {each: OpenApiResponse(DetailSerializer, _ERRORS[each]) for each in _told(statuses)}
-
-
-class AdminDataSerializer(serializers.Serializer[Any]):
-    data = AnyJson()  # type: ignore[assignment]
-
-
-class AdminMessageSerializer(serializers.Serializer[Any]):
-    message = serializers.CharField()
-
-
-class AdminPendingSerializer(AdminMessageSerializer):
-    pending = serializers.IntegerField(help_text="The change that waits for approval.")
-
-
-class AdminRefusedSerializer(serializers.Serializer[Any]):
-    """What is refused in RAGFlow's own shape."""
-
-    error = serializers.CharField()
-    details = AnyJson(required=False, help_text="By field, or as a text.")
-
-
-# A body that cannot be read, and a key without the scope, are told as everywhere in this API.
-_ADMIN_ERROR = PolymorphicProxySerializer(
-    component_name="AdminError",
-    serializers=[AdminRefusedSerializer, ErrorSerializer],
-    resource_type_field_name=None,
-)
-
-
-def admin_errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """Each with what is told in that case, to whoever administrates."""
-    told = sorted({*statuses, 400, 403, 429, 503})
-    return {each: OpenApiResponse(_ADMIN_ERROR, _ERRORS[each]) for each in told}
-
-
-class AdminTrialSerializer(serializers.Serializer[Any]):
-    success = serializers.BooleanField()
-    message = serializers.CharField()
-    latency_ms = serializers.FloatField(allow_null=True)
-    runtime = serializers.CharField(allow_null=True)
-    isolation = serializers.CharField(allow_null=True)
-    language = serializers.CharField(allow_null=True)
-    code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
-    field = serializers.CharField(allow_null=True)
-    errors = JsonObject(help_text="Refused fields and why.")  # type: ignore[assignment]
+    return {each: OpenApiResponse(DetailSerializer, ERRORS[each]) for each in _told(statuses)}
