@@ -239,6 +239,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
+        "executions.api.transport.describe",
         "executions.api.rate_headers.describe",
     ],
 }

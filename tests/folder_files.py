@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from providers.archives import pack
@@ -15,6 +16,15 @@ from providers.sandbox import (
     FileEntry,
     Files,
 )
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What stands in the way is the caller's to know."""
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise InvalidConfiguration(f"path: {error.strerror}.", field="path") from error
 
 
 class FolderFiles(Files):
@@ -55,19 +65,22 @@ class FolderFiles(Files):
                 yield data
 
     def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
-        self._at(path).parent.mkdir(parents=True, exist_ok=True)
-        with self._at(path).open("wb") as stream:
-            for piece in content:
-                stream.write(piece)
+        with _refused():
+            self._at(path).parent.mkdir(parents=True, exist_ok=True)
+            with self._at(path).open("wb") as stream:
+                for piece in content:
+                    stream.write(piece)
         return self._entry(self._at(path))
 
     def make_directory(self, path: str) -> bool:
         was_there = self._at(path).is_dir()
-        self._at(path).mkdir(parents=True, exist_ok=True)
+        with _refused():
+            self._at(path).mkdir(parents=True, exist_ok=True)
         return not was_there
 
     def move(self, source: str, target: str) -> FileEntry:
-        self._at(source).rename(self._at(target))
+        with _refused():
+            self._at(source).rename(self._at(target))
         return self._entry(self._at(target))
 
     def remove(self, path: str) -> bool:
@@ -99,6 +112,8 @@ class FolderFiles(Files):
         if only:
             yield from pack(self, path, only)
             return
+        if not self._at(path).is_dir():
+            raise InvalidConfiguration("path: Is no folder.", field="path")
         packed = subprocess.run(
             ["tar", "-C", str(self._at(path)), "-cf", "-", "."], capture_output=True, check=True
         )
@@ -111,6 +126,8 @@ class FolderFiles(Files):
             ["tar", "-C", str(self._at(path)), "-xvf", "-"],
             input=packed,
             capture_output=True,
-            check=True,
+            check=False,
         )
+        if unpacked.returncode:
+            raise InvalidConfiguration("content: Is no tar archive.", field="content")
         return len(unpacked.stdout.splitlines())

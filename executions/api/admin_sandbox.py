@@ -15,7 +15,7 @@ from drf_spectacular.utils import extend_schema
 from pydantic import Field
 from rest_framework.request import Request
 
-from executions.api import schema
+from executions.api import admin_schema as schema
 from executions.api.admin_authentication import (
     ACTIVATE,
     CHANGE,
@@ -104,7 +104,12 @@ TRY = Body(
     TrialRequest,
     "AdminTest",
     has_null=True,
-    says={"anyOf": [{"required": ["provider_type"]}, {"required": ["provider"]}]},
+    says={
+        "anyOf": [
+            {"required": [name], "properties": {name: {"type": "string"}}}
+            for name in ("provider_type", "provider")
+        ]
+    },
 )
 CHOOSE = Body(ActiveRequest, "AdminActive", has_null=True)
 
@@ -137,7 +142,7 @@ class ProvidersView(_AdminView):
         operation_id="list_providers",
         summary="List providers with their schemas",
         tags=["administration"],
-        responses={200: schema.AdminDataSerializer},
+        responses={200: schema.AdminDataSerializer, **schema.errors()},
     )
     def get(self, request: Request) -> HttpResponse:
         return json_response({"data": [_described(p) for p in registry.all_providers().values()]})
@@ -150,7 +155,7 @@ class ConfigView(_AdminView):
         operation_id="get_config",
         summary="Every provider's configuration, secrets masked",
         tags=["administration"],
-        responses={200: schema.AdminDataSerializer},
+        responses={200: schema.AdminDataSerializer, **schema.errors()},
     )
     def get(self, request: Request) -> HttpResponse:
         rows = {row.provider_id: row for row in ProviderConfig.objects.defer("config")}
@@ -178,7 +183,11 @@ class ConfigView(_AdminView):
         "`set_active` is false. 202 where a second administrator has to approve.",
         tags=["administration"],
         request=CONFIGURE,
-        responses={200: schema.AdminMessageSerializer, 202: schema.AdminMessageSerializer},
+        responses={
+            200: schema.AdminMessageSerializer,
+            202: schema.AdminPendingSerializer,
+            **schema.errors(409, 413, 415),
+        },
     )
     def post(self, request: Request) -> HttpResponse:
         wanted = _read(CONFIGURE, request)
@@ -206,7 +215,7 @@ class TestView(_AdminView):
         description="With the stored configuration, or with the one given, which is not saved.",
         tags=["administration"],
         request=TRY,
-        responses={200: schema.AdminTrialSerializer},
+        responses={200: schema.AdminTrialSerializer, **schema.errors(413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         wanted = _read(TRY, request)
@@ -231,7 +240,11 @@ class ActiveView(_AdminView):
         summary="Choose the provider that runs the code",
         tags=["administration"],
         request=CHOOSE,
-        responses={200: schema.AdminMessageSerializer, 202: schema.AdminMessageSerializer},
+        responses={
+            200: schema.AdminMessageSerializer,
+            202: schema.AdminPendingSerializer,
+            **schema.errors(409, 413, 415),
+        },
     )
     def put(self, request: Request) -> HttpResponse:
         wanted = _read(CHOOSE, request)

@@ -25,7 +25,7 @@ class LedgerKeysView(ApiView):
         description="Keep them: a receipt is checked offline, with the key it names.",
         tags=["ledger"],
         auth=[],
-        responses={200: schema.LedgerKeysSerializer, **schema.errors(503)},
+        responses={200: schema.LedgerKeysSerializer, **schema.errors(400, 503)},
     )
     def get(self, request: Request) -> HttpResponse:
         keys = [

@@ -62,19 +62,24 @@ STREAM = Query(StreamRequest, is_open=True)
 EVENTS = Query(EventsRequest, headers=(LAST_EVENT,), is_open=True)
 
 
+def is_detached(request: Request) -> bool:
+    """Whether whoever asks may leave a stream. Raises InvalidConfiguration."""
+    return STREAM.read(request.query_params.dict()).detach
+
+
 def run_stream(
     view: ApiView, request: Request, form: str, run: Callable[[EventLog], Waits[Outcome]]
 ) -> HttpResponseBase:
     """Have `run` tell what it runs while it does. Whoever leaves the stream cancels the run, unless
     he said before that he would."""
-    is_detached = STREAM.read(request.query_params.dict()).detach
+    may_leave = is_detached(request)
     log = EventLog(run_limits())
     # A client that said it may go may also come back, and finds what it has not read.
-    log.is_kept = is_detached
+    log.is_kept = may_leave
 
     def leave() -> None:
         found = ongoing.find(log.execution_id) if log.execution_id else None
-        if found is not None and not is_detached:
+        if found is not None and not may_leave:
             found.cancel("its client, which left the stream")
 
     events = EventStream(form, on_leave=leave)

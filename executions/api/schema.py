@@ -17,14 +17,15 @@ from executions.models import Execution
 from executions.services.requests import MODES, PRIORITIES
 from executions.services.shapes import Body, Query
 
-_ERRORS = {
+ERRORS = {
     400: "Refused: the field at fault is named, nothing was run.",
     401: "The API key is missing, wrong, revoked or expired.",
     403: "The key has not the scope for this, or is held to something else.",
     404: "There is nothing here, or it is another tenant's.",
     409: "The idempotency key was used with another request, or the session has ended or is busy.",
     413: "The body is too large.",
-    415: "The body is not application/json.",
+    415: "The body is of another type.",
+    416: "The range begins behind the end.",
     429: "A quota is used up, `field` says which. Retry-After says when to try again.",
     502: "The provider cannot be reached.",
     503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
@@ -98,13 +99,22 @@ def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
     return [
         OpenApiParameter(
             name,
-            {key: value for key, value in each.items() if key != "description"},
+            _or_empty(each) if query.empty_is_none else _undescribed(each),
             OpenApiParameter.HEADER if name in query.headers else OpenApiParameter.QUERY,
             required=name in schema.get("required", ()),
             description=each.get("description", ""),
         )
         for name, each in schema["properties"].items()
     ]
+
+
+def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "description"}
+
+
+def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
+    """Empty, a parameter is left out."""
+    return {"anyOf": [_undescribed(schema), {"const": ""}]}
 
 
 @extend_schema_field({})
@@ -365,34 +375,15 @@ STREAMED_EXECUTION = {
 
 
 def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """What is asked of a key may be more than it is for, or than its tenant may ask."""
-    return {each: OpenApiResponse(ErrorSerializer, _ERRORS[each]) for each in _told(statuses)}
+    """Each with what is told in that case."""
+    return {each: OpenApiResponse(ErrorSerializer, ERRORS[each]) for each in _told(statuses)}
 
 
 def _told(statuses: tuple[int, ...]) -> list[int]:
-    return sorted({*statuses, 403, 429} if 401 in statuses else statuses)
+    """With what any request with a key may be told before it is read, and when nothing can be."""
+    return sorted({*statuses, 400, 403, 429, 503} if 401 in statuses else statuses)
 
 
 def details(*statuses: int) -> dict[int, OpenApiResponse]:
     """As `errors`, in the shape of Agent Sandbox."""
-    return {each: OpenApiResponse(DetailSerializer, _ERRORS[each]) for each in _told(statuses)}
-
-
-class AdminDataSerializer(serializers.Serializer[Any]):
-    data = AnyJson()  # type: ignore[assignment]
-
-
-class AdminMessageSerializer(serializers.Serializer[Any]):
-    message = serializers.CharField()
-
-
-class AdminTrialSerializer(serializers.Serializer[Any]):
-    success = serializers.BooleanField()
-    message = serializers.CharField()
-    latency_ms = serializers.FloatField(allow_null=True)
-    runtime = serializers.CharField(allow_null=True)
-    isolation = serializers.CharField(allow_null=True)
-    language = serializers.CharField(allow_null=True)
-    code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
-    field = serializers.CharField(allow_null=True)
-    errors = JsonObject(help_text="Refused fields and why.")  # type: ignore[assignment]
+    return {each: OpenApiResponse(DetailSerializer, ERRORS[each]) for each in _told(statuses)}

@@ -36,7 +36,7 @@ from providers.sandbox import FileEntry
 BYTES = {"application/octet-stream": OpenApiTypes.BINARY}
 TAR = {"application/x-tar": OpenApiTypes.BINARY}
 _COPIED_BYTES = 256 * 1024
-_OF_SANDBOX = (400, 401, 404, 409, 502, 503)
+_OF_SANDBOX = (401, 404, 409, 502)
 
 
 def entry_detail(entry: FileEntry) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class FileContentView(SessionApiView):
         responses={
             (200, "*/*"): OpenApiTypes.BINARY,
             (206, "*/*"): OpenApiTypes.BINARY,
-            **schema.errors(*_OF_SANDBOX),
+            **schema.errors(*_OF_SANDBOX, 416),
         },
     )
     @answered_later
@@ -152,7 +152,10 @@ class FileMoveView(SessionApiView):
         tags=TAGS,
         parameters=[SESSION_ID],
         request=MOVE,
-        responses={200: session_schema.FileSerializer, **schema.errors(*_OF_SANDBOX)},
+        responses={
+            200: session_schema.FileSerializer,
+            **schema.errors(*_OF_SANDBOX, 413, 415),
+        },
     )
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
@@ -174,7 +177,7 @@ class FileMkdirView(SessionApiView):
         responses={
             200: session_schema.MadeSerializer,
             201: session_schema.MadeSerializer,
-            **schema.errors(*_OF_SANDBOX),
+            **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
     @answered_later

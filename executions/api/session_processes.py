@@ -35,7 +35,7 @@ from executions.services.waiting import Waits
 
 PID = OpenApiParameter("pid", int, OpenApiParameter.PATH)
 MOST_STDIN_BYTES = 1024 * 1024
-_OF_SANDBOX = (400, 401, 404, 409, 502, 503)
+_OF_SANDBOX = (401, 404, 409, 502)
 
 
 class ProcessesView(SessionApiView):
@@ -51,7 +51,7 @@ class ProcessesView(SessionApiView):
         responses={
             **schema.STREAMED_EXECUTION,
             201: session_schema.ProcessSerializer,
-            **schema.errors(*_OF_SANDBOX, 413, 415, 429),
+            **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
     def post(self, request: Request, session_id: UUID) -> HttpResponseBase:
@@ -132,7 +132,10 @@ class ProcessSignalView(_ProcessView):
         tags=TAGS,
         parameters=[SESSION_ID, PID],
         request=SIGNAL,
-        responses={200: session_schema.SignalledSerializer, **schema.errors(*_OF_SANDBOX)},
+        responses={
+            200: session_schema.SignalledSerializer,
+            **schema.errors(*_OF_SANDBOX, 413, 415),
+        },
     )
     @answered_later
     def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
@@ -148,7 +151,7 @@ class ProcessResizeView(_ProcessView):
         tags=TAGS,
         parameters=[SESSION_ID, PID],
         request=RESIZE,
-        responses={204: None, **schema.errors(*_OF_SANDBOX)},
+        responses={204: None, **schema.errors(*_OF_SANDBOX, 413, 415)},
     )
     @answered_later
     def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:

@@ -20,7 +20,7 @@ from executions.api.claims import CLAIMS, KEY, read_run
 from executions.api.errors import known_to_run
 from executions.api.later import answer
 from executions.api.rendering import json_response, next_page, session_detail
-from executions.api.running import STREAM, run_stream
+from executions.api.running import STREAM, is_detached, run_stream
 from executions.api.streams import wanted_form
 from executions.api.views import outcome_response
 from executions.models import Execution, Session
@@ -201,6 +201,7 @@ class SessionExecutionsView(SessionApiView):
         return answer(request, self.told(self._run(request, session_id)))
 
     def _run(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+        is_detached(request)
         wanted = read_run(CELL, request, session=session_id)
         outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
@@ -217,7 +218,7 @@ class InterruptView(SessionApiView):
         request=INTERRUPT,
         responses={
             202: session_schema.InterruptedSerializer,
-            **schema.errors(400, 401, 404, 409, 502, 503),
+            **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
     @answered_later
@@ -238,7 +239,7 @@ class ResetView(SessionApiView):
         request=RESET,
         responses={
             200: session_schema.SessionSerializer,
-            **schema.errors(401, 404, 409, 502, 503),
+            **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
     @answered_later
@@ -257,7 +258,7 @@ class ContextsView(SessionApiView):
         request=CREATE_CONTEXT,
         responses={
             201: session_schema.ContextSerializer,
-            **schema.errors(400, 401, 404, 409, 502, 503),
+            **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
     @answered_later

@@ -114,7 +114,7 @@ urlpatterns = [
     path("api/v1/languages", LanguagesView.as_view(), name="languages"),
     path("api/v1/usage", UsageView.as_view(), name="usage"),
     path("api/v1/ledger/keys", LedgerKeysView.as_view(), name="ledger-keys"),
-    re_path(r"^api/v1(/.*)?$", NothingHereView.as_view()),
+    re_path(r"^api/v1(/[\s\S]*)?$", NothingHereView.as_view()),
     path("api/admin/sandbox/providers", ProvidersView.as_view(), name="admin-providers"),
     path("api/admin/sandbox/config", ConfigView.as_view(), name="admin-config"),
     path("api/admin/sandbox/test", TestView.as_view(), name="admin-test"),

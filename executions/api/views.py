@@ -20,7 +20,7 @@ from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
 from executions.api.rendering import execution_detail, json_response, next_page
-from executions.api.running import STREAM, run_stream
+from executions.api.running import STREAM, is_detached, run_stream
 from executions.api.streams import wanted_form
 from executions.models import Execution
 from executions.services.cancelling import HasEnded, cancelling
@@ -53,7 +53,7 @@ class ExecutionsView(RunningView):
         responses={
             **schema.STREAMED_EXECUTION,
             202: schema.ExecutionSerializer,
-            **schema.errors(400, 401, 409, 413, 415, 429, 502, 503),
+            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
         },
     )
     def post(self, request: Request) -> HttpResponseBase:
@@ -66,6 +66,7 @@ class ExecutionsView(RunningView):
         return answer(request, self.told(self._run(request)))
 
     def _run(self, request: Request) -> Waits[HttpResponse]:
+        is_detached(request)
         outcome = yield from running(read_run(RUN, request), self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)

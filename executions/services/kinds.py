@@ -21,7 +21,9 @@ _VARIABLE = "[A-Za-z_][A-Za-z0-9_]{0,127}"
 _UUID = re.compile("[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _NO_NUL = r"^[^\u0000]*$"
 _NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
-_NO_PARENT = r"(?!([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
+_RELATIVE = r"(?!/|([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
+# One part of a path that has one way to be written.
+PATH_PART = r"(?!\.{1,2}(/|$))[^/\u0000]{1,255}"
 
 
 def storable(value: str) -> str:
@@ -55,6 +57,10 @@ def _small(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _id(value: Any) -> UUID:
     if isinstance(value, UUID):
         return value
@@ -70,18 +76,26 @@ def _path(path: str) -> str:
         raise ValueError("Must hold no lone surrogates.") from None
     if "\0" in path or size > MAX_PATH_BYTES:
         raise ValueError(f"Must hold no NUL and be at most {MAX_PATH_BYTES} bytes.")
+    if path.startswith("/"):
+        raise ValueError("Must be relative to the workspace.")
     if ".." in path.split("/"):
         raise ValueError("Must hold no '..'.")
     return path
 
 
 def _named(path: str) -> str:
-    if not path.strip("/"):
+    if not path:
         raise ValueError("This field is required.")
-    return _path(path)
+    _path(path)
+    if all(part in ("", ".") for part in path.split("/")):
+        raise ValueError("Must name something in the workspace.")
+    return path
 
 
 STORABLE = Rule(storable, {"pattern": _NO_NUL})
+NAMED = {"type": "string", "minLength": 1, "pattern": _NO_NUL}
+# To JSON, 2.0 is a whole number too.
+WHOLE = BeforeValidator(_whole)
 
 Code = Annotated[
     str,
@@ -107,7 +121,9 @@ Script = Annotated[
 LanguageName = Annotated[str, Field(min_length=1, max_length=32), STORABLE]
 ShortName = Annotated[str, Field(max_length=64), STORABLE]
 ContextId = ShortName
-Directory = Annotated[str, Field(max_length=512), STORABLE]
+Directory = Annotated[
+    str, Field(max_length=512), STORABLE, Rule(_path, {"pattern": f"^{_RELATIVE}"})
+]
 UserName = Annotated[str, Field(max_length=32), STORABLE]
 Subject = Annotated[str, Field(max_length=255), STORABLE]
 Id = Annotated[
@@ -122,11 +138,15 @@ Environment = Annotated[
     Rule(_small, {"additionalProperties": False}),
 ]
 # Of the files of a session.
-Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_NO_PARENT}"})]
+Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_RELATIVE}"})]
 Path = Annotated[
     str,
     Rule(
         _named,
-        {"minLength": 1, "maxLength": MAX_PATH_BYTES, "pattern": rf"^(?=/*[^/\u0000]){_NO_PARENT}"},
+        {
+            "minLength": 1,
+            "maxLength": MAX_PATH_BYTES,
+            "pattern": rf"^(?!\.(/+\.)*/*$){_RELATIVE}",
+        },
     ),
 ]

@@ -24,6 +24,7 @@ from executions.services.claims import (
 )
 from executions.services.declared import STRICT, Rule, declared, one_of, refuse
 from executions.services.kinds import (
+    PATH_PART,
     STORABLE,
     Code,
     ContextId,
@@ -49,8 +50,7 @@ API_ENTRYPOINTS = ("auto", "main", "script")
 MODES = ("sync", "async")
 PRIORITIES = ("low", "normal", "high")
 
-_PART = r"(?!\.{1,2}(/|$))[^/\u0000]{1,255}"
-_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
+_PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
@@ -274,6 +274,13 @@ _ONLY_ASYNC = {
     ]
 }
 
+_NO_SESSION_OR_PRIORITY = {
+    "anyOf": [
+        {"properties": {"session": {"type": "null"}}},
+        {"properties": {"priority": {"pattern": "^normal$"}}},
+    ]
+}
+
 RUN = Body(
     ExecutionRequest,
     "ExecutionRequest",
@@ -281,16 +288,10 @@ RUN = Body(
     only={"entrypoint": API_ENTRYPOINTS},
     says={
         "anyOf": [
-            {
-                "required": ["session"],
-                "properties": {
-                    "session": {"type": "string"},
-                    "priority": {"pattern": "^normal$"},
-                },
-            },
+            {"required": ["session"], "properties": {"session": {"type": "string"}}},
             {"properties": {"context": {"maxLength": 0}, "env": {"maxProperties": 0}}},
         ],
-        "allOf": [_ONLY_ASYNC],
+        "allOf": [_ONLY_ASYNC, _NO_SESSION_OR_PRIORITY],
     },
 )
 CELL = Body(

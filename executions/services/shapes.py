@@ -72,6 +72,8 @@ class Body(Generic[T]):
         described: dict[str, Any] = {"type": "object", "properties": properties}
         if required:
             described["required"] = required
+        elif not self.says:
+            described["type"] = ["object", "null"]
         return {**described, "additionalProperties": False, **self.says}
 
 

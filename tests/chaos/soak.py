@@ -1,4 +1,6 @@
-"""Everything that takes hours: long chaos by every launcher, conversations, the full matrix, the load."""
+"""Everything that takes hours: long chaos by every launcher, conversations, the full matrix, the
+API against its description, the load.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,7 @@ def steps(minutes: float) -> Iterator[Step]:
         environment = ["env", *(f"--unset={name}" for name in left_out)]
         course = [python, "-m", "pytest", "-q", "-m", "database"]
         yield Step(f"tests-{database}-{broker}", [WITH_SERVERS, *environment, *course])
+    yield Step("described", [python, "-m", "tests.chaos.described", "--examples", "100"])
     for name in LOAD:
         module = [python, "-m", f"benchmarks.{name}"]
         yield Step(f"load-{name}", ["env", "DURABLE=yes", WITH_SERVERS, *module])

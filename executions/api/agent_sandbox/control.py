@@ -26,7 +26,7 @@ class ResetView(AgentSandboxView):
         summary="Forget a conversation's variables, and keep its files",
         tags=TAGS,
         request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(400, 401, 503)},
+        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Waits[HttpResponse]:
@@ -50,7 +50,7 @@ class StopView(AgentSandboxView):
         description="Its files go with it, unless DELETE_S3_ON_CLEANUP=0 keeps them for the next.",
         tags=TAGS,
         request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(400, 401, 503)},
+        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Waits[HttpResponse]:

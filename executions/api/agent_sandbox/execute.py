@@ -42,9 +42,7 @@ class ExecuteView(AgentSandboxView):
         request=EXECUTE,
         responses={
             200: schema.AgentSandboxAnswerSerializer,
-            400: OpenApiResponse(schema.DetailSerializer, "The request is refused."),
-            401: OpenApiResponse(schema.DetailSerializer, "Invalid API key"),
-            429: OpenApiResponse(schema.DetailSerializer, "Too many requests in a minute."),
+            **schema.details(401, 413, 415),
             503: OpenApiResponse(schema.AgentSandboxAwaySerializer, "Nothing can be recorded now."),
         },
     )

@@ -72,7 +72,7 @@ class UploadView(_FilesView):
         },
         responses={
             200: schema.AgentSandboxUploadSerializer,
-            **schema.details(400, 401, 413, 415, 429, 503),
+            **schema.details(401, 413, 415),
         },
     )
     @answered_later
@@ -112,7 +112,7 @@ class UploadUrlsView(AgentSandboxView):
         description="What comes is put there, whatever becomes of the others.",
         tags=TAGS,
         request=FETCH,
-        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(400, 401, 503)},
+        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Waits[HttpResponse]:

@@ -9,9 +9,10 @@ from django.conf import settings
 from pydantic import Field
 
 from executions.services.conversations import DEFAULT, Conversation
-from executions.services.declared import declared
-from executions.services.kinds import Code, Folder, Path
+from executions.services.declared import Rule, declared
+from executions.services.kinds import PATH_PART, WHOLE, Code, storable
 from executions.services.shapes import Body, Query
+from executions.services.workspaces.paths import MOST_BYTES, MOST_FOLDERS
 from executions.storage import MOST_LINK_SECONDS
 
 MAX_URLS, MAX_INPUTS = 200, 1000
@@ -19,7 +20,22 @@ _LONGEST_ID, _LONGEST_URL = 4096, 8192
 
 UserId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID, description="Any text.")]
 SessionId = Annotated[str, Field(max_length=_LONGEST_ID, description="Any text.")]
-Seconds = Annotated[int, Field(ge=1, le=MOST_LINK_SECONDS, description="How long links last.")]
+Seconds = Annotated[
+    int, Field(ge=1, le=MOST_LINK_SECONDS, description="How long links last."), WHOLE
+]
+
+
+def _described(pattern: str) -> Rule:
+    """A path, which `conversations.path_of` reads and refuses."""
+    return Rule(storable, {"pattern": pattern})
+
+
+_PATH = rf"(\./)?{PATH_PART}(/{PATH_PART}){{0,{MOST_FOLDERS - 1}}}"
+SavedPath = Annotated[str, Field(min_length=1, max_length=MOST_BYTES), _described(f"^{_PATH}$")]
+# That API's own examples name them from the root, which is their folder.
+InputPath = Annotated[str, Field(min_length=1, max_length=MOST_BYTES), _described(f"^/*{_PATH}$")]
+NewPath = Annotated[str, Field(max_length=MOST_BYTES), _described(f"^({_PATH})?$")]
+Folder = Annotated[str, Field(max_length=MOST_BYTES), _described(f"^({_PATH}/*)?$")]
 
 
 def seconds_of(expires_in: int | None) -> int:
@@ -52,7 +68,7 @@ class ExecuteRequest(_Named):
     code: Code
     session_id: SessionId = DEFAULT
     inputs: Annotated[
-        Sequence[Path],
+        Sequence[InputPath],
         Field(max_length=MAX_INPUTS, description="Files of the conversation that must be there."),
     ] = ()
     presign_expires_in: Seconds | None = None
@@ -77,7 +93,7 @@ class LinkRequest(_Named):
     """A link to one file."""
 
     user_id: UserId
-    path: Path
+    path: SavedPath
     session_id: SessionId = DEFAULT
     expires_in: Seconds | None = None
 
@@ -88,7 +104,7 @@ class UploadRequest(_Named):
 
     user_id: UserId
     session_id: SessionId = DEFAULT
-    path: Annotated[Folder, Field(description="The file's own name where none is given.")] = ""
+    path: Annotated[NewPath, Field(description="The file's own name where none is given.")] = ""
     presign_expires_in: Seconds | None = None
 
 

@@ -16,9 +16,11 @@ from executions.services.claims import (
     OnBehalfOf,
     Traceparent,
 )
-from executions.services.declared import STRICT, declared, one_of, refuse
+from executions.services.declared import STRICT, Rule, declared, one_of, refuse
 from executions.services.kinds import (
+    NAMED,
     STORABLE,
+    WHOLE,
     Directory,
     Environment,
     Script,
@@ -33,7 +35,7 @@ SIGNALS = (
     *("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT"),
     *("SIGSTOP", "SIGTSTP", "SIGWINCH"),
 )
-Cells = Annotated[int, Field(ge=1, le=1000)]
+Cells = Annotated[int, Field(ge=1, le=1000), WHOLE]
 
 
 class TerminalSize(BaseModel):
@@ -49,6 +51,12 @@ class TerminalSize(BaseModel):
         return self.cols, self.rows
 
 
+def _beginning(command: Sequence[str]) -> Sequence[str]:
+    if command and not command[0]:
+        raise ValueError("Must begin with the name of a program.")
+    return command
+
+
 @declared
 class CommandRequest:
     """A process of a session: `command`, its arguments, or `shell` for bash.
@@ -57,7 +65,11 @@ class CommandRequest:
     `background` has none.
     """
 
-    command: Annotated[Sequence[Annotated[str, STORABLE]], Field(max_length=MOST_ARGUMENTS)] = ()
+    command: Annotated[
+        Sequence[Annotated[str, STORABLE]],
+        Field(max_length=MOST_ARGUMENTS),
+        Rule(_beginning, {"prefixItems": [NAMED]}),
+    ] = ()
     shell: Annotated[Script, Field(description="What bash is given to run.")] = ""
     cwd: Annotated[Directory, Field(description="Below the workspace.")] = ""
     env: Environment = field(default_factory=dict)

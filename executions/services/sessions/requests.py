@@ -12,6 +12,7 @@ from pydantic import Field
 from executions.models import Session
 from executions.services.declared import Rule, at_most, declared, one_of
 from executions.services.kinds import (
+    WHOLE,
     ContextId,
     Directory,
     Environment,
@@ -49,7 +50,7 @@ def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return metadata
 
 
-Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS")]
+Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS"), WHOLE]
 Metadata = Annotated[
     Mapping[str, Any],
     Rule(_kept),
