@@ -183,6 +183,7 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
             {
                 "fields": (
                     "created_at",
+                    "run_at",
                     "started_at",
                     "finished_at",
                     "replay_of",

@@ -217,6 +217,7 @@ class ExecutionSerializer(PlaceSerializer):
     )
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
+    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
     receipt = JsonObject(
         allow_null=True,
         help_text="The signed entry of the ledger, once ended. See examples/receipts.",
@@ -249,6 +250,7 @@ class ExecutionSummarySerializer(PlaceSerializer):
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
+    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
 
 
 class ExecutionPageSerializer(serializers.Serializer[Any]):

@@ -197,6 +197,9 @@ class Execution(models.Model):
     run_ms = models.FloatField(null=True)
     total_ms = models.FloatField(null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    run_at = models.DateTimeField(
+        null=True, help_text="What is queued is not taken before; null where it was not asked for."
+    )
     started_at = models.DateTimeField(null=True)
     deadline = models.DateTimeField(
         help_text="One still queued after this is not run, and one that runs and is no process's "
@@ -260,9 +263,12 @@ class Execution(models.Model):
             # Bounds and the workers' queue are counted from it, within every execution, and of a
             # tenant's queued ones the next one is its first.
             models.Index(
-                # The last two so that no row is read for them, behind all of its text.
-                fields=("tenant_slug", "status", "priority", "id", "finished_at", "timeout"),
-                name="execution_queue",
+                # The last three so that no row is read for them, behind all of its text.
+                fields=(
+                    *("tenant_slug", "status", "priority", "id"),
+                    *("run_at", "finished_at", "timeout"),
+                ),
+                name="execution_open",
                 condition=Q(finished_at=None),
             ),
             models.Index(

@@ -25,6 +25,7 @@ def execution_summary(execution: Execution) -> dict[str, Any]:
         "error": error_of(execution),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
+        "run_at": run_at_of(execution),
     }
 
 
@@ -44,6 +45,11 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     if not execution.error_code:
         return None
     return {"code": execution.error_code, "message": execution.error_message}
+
+
+def run_at_of(execution: Execution) -> str | None:
+    """The time that it was asked for at; None for as soon as possible."""
+    return execution.run_at.isoformat() if execution.run_at else None
 
 
 def timings_of(execution: Execution) -> dict[str, float | None]:

@@ -118,7 +118,8 @@ def compare(
     if record_hash(execution, schema, artifacts) != stated["record_hash"]:
         return "a value was changed"
     # What it was sealed without was not there.
-    if any(getattr(execution, name) for name in ASKED if name not in schema.record):
+    since = (*ASKED, "run_at")
+    if any(getattr(execution, name) for name in since if name not in schema.record):
         return "a value was changed"
     if "details_hash" in stated and details_hash(execution) != stated["details_hash"]:
         return "a value was changed"

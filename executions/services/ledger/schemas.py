@@ -60,8 +60,14 @@ SCHEMAS: Mapping[int, Schema] = {
         with_artifacts=True,
         canonical=canonical,
     ),
+    5: Schema(
+        record=(*_RECORD_3, *ASKED, "priority", "run_at"),
+        stated=(*_STATED_3, "agent", "model", "conversation", "traceparent", "run_at"),
+        with_artifacts=True,
+        canonical=canonical,
+    ),
 }
-CURRENT = 4
+CURRENT = 5
 
 
 def schema_of(stated: Mapping[str, Any]) -> Schema | None:
