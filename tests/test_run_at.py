@@ -25,7 +25,7 @@ from tests.conftest import Caller
 from tests.held import bounded
 from tests.policies import in_force
 from tests.running import run
-from tests.test_approvals import ASKED, RULES, decided, signed_in
+from tests.test_approvals import ASKED, RULES, decided, page, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -283,9 +283,10 @@ def test_it_waits_for_both_its_approval_and_its_time(
     assert waiting.run_at is not None
     # It may be approved for as long as it could be taken.
     assert waiting.deadline == waiting.run_at + timedelta(hours=1)
-    approved = decided(
-        signed_in("ada", "view_approval", "decide_approval"), waiting.approval, "approve"
-    )
+    approver = signed_in("ada", "view_approval", "decide_approval")
+    shown = approver.get(page("change", waiting.approval)).content.decode()
+    assert waiting.run_at.isoformat() in shown.replace("&#x2B;", "+")
+    approved = decided(approver, waiting.approval, "approve")
     assert approved.deadline == waiting.deadline
     assert claim_next() is None
     # Who approved it has approved of that time, too.
