@@ -218,6 +218,7 @@ class ExecutionSerializer(PlaceSerializer):
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
     run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    schedule = serializers.CharField(allow_null=True)
     receipt = JsonObject(
         allow_null=True,
         help_text="The signed entry of the ledger, once ended. See examples/receipts.",
@@ -251,6 +252,7 @@ class ExecutionSummarySerializer(PlaceSerializer):
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
     run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    schedule = serializers.CharField(allow_null=True)
 
 
 class ExecutionPageSerializer(serializers.Serializer[Any]):

@@ -107,6 +107,9 @@ class Execution(models.Model):
     replay_of = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, related_name="replays", db_index=False
     )
+    schedule_id = models.UUIDField(
+        "schedule", null=True, help_text="Which has begun it; that may be gone since."
+    )
     pending = EncryptedJSONField(
         null=True, editable=False, help_text="What a queued execution needs to run."
     )
@@ -253,6 +256,11 @@ class Execution(models.Model):
                     condition=Q(**{f"{name}__isnull": False}),
                 )
                 for name in ("agent", "model", "conversation", "on_behalf_of", "trace_id")
+            ),
+            models.Index(
+                fields=("schedule_id", "tenant", "-id"),
+                name="execution_schedule",
+                condition=Q(schedule_id__isnull=False),
             ),
             # Who is next in a session, and what is left of one that ended.
             models.Index(

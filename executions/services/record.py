@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
@@ -72,6 +73,7 @@ class Caller:
     request_id: str = ""
     client_address: str = ""
     replay_of: Execution | None = None
+    schedule_id: UUID | None = None
 
     @classmethod
     def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
@@ -222,6 +224,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         arguments=request.arguments_json,
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
+        schedule_id=caller.schedule_id,
         meta=_policy(caller),
         timeout=request.longest,
         session_id=request.session,

@@ -302,7 +302,13 @@ RUN = Body(
                     "run_at": {"type": "null"},
                 },
             },
-            {"properties": {"context": {"maxLength": 0}, "env": {"maxProperties": 0}}},
+            {
+                "properties": {
+                    "session": {"type": "null"},
+                    "context": {"maxLength": 0},
+                    "env": {"maxProperties": 0},
+                }
+            },
         ],
         "allOf": [_ONLY_ASYNC],
     },

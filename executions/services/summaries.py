@@ -25,7 +25,7 @@ def execution_summary(execution: Execution) -> dict[str, Any]:
         "error": error_of(execution),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
-        "run_at": run_at_of(execution),
+        **plan_of(execution),
     }
 
 
@@ -47,9 +47,13 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     return {"code": execution.error_code, "message": execution.error_message}
 
 
-def run_at_of(execution: Execution) -> str | None:
-    """The time that it was asked for at; None for as soon as possible."""
-    return execution.run_at.isoformat() if execution.run_at else None
+def plan_of(execution: Execution) -> dict[str, str | None]:
+    """The time that it was asked for at, null for as soon as possible, and the schedule that has
+    begun it."""
+    return {
+        "run_at": execution.run_at.isoformat() if execution.run_at else None,
+        "schedule": str(execution.schedule_id) if execution.schedule_id else None,
+    }
 
 
 def timings_of(execution: Execution) -> dict[str, float | None]:
