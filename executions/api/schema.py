@@ -234,9 +234,7 @@ class ExecutionSerializer(PlaceSerializer):
     restored = serializers.BooleanField(
         help_text="The first since its session was woken: files are there, variables are not."
     )
-    policy = PolicySerializer(
-        allow_null=True, help_text="The one that held for it, and what was found in its code."
-    )
+    policy = PolicySerializer(allow_null=True, help_text="Which held, and what was found by it.")
 
 
 class ExecutionSummarySerializer(PlaceSerializer):
