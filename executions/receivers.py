@@ -10,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 
-from executions.models import ApiKey, LegalHold, Tenant, WebhookSecret
+from executions.models import ApiKey, LegalHold, Schedule, Tenant, WebhookSecret
 from executions.services.holds import keep_held_tenant
 from executions.services.ledger import append
 from executions.services.ledger.bindings import BINDINGS, model_of
@@ -110,6 +110,7 @@ def _of_legal_hold(row: Any) -> dict[str, Any]:
 _SAID: Mapping[type[Model], Callable[[Any], dict[str, Any]]] = {
     ApiKey: _of_tenants_own,
     WebhookSecret: _of_tenants_own,
+    Schedule: _of_tenants_own,
     LegalHold: _of_legal_hold,
     LogEntry: _of_log_entry,
 }

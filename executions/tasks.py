@@ -16,6 +16,7 @@ from executions.services.alerts import sending, watching
 from executions.services.audit_export import exporting
 from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
+from executions.services.recurring import beginning
 from executions.services.sessions import tending
 from executions.services.webhooks import outbox
 from executions.services.workspaces import blobs, uploads
@@ -75,6 +76,10 @@ def export_ledger() -> None:
 
 def tend_webhooks() -> int:
     return outbox.catch_up() + outbox.forget_old()
+
+
+def begin_schedules() -> int:
+    return beginning.begin_due()
 
 
 def give_space_back() -> int:

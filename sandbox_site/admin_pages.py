@@ -73,6 +73,7 @@ UNFOLD: dict[str, Any] = {
                         "link": reverse_lazy("admin:index"),
                     },
                     _item("Executions", "terminal", "execution", "executions"),
+                    _item("Schedules", "schedule", "schedule", "executions"),
                     _item("Sessions", "forum", "session", "executions"),
                     _item("Snapshots", "photo_library", "snapshot", "executions"),
                     _item("Ledger", "link", "ledgerentry", "executions"),

@@ -286,9 +286,12 @@ SANDBOX_MAX_CODE_BYTES = env.bounded(
 SANDBOX_MAX_BODY_BYTES = env.bounded(
     "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
 )
+# How far ahead a run may be asked for.
+SANDBOX_MAX_RUN_AHEAD_DAYS = env.bounded("SANDBOX_MAX_RUN_AHEAD_DAYS", 30, 0, 3650)
 # The bounds of a tenant that has none of its own.
 SANDBOX_MAX_RUNNING = env.bounded("SANDBOX_MAX_RUNNING", default=10, low=0, high=10_000)
 SANDBOX_MAX_QUEUED = env.bounded("SANDBOX_MAX_QUEUED", default=100, low=0, high=100_000)
+SANDBOX_MAX_SCHEDULES = env.bounded("SANDBOX_MAX_SCHEDULES", default=20, low=0, high=10_000)
 SANDBOX_MAX_STORED_MIB = env.bounded(
     "SANDBOX_MAX_STORED_MIB", default=5 * 1024, low=0, high=100 * 1024 * 1024
 )

@@ -17,7 +17,14 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import Execution, Session, Tenant, WebhookDelivery, WebhookSecret
+from executions.models import (
+    Execution,
+    Schedule,
+    Session,
+    Tenant,
+    WebhookDelivery,
+    WebhookSecret,
+)
 from providers import aes_gcm
 from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
@@ -78,6 +85,11 @@ def _webhook_secret() -> Any:
     return WebhookSecret.objects.create(tenant=tenant, secret=SECRET_TEXT)
 
 
+def _schedule() -> Any:
+    tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
+    return Schedule.objects.create(tenant=tenant, request=SECRET, next_at=timezone.now())
+
+
 def _delivery() -> Any:
     execution = _execution()
     return WebhookDelivery.objects.create(
@@ -103,6 +115,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "executions.Execution.pending": _execution,
     "executions.Session.env": _session,
     "executions.Session.ref": _session,
+    "executions.Schedule.request": _schedule,
     "executions.WebhookSecret.secret": _webhook_secret,
     "executions.WebhookDelivery.url": _delivery,
     "sandbox_site.InstallationMark.mark": _mark,

@@ -45,6 +45,8 @@ SHAPE = {
     "cost": (str, type(None)),
     "timings": dict,
     "created_at": str,
+    "run_at": type(None),
+    "schedule": type(None),
     "receipt": (dict, type(None)),
     "late_result": type(None),
     "files_saved": type(None),

@@ -15,7 +15,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Approval, Execution, LedgerEntry
+from executions.models import Alert, Approval, Execution, LedgerEntry
+from executions.services.alerts.watching import QUIET, watch
 from executions.services.ledger.formats import write
 from executions.services.ledger.verification import verify
 from executions.services.policies import approvals
@@ -132,6 +133,28 @@ def test_a_decision_that_cannot_be_entered_leaves_the_request_where_it_is(
     assert file.exists()
     decided(approver, approval, "reject")
     assert not file.exists()
+
+
+def test_that_approvals_are_waited_for_is_one_alert_until_none_is(
+    scripted: Callable[[], list[str]], alice: Caller, charlie: Caller, approver: Client
+) -> None:
+    def messages() -> list[str]:
+        return [alert.message for alert in Alert.objects.filter(rule="approval_waits")]
+
+    in_force(**RULES)
+    watch()
+    assert messages() == []
+    waiting = [asked(alice), asked(charlie), asked(alice)]
+    watch()
+    watch()
+    told = "Executions wait for an approval: elsewhere (1), wonderland (2)."
+    assert messages() == [told]
+    for each in waiting[:2]:
+        decided(approver, each, "approve")
+    cancelled = f"/api/v1/executions/{waiting[2].execution_id}/cancel"
+    assert alice.client.post(cancelled).status_code == 200
+    watch(timezone.now() + QUIET + timedelta(minutes=1))
+    assert Alert.objects.get(rule="approval_waits").state == "resolved"
 
 
 @pytest.mark.parametrize("entered", [False, True], ids=["row", "row and unsigned entry"])

@@ -144,6 +144,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
     assert sorted(task.func for task in Schedule.objects.all()) == [
         "executions.tasks.apply_retention",
+        "executions.tasks.begin_schedules",
         "executions.tasks.collect_blobs",
         "executions.tasks.discard_unfinished_uploads",
         "executions.tasks.end_stale_executions",

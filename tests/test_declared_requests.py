@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from executions.api import admin_sandbox, claims, running
 from executions.api.agent_sandbox import requests as agent_sandbox_requests
 from executions.services import listing, requests
+from executions.services.recurring import requests as recurring_requests
 from executions.services.sessions import commands, file_requests, finding
 from executions.services.sessions import requests as session_requests
 from executions.services.shapes import Body, Query
@@ -36,6 +37,7 @@ MODULES: tuple[ModuleType, ...] = (
     listing,
     running,
     snapshots,
+    recurring_requests,
     agent_sandbox_requests,
     admin_sandbox,
 )
@@ -52,7 +54,12 @@ QUERIES = {
     if isinstance(found, Query)
 }
 # What JSON Schema cannot say: sizes in bytes, files that are in each other's way, good URLs.
-UNSAID = ("bytes", "Another file has this path", "lead to the internet")
+UNSAID = (
+    *("bytes", "Another file has this path", "lead to the internet"),
+    *("Must be a time with its zone", "It is no cron expression", "It is no time zone"),
+)
+# Texts that a schema can only name the form of, and one of each.
+FORMS = {"cron": "30 6 * * mon-fri", "time-zone": "Europe/Berlin"}
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
@@ -145,6 +152,8 @@ def strings(schema: dict[str, Any]) -> st.SearchStrategy[str]:
         # Where one may lead to is more than a schema can say.
         return st.sampled_from(("https://example.com/", "https://a.example.com:8443/hook?of=us"))
     # In ECMAScript `$` is the end alone; here it is also before a last line feed.
+    if (form := schema.get("format")) in FORMS:
+        return st.just(FORMS[form])
     pattern = schema.get("pattern", "").replace("$", r"\Z")
     edges = st.sampled_from(["a" * most if most < 5000 else "a", "a" * max(least, 1), ""])
     found = st.from_regex(pattern) if pattern else TEXT
@@ -198,6 +207,8 @@ def least(schema: dict[str, Any]) -> Any:
         return next(filter(jsonschema.Draft202012Validator(schema).is_valid, found))
     if kind == "array":
         return [least(schema["items"])] * schema.get("minItems", 0)
+    if schema.get("format") in FORMS:
+        return FORMS[schema["format"]]
     return {"string": "a", "integer": schema.get("minimum", 0), "boolean": False}[kind]
 
 
@@ -342,6 +353,10 @@ def test_a_value_just_outside_is_refused_by_its_field(operation: str, alice: Cal
         wanted = {"shell": "cat", "background": True, "stdin": True}
         started = alice.client.post(f"{URL}/{session['id']}/processes", wanted).json()
         path = path.replace("{pid}", str(started["pid"]))
+    if "{schedule_id}" in path:
+        often = {"name": "a", "cron": FORMS["cron"], "request": {"code": "1"}}
+        made = alice.client.post("/api/v1/schedules", often).json()
+        path = path.replace("{schedule_id}", made["id"])
     path = path.replace("{session_id}", session["id"])
     valid = least({**schema, "type": "object"})
     wrong: list[tuple[str, dict[str, Any]]] = [("nobody_knows_it", {"nobody_knows_it": 1})]

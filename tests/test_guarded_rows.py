@@ -162,6 +162,7 @@ def test_every_row_that_belongs_to_a_guarded_one_is_carried_with_it() -> None:
         "executions.ApiKey",
         "admin.LogEntry",
         "executions.SavedFilter",
+        "executions.Schedule",
         "executions.Workspace",
         "executions.WebhookSecret",
         "sandbox_site.RecoveryCode",

@@ -21,7 +21,7 @@ from tests.sessions import cell, opened
 
 MISSING = UUID("01a1fd3e-5869-7be3-b4ad-c3848c823008")
 SOME: dict[str, Any] = {
-    **dict.fromkeys(("execution_id", "session_id", "snapshot_id"), MISSING),
+    **dict.fromkeys(("execution_id", "session_id", "snapshot_id", "schedule_id"), MISSING),
     "context_id": "default",
     "pid": 1,
     "name": "plot.txt",
@@ -29,7 +29,10 @@ SOME: dict[str, Any] = {
 # One, whose making costs more than a request.
 CLIENT = APIClient()
 # What belongs to a tenant.
-OWNED = {"Execution", "Artifact", "Session", "Snapshot", "Workspace", "WorkspaceFile", "Blob"}
+OWNED = {
+    *("Execution", "Artifact", "Session", "Schedule", "Snapshot"),
+    *("Workspace", "WorkspaceFile", "Blob"),
+}
 
 
 BODY_FIRST = ("session-executions",)
@@ -102,7 +105,14 @@ def test_what_is_a_colleagues_is_mine_and_a_strangers_is_not_there(
     session = opened(alice)
     ran = cell(alice, session, "open('a', 'w').write('x')").json()["id"]
     taken = alice.client.post(f"/api/v1/sessions/{session['id']}/snapshot", {}).json()["id"]
-    ids = {"session_id": session["id"], "execution_id": ran, "snapshot_id": taken}
+    body = {"name": "often", "cron": "* * * * *", "request": {"code": "1"}}
+    often = alice.client.post("/api/v1/schedules", body).json()["id"]
+    ids = {
+        "session_id": session["id"],
+        "execution_id": ran,
+        "snapshot_id": taken,
+        "schedule_id": often,
+    }
     with_id = [(name, method) for name, method in ENDPOINTS if names_of(name) & ids.keys()]
     assert len(with_id) > 25
     answers = 0
@@ -119,7 +129,7 @@ def test_what_is_a_colleagues_is_mine_and_a_strangers_is_not_there(
             assert ask(bob.key_text, name, method, **ids).status_code == mine.status_code, name
             answers += mine.status_code == 200
     assert answers >= 6
-    for name in ("executions", "sessions", "snapshots"):
+    for name in ("executions", "schedules", "sessions", "snapshots"):
         assert ask(bob.key_text, name, "GET").json()["results"], name
         assert not ask(charlie.key_text, name, "GET").json()["results"], name
 

@@ -29,6 +29,7 @@ from executions.models import (
     LedgerEntry,
     Policy,
     Process,
+    Schedule,
     Session,
     Snapshot,
     Spending,
@@ -149,6 +150,10 @@ def names(
         )
         for tenant, execution in zip(tenants, executions, strict=True)
     )
+    schedules = Schedule.objects.bulk_create(
+        Schedule(tenant=tenant, name="often", cron="* * * * *", request={}, next_at=now)
+        for tenant in tenants
+    )
     users = User.objects.bulk_create(User(username=f"u{n}", is_staff=True) for n in range(MANY))
     for n, user in enumerate(users):
         user.groups.add(Group.objects.order_by("pk")[n % 3])
@@ -167,6 +172,7 @@ def names(
         "session": sessions[-1].pk,
         "snapshot": snapshots[-1].pk,
         "delivery": deliveries[-1].pk,
+        "schedule": schedules[-1].pk,
         "tenant": tenants[-1].pk,
         "key": key.pk,
         "user": users[0].pk,

@@ -58,6 +58,7 @@ def test_a_tenant_sees_its_own_quotas_and_what_all_its_keys_have_used(
         "executions_per_day": (1_000_000, 3),
         "seconds_per_day": (5000, 52.5),
         "sessions": (20, 1),
+        "schedules": (20, 0),
         "tenant_storage_bytes": (3 * 2**20, 9),
         "tenant_storage_files": (1_000_000, 2),
         # Nothing of what all may spend together, which would say what others do.

@@ -30,6 +30,7 @@ from executions.services.webhooks.signing import signed_headers
 from executions.services.worker import run_queued
 from executions.tasks import tend_webhooks
 from tests.conftest import Caller
+from tests.policies import in_force
 from tests.resolving import resolve_as
 from tests.running import run
 from tests.sessions import wait_for
@@ -117,6 +118,17 @@ def tried(delivery: WebhookDelivery, sender: Sender | None = None) -> WebhookDel
     return delivery
 
 
+def tried_of(delivery: WebhookDelivery) -> WebhookDelivery:
+    """After a try of this one, before all others."""
+    first = timezone.now() - timedelta(hours=1)
+    sender = Sender()
+    assert WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=first)
+    assert sender.look()
+    wait_for(sender.is_idle)
+    delivery.refresh_from_db()
+    return delivery
+
+
 def is_signed(secret: str, headers: dict[str, str], body: bytes) -> bool:
     """As a receiver checks it, by the specification."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -174,6 +186,66 @@ def test_the_end_of_a_run_is_told_signed_and_without_its_output(
     with connection.cursor() as cursor:
         cursor.execute("SELECT url FROM executions_webhookdelivery")
         assert b"7f3a9c" not in bytes(cursor.fetchone()[0])
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+def test_that_an_approval_is_waited_for_is_told_before_the_end_is(
+    scripted: object, alice: Caller, secret: str, receiver: Receiver
+) -> None:
+    in_force(alice.tenant.slug, analysis="ask", calls="print")
+    code = f"print('secret of the code')\n{CODE}"
+    receiver.statuses = [500, 204]
+    queued = run(alice, code, mode="async", webhook={"url": receiver.url()}).json()
+    delivery = WebhookDelivery.objects.get()
+    assert (delivery.state, delivery.event) == ("due", "execution.waiting_for_approval")
+    assert (tried(delivery).state, delivery.tries) == ("due", 1)
+    # Told once, it waits for the end.
+    assert (tried(delivery).state, delivery.event) == ("waiting", "execution.finished")
+    assert not Sender().look()
+    assert alice.client.post(f"/api/v1/executions/{queued['id']}/cancel").status_code == 200
+    assert (tried(delivery).state, delivery.tries) == ("delivered", 1)
+
+    told = [json.loads(body) for _, _, body in receiver.came]
+    waiting = "execution.waiting_for_approval"
+    assert [each["type"] for each in told] == [waiting, waiting, "execution.finished"]
+    assert [each["data"]["status"] for each in told] == ["queued", "queued", "cancelled"]
+    assert {each["data"]["id"] for each in told} == {queued["id"]}
+    assert told[0]["timestamp"] == queued["created_at"]
+    assert all(is_signed(secret, headers, body) for _, headers, body in receiver.came)
+    ids = [headers["webhook-id"] for _, headers, _ in receiver.came]
+    assert ids[0] == ids[1] != ids[2]
+    assert b"secret of the code" not in b"".join(body for _, _, body in receiver.came)
+    assert b"print" not in b"".join(body for _, _, body in receiver.came)
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+def test_an_approval_that_nobody_could_be_told_of_keeps_no_end_from_being_told(
+    scripted: object, alice: Caller, secret: str, receiver: Receiver
+) -> None:
+    in_force(alice.tenant.slug, analysis="ask", calls="print")
+
+    def asked() -> WebhookDelivery:
+        body = {"mode": "async", "webhook": {"url": receiver.url()}}
+        queued = run(alice, f"print(1)\n{CODE}", **body).json()
+        return WebhookDelivery.objects.get(execution=queued["id"])
+
+    # Given up; and ended before it was told, also while a try is under way.
+    gone, ended_first = asked(), asked()
+    receiver.statuses = [410]
+    assert (tried_of(gone).state, gone.event) == ("waiting", "execution.finished")
+    mine = outbox.claim(lambda tenants: tenants)
+    assert mine is not None
+    assert mine.pk == ended_first.pk
+    for delivery in (gone, ended_first):
+        path = f"/api/v1/executions/{delivery.execution_id}/cancel"
+        assert alice.client.post(path).status_code == 200
+    outbox.note_answer(mine, 204)
+    for delivery in (gone, ended_first):
+        assert tried_of(delivery).state == "delivered"
+    assert [json.loads(body)["type"] for _, _, body in receiver.came[1:]] == [
+        "execution.finished",
+        "execution.finished",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Language": wanted.language,
         "Entrypoint": wanted.entrypoint,
         "Timeout": "" if wanted.timeout is None else f"{wanted.timeout:g} s",
+        "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
         "Asked for by": wanted.subject,
         "Arguments": wanted.arguments_json,

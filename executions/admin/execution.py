@@ -48,6 +48,7 @@ _LARGE = (
     *("meta", "hops", "error_message"),
 )
 _CLAIM = re.compile(rf"({'|'.join((*CLAIMS, 'trace_id'))}):(.+)", re.DOTALL)
+_SCHEDULE = "schedule:"
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -115,7 +116,8 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
     search_help_text = (
         "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "
         "at least; found a minute after it ended). Who asked, whole: agent:, model:, "
-        "conversation:, on_behalf_of: or trace_id: before it."
+        "conversation:, on_behalf_of: or trace_id: before it. What a schedule has begun: schedule: "
+        "before its id."
     )
     list_per_page = 50
     show_full_result_count = False
@@ -188,6 +190,8 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
             {
                 "fields": (
                     "created_at",
+                    "run_at",
+                    "schedule_id",
                     "started_at",
                     "finished_at",
                     "replay_of",
@@ -216,6 +220,8 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
         if found := _CLAIM.fullmatch(term):
             return queryset.filter(**{found[1]: found[2].strip()}), False
         try:
+            if term.startswith(_SCHEDULE):
+                return queryset.filter(schedule_id=UUID(term.removeprefix(_SCHEDULE))), False
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
             return search_code(queryset, term), False

@@ -109,10 +109,10 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     """What became of each webhook, and sending it again. Of answers their status alone is kept."""
 
     list_display = (
-        *("short_id", "tenant_slug", "shown_execution", "shown_receiver", "state", "tries"),
-        *("last_status", "last_problem", "next_try_at", "ended_at"),
+        *("short_id", "tenant_slug", "shown_execution", "event", "shown_receiver", "state"),
+        *("tries", "last_status", "last_problem", "next_try_at", "ended_at"),
     )
-    list_filter = (SessionTenantFilter, "state")
+    list_filter = (SessionTenantFilter, "event", "state")
     ordering = ("-id",)
     sortable_by = ()
     list_per_page = 50
@@ -121,7 +121,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     paginator = BoundedPaginator
     actions = ("send_again",)
     fields = (
-        *("id", "tenant_slug", "shown_execution", "shown_receiver", "state", "tries"),
+        *("id", "tenant_slug", "shown_execution", "event", "shown_receiver", "state", "tries"),
         *("last_status", "last_problem", "created_at", "next_try_at", "give_up_at", "ended_at"),
     )
 

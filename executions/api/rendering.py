@@ -16,7 +16,7 @@ from executions.services.ledger import receipt_of
 from executions.services.observations import observations_of
 from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at
-from executions.services.summaries import error_of, place_of, timings_of
+from executions.services.summaries import error_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
 from executions.text import from_json
 
@@ -54,6 +54,7 @@ def execution_detail(
         "cost": None if execution.cost is None else str(execution.cost),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
+        **plan_of(execution),
         "receipt": receipt_of(execution),
         "late_result": _late_result(execution),
         "files_saved": files_saved(execution),

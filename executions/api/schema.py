@@ -228,6 +228,8 @@ class ExecutionSerializer(PlaceSerializer):
     )
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
+    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    schedule = serializers.CharField(allow_null=True)
     receipt = JsonObject(
         allow_null=True,
         help_text="The signed entry of the ledger, once ended. See examples/receipts.",
@@ -243,9 +245,7 @@ class ExecutionSerializer(PlaceSerializer):
     restored = serializers.BooleanField(
         help_text="The first since its session was woken: files are there, variables are not."
     )
-    policy = PolicySerializer(
-        allow_null=True, help_text="The one that held for it, and what was found in its code."
-    )
+    policy = PolicySerializer(allow_null=True, help_text="Which held, and what was found by it.")
     observations = ObservationSerializer(many=True, help_text="What was seen of it.")
 
 
@@ -261,6 +261,8 @@ class ExecutionSummarySerializer(PlaceSerializer):
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
+    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    schedule = serializers.CharField(allow_null=True)
 
 
 class ExecutionPageSerializer(serializers.Serializer[Any]):

@@ -32,6 +32,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "execution-cancel": {"POST": _EXECUTE},
     "execution-events": {"GET": _READ},
     "execution-artifact": {"GET": _READ},
+    "schedules": {"GET": _EXECUTE, "POST": _EXECUTE},
+    "schedule": {"GET": _EXECUTE, "PATCH": _EXECUTE, "DELETE": _EXECUTE},
     "sessions": {"GET": _READ, "POST": _SESSIONS},
     "session": {"GET": _READ, "PATCH": _SESSIONS, "DELETE": _SESSIONS},
     "session-executions": {"POST": _RUN_IN_SESSION},

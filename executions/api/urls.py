@@ -13,6 +13,7 @@ from executions.api.agent_sandbox.files import (
 from executions.api.files import signed_download, workspace_download
 from executions.api.ledger import LedgerKeysView
 from executions.api.running import EventsView
+from executions.api.schedules import SchedulesView, ScheduleView
 from executions.api.session_file_events import FileEventsView
 from executions.api.session_files import (
     FileArchiveView,
@@ -69,6 +70,8 @@ urlpatterns = [
         ArtifactView.as_view(),
         name="execution-artifact",
     ),
+    path("api/v1/schedules", SchedulesView.as_view(), name="schedules"),
+    path("api/v1/schedules/<uuid:schedule_id>", ScheduleView.as_view(), name="schedule"),
     path("api/v1/sessions", SessionsView.as_view(), name="sessions"),
     path(_SESSION, SessionView.as_view(), name="session"),
     path(f"{_SESSION}/executions", SessionExecutionsView.as_view(), name="session-executions"),

@@ -24,7 +24,7 @@ CODE_EXEC = Body(
     "CodeExec",
     ours=(
         *("timeout", "usual_timeout", "mode", "idempotency_key", "subject", "webhook"),
-        "priority",
+        *("priority", "run_at"),
         *("session", "context", "env", "background"),
     ),
     only={"entrypoint": API_ENTRYPOINTS},

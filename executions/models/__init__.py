@@ -15,6 +15,7 @@ from executions.models.process import Process
 from executions.models.request_window import RequestWindow
 from executions.models.run_signal import RunSignal
 from executions.models.saved_filter import SavedFilter
+from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.models.statistic import (
@@ -60,6 +61,7 @@ __all__ = (
     "RequestWindow",
     "RunSignal",
     "SavedFilter",
+    "Schedule",
     "Scope",
     "Session",
     "Snapshot",

@@ -107,6 +107,9 @@ class Execution(models.Model):
     replay_of = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, related_name="replays", db_index=False
     )
+    schedule_id = models.UUIDField(
+        "schedule", null=True, help_text="Which has begun it; that may be gone since."
+    )
     pending = EncryptedJSONField(
         null=True, editable=False, help_text="What a queued execution needs to run."
     )
@@ -203,6 +206,9 @@ class Execution(models.Model):
     run_ms = models.FloatField(null=True)
     total_ms = models.FloatField(null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    run_at = models.DateTimeField(
+        null=True, help_text="What is queued is not taken before; null where it was not asked for."
+    )
     started_at = models.DateTimeField(null=True)
     deadline = models.DateTimeField(
         help_text="One still queued after this is not run, and one that runs and is no process's "
@@ -260,6 +266,11 @@ class Execution(models.Model):
             models.Index(
                 fields=("-id",), name="execution_observed", condition=Q(observed__isnull=False)
             ),
+            models.Index(
+                fields=("schedule_id", "tenant", "-id"),
+                name="execution_schedule",
+                condition=Q(schedule_id__isnull=False),
+            ),
             # Who is next in a session, and what is left of one that ended.
             models.Index(
                 fields=("session", "context", "turn"),
@@ -269,9 +280,12 @@ class Execution(models.Model):
             # Bounds and the workers' queue are counted from it, within every execution, and of a
             # tenant's queued ones the next one is its first.
             models.Index(
-                # The last two so that no row is read for them, behind all of its text.
-                fields=("tenant_slug", "status", "priority", "id", "finished_at", "timeout"),
-                name="execution_queue",
+                # The last three so that no row is read for them, behind all of its text.
+                fields=(
+                    *("tenant_slug", "status", "priority", "id"),
+                    *("run_at", "finished_at", "timeout"),
+                ),
+                name="execution_open",
                 condition=Q(finished_at=None),
             ),
             models.Index(

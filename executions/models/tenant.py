@@ -56,6 +56,7 @@ class Tenant(models.Model):
         "Open at once; the one that was unused for longest makes room for another.",
         10_000,
     )
+    max_schedules = _bound("most schedules", "Those that are paused, too.", 10_000)
     max_storage_mib = _bound("most storage", "MiB of saved files of its sessions.", 2**30)
 
     keep_code_days = models.PositiveSmallIntegerField(

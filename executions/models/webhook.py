@@ -39,8 +39,13 @@ class WebhookDelivery(models.Model):
     """That an execution has ended, to be told to the URL that its request named.
 
     The row is there from the request on. It becomes due in the transaction that ends the execution,
-    so that nothing ends untold, and stays until it is old.
+    so that nothing ends untold, and stays until it is old. That it waits for an approval is told
+    first, by the same row, which then waits for the end.
     """
+
+    class Event(models.TextChoices):
+        FINISHED = "execution.finished", "The end"
+        WAITING_FOR_APPROVAL = "execution.waiting_for_approval", "An approval is waited for"
 
     class State(models.TextChoices):
         WAITING = "waiting", "Waiting for the end"
@@ -55,6 +60,9 @@ class WebhookDelivery(models.Model):
     url = EncryptedTextField(editable=False)
     receiver = models.CharField(
         max_length=300, help_text="Scheme, host and port of the URL; the rest may be a secret."
+    )
+    event = models.CharField(
+        max_length=32, choices=Event.choices, default=Event.FINISHED, db_default=Event.FINISHED
     )
     state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
     tries = models.PositiveSmallIntegerField(default=0)
@@ -95,6 +103,11 @@ class WebhookDelivery(models.Model):
                 condition=Q(state__in=("waiting", "due"), ended_at=None)
                 | Q(state__in=("delivered", "failed"), ended_at__isnull=False),
                 name="webhook_ended_exactly_when_over",
+            ),
+            models.CheckConstraint(
+                condition=Q(event="execution.finished")
+                | Q(event="execution.waiting_for_approval", state="due"),
+                name="webhook_event_is_known",
             ),
         ]
 

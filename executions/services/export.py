@@ -21,6 +21,7 @@ from executions.text import to_json
 FACTS = (
     "id",
     "created_at",
+    "run_at",
     "finished_at",
     "tenant_slug",
     "api_key_name",

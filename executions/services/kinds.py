@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -19,6 +20,12 @@ MAX_PATH_BYTES = 4096
 
 _VARIABLE = "[A-Za-z_][A-Za-z0-9_]{0,127}"
 _UUID = re.compile("[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+# RFC 3339, with its zone.
+_HOUR_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_MOMENT = (
+    r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt ]"
+    rf"{_HOUR_MINUTE}:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR_MINUTE})"
+)
 _NO_NUL = r"^[^\u0000]*$"
 _NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
 _RELATIVE = r"(?!/|([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
@@ -67,6 +74,20 @@ def _id(value: Any) -> UUID:
     if not isinstance(value, str) or not _UUID.fullmatch(value):
         raise ValueError("Must be an id as this API gives them.")
     return UUID(value)
+
+
+def _moment(value: Any) -> datetime:
+    """In UTC."""
+    problem = "Must be a time with its zone, as RFC 3339 has it: 2030-12-01T03:00:00Z."
+    try:
+        if isinstance(value, str) and re.fullmatch(_MOMENT, value):
+            value = datetime.fromisoformat(value.upper())
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            return value.astimezone(UTC)
+    except (ValueError, OverflowError):
+        # A day that there is not, or one beyond all calendars.
+        raise ValueError(problem) from None
+    raise ValueError(problem)
 
 
 def _path(path: str) -> str:
@@ -128,6 +149,11 @@ UserName = Annotated[str, Field(max_length=32), STORABLE]
 Subject = Annotated[str, Field(max_length=255), STORABLE]
 Id = Annotated[
     UUID, BeforeValidator(_id), WithJsonSchema({"type": "string", "pattern": f"^{_UUID.pattern}$"})
+]
+Moment = Annotated[
+    datetime,
+    BeforeValidator(_moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "pattern": f"^{_MOMENT}$"}),
 ]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False), at_most("SANDBOX_MAX_TIMEOUT_SEC")]
 Environment = Annotated[

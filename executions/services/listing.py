@@ -21,7 +21,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 Cursor = Annotated[Id, Field(description="Where the previous page said to go on.")]
 
 _LARGE = ("pending", "code", "arguments", "result", "outputs", "stdout", "stderr")
-_EXACT = ("status", "language", "provider", *CLAIMS, "trace_id")
+_EXACT = ("status", "language", "provider", *CLAIMS, "trace_id", "schedule_id")
 
 
 @declared
@@ -36,6 +36,7 @@ class ExecutionFilter:
     conversation: ConversationName = ""
     on_behalf_of: OnBehalfOf = ""
     trace_id: Annotated[str, STORABLE] = ""
+    schedule_id: Annotated[Id | None, Field(alias="schedule", description="By its id.")] = None
     limit: Limit = DEFAULT_LIMIT
     cursor: Cursor | None = None
 

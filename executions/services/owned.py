@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from executions.models import Artifact, Execution, Session, Snapshot, Tenant
+from executions.models import Artifact, Execution, Schedule, Session, Snapshot, Tenant
 
 LARGE = ("pending", "code", "arguments")
 
@@ -30,3 +30,7 @@ def sessions_of(tenant: Tenant | None) -> QuerySet[Session]:
 
 def snapshots_of(tenant: Tenant) -> QuerySet[Snapshot]:
     return Snapshot.objects.filter(tenant=tenant, workspace__isnull=False)
+
+
+def schedules_of(tenant: Tenant) -> QuerySet[Schedule]:
+    return Schedule.objects.defer("request").filter(tenant=tenant)

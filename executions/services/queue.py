@@ -15,6 +15,7 @@ from uuid import UUID
 
 from django.db import connection
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import Approval, Execution
@@ -37,6 +38,8 @@ _RUNNING, _QUEUED = Execution.Status.RUNNING.value, Execution.Status.QUEUED.valu
 
 _APPROVALS, _WAITS = Approval._meta.db_table, Approval.Status.WAITING.value
 _HELD = Exists(Approval.objects.filter(execution=OuterRef("pk"), status=_WAITS))
+# By the database's clock: that of a host decides nothing where there are several.
+_DUE = Q(run_at=None) | Q(run_at__lte=Now())
 
 # From one tenant to the next in the index of open rows, whatever number of rows each has: every
 # worker asks this many times a second. A name of our own model, and two of our own constants.
@@ -57,12 +60,19 @@ SELECT tenants.slug, (
 FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
     SELECT 1 FROM {_EXECUTIONS}
     WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_QUEUED}'
+    AND (run_at IS NULL OR run_at <= {{now}})
     AND NOT EXISTS (
         SELECT 1 FROM {_APPROVALS}
         WHERE execution_id = {_EXECUTIONS}.id AND {_APPROVALS}.status = '{_WAITS}'
     )
 )
 """  # noqa: S608
+
+# As `Now()` has it.
+_NOW = {
+    "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')",
+    "postgresql": "STATEMENT_TIMESTAMP()",
+}
 
 # When this process last served each tenant. Another process has turns of its own: of P of them a
 # tenant who runs the fewest waits for at most P executions of each other one, never for a backlog.
@@ -74,9 +84,10 @@ _told = ""
 def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> Execution | None:
     """The execution whose turn it is, now running and the caller's to run; None when there is none.
 
-    Left in the queue are those of tenants that run as many as they may, or whom `may_serve` passes
-    over, and all of them while the disk is nearly full. A tenant of whom another process is just
-    claiming or recording one comes after those of whom none does.
+    Left in the queue are those that were asked for at a later time, those of tenants that run as
+    many as they may, or whom `may_serve` passes over, and all of them while the disk is nearly
+    full. A tenant of whom another process is just claiming or recording one comes after those of
+    whom none does.
     """
     in_turn = [slug for slug in _in_turn() if may_serve(slug)]
     if not in_turn or _is_held_up():
@@ -104,7 +115,9 @@ def claim(execution_id: UUID | str) -> Execution | None:
 
     Several workers may want the same one. The conditional update lets one of them win.
     """
-    waiting = Execution.objects.filter(~_HELD, pk=execution_id, status=Execution.Status.QUEUED)
+    waiting = Execution.objects.filter(
+        ~_HELD, _DUE, pk=execution_id, status=Execution.Status.QUEUED
+    )
     try:
         execution = waiting.first()
     except DecryptionError:
@@ -183,7 +196,7 @@ def _served(execution: Execution) -> Execution:
 def _in_turn() -> list[str]:
     """The tenants with something in the queue, whose turn is next first."""
     with connection.cursor() as cursor:
-        cursor.execute(_WAITING)
+        cursor.execute(_WAITING.format(now=_NOW[connection.vendor]), [])
         running: dict[str, int] = dict(cursor.fetchall())
     for known in _turns.keys() - running.keys():
         # Whoever comes back to the queue has not been served in it.
@@ -208,7 +221,7 @@ def _claim_first(tenant_slug: str) -> Execution | None:
     if not may_claim(tenant_slug):
         return None
     waiting = Execution.objects.filter(
-        ~_HELD, finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.QUEUED
+        ~_HELD, _DUE, finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.QUEUED
     )
     first = waiting.order_by("priority", "pk").values_list("pk", flat=True).first()
     return claim(first) if first else None

@@ -29,6 +29,7 @@ class Quota(StrEnum):
     SECONDS = "seconds_per_day"
     STORED_BYTES = "stored_bytes_per_day"
     SESSIONS = "sessions"
+    SCHEDULES = "schedules"
     STORAGE_BYTES = "tenant_storage_bytes"
     STORAGE_FILES = "tenant_storage_files"
     BUDGET_OF_DAY = "budget_per_day"
@@ -58,6 +59,7 @@ _PLACES: Mapping[Quota, _Place] = {
     Quota.SECONDS: _Place("max_seconds_per_day", "SANDBOX_MAX_SECONDS_PER_DAY"),
     Quota.STORED_BYTES: _Place("max_stored_mib", "SANDBOX_MAX_STORED_MIB", MIB, MIB),
     Quota.SESSIONS: _Place("max_sessions", "SESSIONS_PER_TENANT"),
+    Quota.SCHEDULES: _Place("max_schedules", "SANDBOX_MAX_SCHEDULES"),
     Quota.STORAGE_BYTES: _Place("max_storage_mib", "TENANT_STORAGE_BYTES", MIB),
 }
 COLUMNS = tuple(place.column for place in _PLACES.values())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
@@ -27,6 +28,7 @@ from executions.services.away import DatabaseAway, problem_of
 from executions.services.claims import CLAIMS, trace_id_of
 from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.execution_log import log_execution
+from executions.services.later import refuse_run_at
 from executions.services.ledger import append_execution
 from executions.services.ledger.sealing import execution_content
 from executions.services.ongoing import refuse_when_stopping
@@ -72,6 +74,7 @@ class Caller:
     request_id: str = ""
     client_address: str = ""
     replay_of: Execution | None = None
+    schedule_id: UUID | None = None
 
     @classmethod
     def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
@@ -110,9 +113,15 @@ def open_record(
             return _insert(request, caller, beside), True
         except DatabaseAway:
             raise
-        except (IntegrityError, RateLimited, ProviderUnavailable, Conflict) as problem:
+        except (
+            IntegrityError,
+            RateLimited,
+            ProviderUnavailable,
+            Conflict,
+            InvalidConfiguration,
+        ) as problem:
             # What a known key stands for is told, whatever there is room for, and also once its
-            # session has ended.
+            # session has ended, or its time has come.
             recorded = _recorded(caller.tenant, request)
             if recorded is not None:
                 return recorded, False
@@ -138,6 +147,8 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
         refuse_beyond_bounds(caller.tenant, wanted)
     if request.webhook is not None:
         outbox.refuse_unsigned(caller.tenant)
+    if request.run_at is not None:
+        refuse_run_at(request.run_at, caller.api_key)
     execution = _unsaved(request, caller, status)
     try:
         if queued:
@@ -164,10 +175,10 @@ def _save_within_bounds(
             if execution.session_id is not None:
                 turns.take(execution)
             statements.insert(execution)
-            if beside is not None:
-                beside(execution)
             if webhook is not None:
                 outbox.expect_end(execution, tenant, webhook)
+            if beside is not None:
+                beside(execution)
             if wanted.payload_bytes:
                 statistics.count_stored(tenant.slug, wanted.payload_bytes)
             is_committing = True
@@ -214,6 +225,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         arguments=request.arguments_json,
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
+        schedule_id=caller.schedule_id,
         meta=_policy(caller),
         timeout=request.longest,
         session_id=request.session,
@@ -223,6 +235,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         # What runs in the background outlives whoever has started it.
         process_id=None if queued or request.background else leases.mine(),
         created_at=now,
+        run_at=request.run_at,
         started_at=None if queued else now,
         deadline=_deadline(request, queued, now),
     )
@@ -238,7 +251,9 @@ def _policy(caller: Caller) -> dict[str, Any]:
 def _deadline(request: ExecutionRequest, queued: bool, now: datetime) -> datetime:
     if request.background:
         return now + BACKGROUND_ALLOWANCE
-    return now + QUEUE_ALLOWANCE if queued else deadline_after(request.longest)
+    if queued:
+        return max(now, request.run_at or now) + QUEUE_ALLOWANCE
+    return deadline_after(request.longest)
 
 
 def file_facts(file: InputFile) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from executions.services.kinds import (
     Environment,
     Id,
     LanguageName,
+    Moment,
     Subject,
     Timeout,
 )
@@ -162,6 +163,10 @@ class ExecutionRequest:
     webhook: Annotated[
         Webhook | None, Field(description="Told when it has ended; only with mode async.")
     ] = None
+    run_at: Annotated[
+        Moment | None,
+        Field(description="Not before this time, which is to come; only with mode async."),
+    ] = None
     arguments_json: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -176,6 +181,10 @@ class ExecutionRequest:
             refuse("priority", "In a session code runs in the order in which it came.")
         if self.webhook is not None and self.mode != "async":
             refuse("webhook", "Only what runs with mode async has one: others are waited for.")
+        if self.run_at is not None and self.mode != "async":
+            refuse("run_at", "Only what runs with mode async has one: others are waited for.")
+        if self.run_at is not None and self.session is not None:
+            refuse("run_at", "In a session code runs in the order in which it came.")
         _check_files(self.files)
         object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
 
@@ -225,6 +234,8 @@ class ExecutionRequest:
             parts += [file.path, hashlib.sha256(file.content).hexdigest()]
         if self.session is not None:
             parts += [str(self.session), self.context, to_json(dict(self.env))]
+        if self.run_at is not None:
+            parts.append(f"run_at {self.run_at.isoformat()}")
         return parts
 
     def to_stored(self) -> dict[str, Any]:
@@ -241,6 +252,7 @@ class ExecutionRequest:
             ],
             "mode": self.mode,
             "subject": self.subject,
+            **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),
             **self._place(),
         }
 
@@ -268,16 +280,10 @@ _ONLY_ASYNC = {
         {
             "properties": {
                 "webhook": {"type": "null"},
+                "run_at": {"type": "null"},
                 "priority": {"pattern": "^normal$"},
             }
         },
-    ]
-}
-
-_NO_SESSION_OR_PRIORITY = {
-    "anyOf": [
-        {"properties": {"session": {"type": "null"}}},
-        {"properties": {"priority": {"pattern": "^normal$"}}},
     ]
 }
 
@@ -288,10 +294,23 @@ RUN = Body(
     only={"entrypoint": API_ENTRYPOINTS},
     says={
         "anyOf": [
-            {"required": ["session"], "properties": {"session": {"type": "string"}}},
-            {"properties": {"context": {"maxLength": 0}, "env": {"maxProperties": 0}}},
+            {
+                "required": ["session"],
+                "properties": {
+                    "session": {"type": "string"},
+                    "priority": {"pattern": "^normal$"},
+                    "run_at": {"type": "null"},
+                },
+            },
+            {
+                "properties": {
+                    "session": {"type": "null"},
+                    "context": {"maxLength": 0},
+                    "env": {"maxProperties": 0},
+                }
+            },
         ],
-        "allOf": [_ONLY_ASYNC, _NO_SESSION_OR_PRIORITY],
+        "allOf": [_ONLY_ASYNC],
     },
 )
 CELL = Body(
@@ -299,7 +318,7 @@ CELL = Body(
     "Cell",
     ours=(
         *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
-        *("traceparent", "priority"),
+        *("traceparent", "priority", "run_at"),
     ),
     says={"allOf": [_ONLY_ASYNC]},
 )

@@ -8,7 +8,7 @@ in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -26,6 +26,7 @@ from executions.services.policies.approvals import ask_for
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
 from executions.services.record import (
+    Beside,
     Caller,
     Outcome,
     open_record,
@@ -60,6 +61,7 @@ def running(
     step: Step | None = None,
     log: EventLog | None = None,
     waits: bool = False,
+    beside: Beside | None = None,
 ) -> Waits[Outcome]:
     """Record, run or queue, and complete the record.
 
@@ -70,7 +72,8 @@ def running(
     entry, and what `open_record` does; then nothing was recorded. Whatever happens after that is
     in the outcome. `log` is told what comes of the run while it runs; it does not begin where
     nothing is run now. With `waits` the caller takes a queued one for an answer, where somebody has
-    to approve it first.
+    to approve it first. `beside` writes in the transaction that records it, and what it raises is
+    raised.
     """
     began = perf_counter()
     steps: Sequence[Step]
@@ -84,11 +87,11 @@ def running(
     if step is None and request.session is None:
         refuse_unsupported(request.language, steps)
     refuse_if_altered()
-    request, beside = yield from _to_be_approved(
+    request, ask = yield from _to_be_approved(
         request, caller, waits and route is None and step is None
     )
     try:
-        execution, is_new = open_record(request, caller, beside)
+        execution, is_new = open_record(request, caller, _both(beside, ask))
     except DatabaseAway as away:
         journal.keep_unrun(away)
         raise
@@ -102,7 +105,7 @@ def running(
 
 def _to_be_approved(
     request: ExecutionRequest, caller: Caller, may_wait: bool
-) -> Waits[tuple[ExecutionRequest, Callable[[Execution], None] | None]]:
+) -> Waits[tuple[ExecutionRequest, Beside | None]]:
     """The request as it is recorded, and what else is where somebody has to approve it first."""
     if not (may_wait or request.mode == Execution.Mode.ASYNC) or caller.replay_of is not None:
         return request, None
@@ -117,6 +120,17 @@ def _to_be_approved(
         return request, None
     queued = replace(request, mode=Execution.Mode.ASYNC)
     return queued, lambda execution: ask_for(execution, queued, found)
+
+
+def _both(first: Beside | None, second: Beside | None) -> Beside | None:
+    if first is None or second is None:
+        return first or second
+
+    def write(execution: Execution) -> None:
+        first(execution)
+        second(execution)
+
+    return write
 
 
 def carry_out(

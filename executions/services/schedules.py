@@ -20,6 +20,7 @@ EVERY_MINUTES = {
     "executions.tasks.forget_events": 1,
     "executions.tasks.tend_sessions": 1,
     "executions.tasks.tend_webhooks": 1,
+    "executions.tasks.begin_schedules": 1,
     "executions.tasks.index_new_code": 1,
     "executions.tasks.watch_alerts": 1,
     "executions.tasks.export_ledger": 1,

@@ -25,6 +25,7 @@ def execution_summary(execution: Execution) -> dict[str, Any]:
         "error": error_of(execution),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
+        **plan_of(execution),
     }
 
 
@@ -44,6 +45,15 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     if not execution.error_code:
         return None
     return {"code": execution.error_code, "message": execution.error_message}
+
+
+def plan_of(execution: Execution) -> dict[str, str | None]:
+    """The time that it was asked for at, null for as soon as possible, and the schedule that has
+    begun it."""
+    return {
+        "run_at": execution.run_at.isoformat() if execution.run_at else None,
+        "schedule": str(execution.schedule_id) if execution.schedule_id else None,
+    }
 
 
 def timings_of(execution: Execution) -> dict[str, float | None]:

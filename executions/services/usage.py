@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 
-from executions.models import StoredTotal, Tenant
+from executions.models import Schedule, StoredTotal, Tenant
 from executions.services.admission import held_by, tomorrow
 from executions.services.quotas import Quota, bound
 from executions.services.request_rate import used
@@ -36,6 +36,7 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
         Quota.SECONDS: (round(held.seconds + held.reserved, 3), day),
         Quota.STORED_BYTES: (held.stored, day),
         Quota.SESSIONS: (awake_of(tenant), None),
+        Quota.SCHEDULES: (Schedule.objects.filter(tenant=tenant).count(), None),
     }
     found = {
         quota: Use(bound(tenant, quota), number, resets_at)

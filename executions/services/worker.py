@@ -26,6 +26,7 @@ from executions.models import Execution, Process
 from executions.services import journal, leases, ongoing, payloads
 from executions.services.away import nothing_ran, problem_of
 from executions.services.key_bounds import require_known_key
+from executions.services.later import refuse_begin
 from executions.services.live import EventLog
 from executions.services.queue import claim_next
 from executions.services.record import Outcome
@@ -77,6 +78,7 @@ def run_claimed(execution: Execution, *, route: Route | None = None) -> Outcome:
             raise ProviderUnavailable("The tenant was removed or made inactive meanwhile.")
         require_known_key(execution)
         request = ExecutionRequest.from_stored(payloads.read(execution))
+        refuse_begin(execution, request)
         steps = steps_of(request, execution.tenant_slug, route)
     except SandboxError as error:
         # The limits may have been lowered since it was queued.
@@ -223,5 +225,5 @@ def _goes_on() -> bool:
 
 
 def _waited_ms(execution: Execution) -> float:
-    waited = timezone.now() - execution.created_at
+    waited = timezone.now() - (execution.run_at or execution.created_at)
     return max(0.0, round(waited.total_seconds() * 1000, 3))

@@ -91,6 +91,8 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     LegalHold.objects.create(tenant_slug="wonderland", execution_id=answer["id"], reason="a matter")
     for caller in (alice, charlie):
         create_secret(caller.tenant)
+        body = {"name": "often", "cron": "* * * * *", "request": {"code": "1"}}
+        assert caller.client.post("/api/v1/schedules", body).status_code == 201
         Session.objects.create(
             tenant=caller.tenant, tenant_slug=caller.tenant.slug, language="python"
         )

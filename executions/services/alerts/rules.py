@@ -16,6 +16,7 @@ from django.db.models import Count, Sum
 
 from executions.models import (
     Alert,
+    Approval,
     AuditExport,
     Execution,
     ExecutionCount,
@@ -191,6 +192,19 @@ def _bounds(now: datetime, most: float) -> Iterator[Found]:
         yield Found("tenants", near[0][0], f"Near the bound of executions: {named}{rest}.")
 
 
+def _approvals(now: datetime, _: float) -> Iterator[Found]:
+    """One alert for all tenants: how often they are asked about is their own doing."""
+    waiting = Approval.objects.filter(
+        status=Approval.Status.WAITING, execution__finished_at=None
+    ).order_by()
+    counted = sorted(waiting.values_list("tenant_slug").annotate(n=Count("pk")))
+    if counted:
+        number = sum(n for _, n in counted)
+        named = ", ".join(f"{slug} ({n})" for slug, n in counted[:_NAMED])
+        rest = f" and {len(counted) - _NAMED} more" if len(counted) > _NAMED else ""
+        yield Found("approvals", number, f"Executions wait for an approval: {named}{rest}.")
+
+
 def _throttled(now: datetime, most: float) -> Iterator[Found]:
     rows = ExecutionCount.objects.filter(hour__gte=_since(now)).exclude(provider="").order_by()
     number: dict[str, int] = defaultdict(int)
@@ -250,6 +264,7 @@ RULES = (
     Rule("budget_nearly_used_up", WARNING, "", _spending(SpendingAlert.Kind.WARNING)),
     Rule("cost_spike", WARNING, "", _spending(SpendingAlert.Kind.SPIKE)),
     Rule("rate_limit_near", WARNING, "rate_percent", _bounds),
+    Rule("approval_waits", WARNING, "", _approvals),
     Rule("provider_throttles", WARNING, "error_percent", _throttled),
     Rule("memory_high", WARNING, "memory_percent", _memory),
     Rule("disk_high", WARNING, "disk_percent", _disk),

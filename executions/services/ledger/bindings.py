@@ -90,6 +90,9 @@ BINDINGS: Mapping[str, Binding] = {
     "executions.webhooksecret": Binding(
         "webhook_secret", shown=("tenant_id", "created_at", "retired_at")
     ),
+    "executions.schedule": Binding(
+        "schedule", shown=("tenant_id", "api_key_prefix", "cron", "timezone", "paused_because")
+    ),
     "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
     "executions.policy": Binding("policy", shown=("tenant_slug", "draft", "analysis")),
@@ -125,7 +128,11 @@ _SAVED = "What sandboxes say of their files, and where their bytes are; these ar
 
 # What pages show and the ledger does not bind: by model, by column ("*" is all), with the reason.
 NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
-    "executions.execution": {"pending": _OPEN, "process_id": _OPEN},
+    "executions.execution": {
+        "pending": _OPEN,
+        "process_id": _OPEN,
+        "observed": "What lists are filtered by; `meta`, which says it, is bound.",
+    },
     "executions.process": {"*": _NOW},
     "executions.session": {
         **dict.fromkeys(
@@ -140,6 +147,10 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
             _NOW,
         ),
         "released_at": "Written when its sandbox is gone, which its end is not.",
+    },
+    "executions.schedule": {
+        "api_key_id": "Null once it is deleted; its prefix is bound.",
+        **dict.fromkeys(("next_at", "last_at", "last_problem"), "Written each time it is due."),
     },
     "executions.snapshot": {
         "tenant_id": "Null once it is deleted; its slug is bound.",

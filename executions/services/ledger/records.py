@@ -16,7 +16,7 @@ from executions.ids import time_of
 from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
 from executions.services.ledger.canonical import moment, text_hash
 from executions.services.ledger.held import Holds, authentic, note_hold, of_holds
-from executions.services.ledger.schemas import ASKED, schema_of
+from executions.services.ledger.schemas import ASKED, LATER, schema_of
 from executions.services.ledger.sealing import (
     artifact_content,
     body_hashes,
@@ -118,7 +118,8 @@ def compare(
     if record_hash(execution, schema, artifacts) != stated["record_hash"]:
         return "a value was changed"
     # What it was sealed without was not there.
-    if any(getattr(execution, name) for name in ASKED if name not in schema.record):
+    since = (*ASKED, *LATER)
+    if any(getattr(execution, name) for name in since if name not in schema.record):
         return "a value was changed"
     if "details_hash" in stated and details_hash(execution) != stated["details_hash"]:
         return "a value was changed"

@@ -28,6 +28,8 @@ _IN_SESSION = ("session_id", "turn", "context", "context_kept", "pid", "backgrou
 _RECORD_3 = (*_RECORD_2, *_IN_SESSION, "output_order")
 # Who asked, by the caller's word; for whom is a body, of which there is a hash.
 ASKED = ("agent", "model", "conversation", "traceparent", "trace_id")
+# When it was to run, and by which schedule.
+LATER = ("run_at", "schedule_id")
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,14 @@ SCHEMAS: Mapping[int, Schema] = {
         with_artifacts=True,
         canonical=canonical,
     ),
+    5: Schema(
+        record=(*_RECORD_3, *ASKED, "priority", *LATER),
+        stated=(*_STATED_3, "agent", "model", "conversation", "traceparent", "run_at"),
+        with_artifacts=True,
+        canonical=canonical,
+    ),
 }
-CURRENT = 4
+CURRENT = 5
 
 
 def schema_of(stated: Mapping[str, Any]) -> Schema | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import CharField, Count, Max, Min, Sum
-from django.db.models.functions import Cast
+from django.db.models import CharField, Count, Max, Min, Q, Sum
+from django.db.models.functions import Cast, Now
 from django.utils import timezone
 
 from executions.models import (
@@ -121,24 +121,31 @@ def _of_open(with_tenants: bool) -> Iterator[Family]:
         Execution.objects.filter(finished_at=None)
         .order_by()
         .values_list("tenant_slug", "status")
-        # The id begins with the time; the rows themselves lie behind all of their text.
-        .annotate(number=Count("pk"), oldest=Min(Cast("id", CharField())))
+        .annotate(
+            number=Count("pk"),
+            # Those whose time has not come wait for no worker yet.
+            due=Count("pk", filter=Q(run_at=None) | Q(run_at__lte=Now())),
+            # The id begins with the time; the rows themselves lie behind all of their text.
+            oldest=Min(Cast("id", CharField()), filter=Q(run_at=None)),
+            oldest_later=Min("run_at", filter=Q(run_at__lte=Now())),
+        )
     )
     numbers: dict[str, int] = {"queued": 0, "running": 0}
     of_tenants: dict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "running": 0})
-    oldest = ""
-    for slug, status, number, first in rows:
+    waiting, oldest = 0, 0.0
+    for slug, status, number, due, first, first_later in rows:
         numbers[status] += number
         of_tenants[slug][status] += number
-        if status == Execution.Status.QUEUED and (not oldest or first < oldest):
-            oldest = first
+        if status == Execution.Status.QUEUED:
+            waiting += due
+            oldest = max(oldest, _age(first), _age(first_later))
     opened = Family("cofferdam_executions_open", "gauge", "Executions that have not ended.")
     for status, number in numbers.items():
         opened.add(number, status=status)
     depth = Family("cofferdam_queue_depth", "gauge", "Executions that wait for a worker.")
-    depth.add(numbers["queued"])
+    depth.add(waiting)
     age = Family("cofferdam_queue_oldest_seconds", "gauge", "How long the oldest of them waits.")
-    age.add(_age(oldest))
+    age.add(oldest)
     sessions = Family("cofferdam_sessions", "gauge", "Sessions that have not ended.")
     living = Session.objects.filter(closed_at=None).order_by().values_list("provider", "state")
     for provider, state, number in living.annotate(number=Count("pk")):
@@ -165,12 +172,15 @@ def _of_open_by_tenant(of_tenants: dict[str, dict[str, int]]) -> Family:
     return family
 
 
-def _age(oldest: str) -> float:
-    """Seconds since the time that an id begins with; 0 for none."""
-    if not oldest:
+def _age(since: str | datetime | None) -> float:
+    """Seconds since a time, or the one that an id begins with; 0 for none."""
+    if not since:
         return 0.0
-    milliseconds = int(oldest.replace("-", "")[:12], 16)
-    return max(0.0, timezone.now().timestamp() - milliseconds / 1000)
+    if isinstance(since, str):
+        at = int(since.replace("-", "")[:12], 16) / 1000
+    else:
+        at = since.timestamp()
+    return max(0.0, timezone.now().timestamp() - at)
 
 
 def _of_providers(health: list[dict[str, Any]]) -> Iterator[Family]:

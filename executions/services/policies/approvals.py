@@ -11,6 +11,8 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import Value
+from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from executions.models import Approval, Execution, LedgerEntry
@@ -21,6 +23,7 @@ from executions.services.ledger.formats import parse
 from executions.services.ledger.verification import verify_entry
 from executions.services.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.services.requests import ExecutionRequest
+from executions.services.webhooks import outbox
 from providers.errors import BLOCKED, InvalidConfiguration
 
 DECIDE = "executions.decide_approval"
@@ -36,7 +39,7 @@ class AlreadyDecided(InvalidConfiguration):
 
 
 def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]) -> None:
-    """Have a queued execution wait, in the transaction that inserts it."""
+    """Have a queued execution wait, and its webhook told so, in the transaction that inserts it."""
     Approval.objects.create(
         execution=execution,
         tenant_slug=execution.tenant_slug,
@@ -44,8 +47,10 @@ def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]
         request_hash=request.run_hash(),
         findings=findings,
     )
-    execution.deadline = execution.created_at + WAITS
+    # It may be approved for as long as it could be taken, and for a day at least.
+    execution.deadline = max(execution.deadline, execution.created_at + WAITS)
     Execution.objects.filter(pk=execution.pk).update(deadline=execution.deadline)
+    outbox.tell_waiting(execution.pk)
 
 
 def approved(execution: Execution, request: ExecutionRequest) -> dict[str, str] | None:
@@ -112,7 +117,8 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
             pk=approval.execution_id, status=Execution.Status.QUEUED, finished_at=None
         )
         if approve:
-            is_open = bool(queued.update(deadline=now + QUEUE_ALLOWANCE))
+            begins = Greatest(Coalesce("run_at", Value(now)), Value(now))
+            is_open = bool(queued.update(deadline=begins + QUEUE_ALLOWANCE))
         else:
             # Nobody could read what is rejected, whose key may be lost.
             is_open = _end(queued.defer("pending").first(), by)

@@ -77,17 +77,25 @@ def message_of(delivery: WebhookDelivery) -> Message:
     body = json.dumps(payload_of(delivery), ensure_ascii=False, separators=(",", ":")).encode(
         errors="replace"
     )
-    headers = signed_headers(secrets, f"msg_{delivery.pk.hex}", int(time.time()), body)
+    # A receiver takes two messages of one id for one.
+    is_end = delivery.event == WebhookDelivery.Event.FINISHED
+    message_id = f"msg_{delivery.pk.hex}" if is_end else f"msg_{delivery.pk.hex}_approval"
+    headers = signed_headers(secrets, message_id, int(time.time()), body)
     return Message(url, {**headers, "Content-Type": "application/json"}, body)
 
 
 def payload_of(delivery: WebhookDelivery) -> dict[str, object]:
-    """The execution as lists have it, with its receipt: neither code nor output leaves by it."""
+    """The execution as lists have it, with its receipt: neither code nor output leaves by it, and
+    nothing of what a policy has found in the code.
+    """
     execution = Execution.objects.defer(*LARGE).get(pk=delivery.execution_id)
-    finished_at = execution.finished_at or timezone.now()
+    if delivery.event == WebhookDelivery.Event.WAITING_FOR_APPROVAL:
+        at = execution.created_at
+    else:
+        at = execution.finished_at or timezone.now()
     return {
-        "type": "execution.finished",
-        "timestamp": finished_at.isoformat(),
+        "type": delivery.event,
+        "timestamp": at.isoformat(),
         "data": {**execution_summary(execution), "receipt": receipt_of(execution)},
     }
 

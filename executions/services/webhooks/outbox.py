@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from executions.models import Execution, Tenant, WebhookDelivery
@@ -22,6 +22,7 @@ from executions.services.webhooks.receivers import Webhook, origin_of, read_rece
 from executions.services.webhooks.secrets import in_force
 
 State = WebhookDelivery.State
+Event = WebhookDelivery.Event
 
 # Longer than a try takes, whatever its receiver does.
 CLAIM = timedelta(seconds=60)
@@ -76,11 +77,25 @@ def expect_end(execution: Execution, tenant: Tenant, webhook: Webhook) -> None:
     )
 
 
-def come_due(execution_id: UUID) -> None:
-    """Have the end of this execution told, in the transaction that ends it."""
+def tell_waiting(execution_id: UUID) -> None:
+    """Have told that it waits for an approval, in the transaction that inserts it."""
     now = timezone.now()
     WebhookDelivery.objects.filter(execution=execution_id, state=State.WAITING).update(
-        state=State.DUE, next_try_at=now, give_up_at=now + GIVE_UP
+        event=Event.WAITING_FOR_APPROVAL,
+        state=State.DUE,
+        next_try_at=now,
+        give_up_at=now + GIVE_UP,
+    )
+
+
+def come_due(execution_id: UUID) -> None:
+    """Have the end of this execution told, in the transaction that ends it. That it waited for an
+    approval is then no news any more, told or not.
+    """
+    now = timezone.now()
+    untold = Q(state=State.WAITING) | Q(event=Event.WAITING_FOR_APPROVAL)
+    WebhookDelivery.objects.filter(untold, execution=execution_id).update(
+        event=Event.FINISHED, state=State.DUE, tries=0, next_try_at=now, give_up_at=now + GIVE_UP
     )
 
 
@@ -137,6 +152,10 @@ def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = ""
             values |= {"state": State.FAILED, "next_try_at": None, "ended_at": now}
         else:
             values["next_try_at"] = following
+    if delivery.event == Event.WAITING_FOR_APPROVAL and values["next_try_at"] is None:
+        # Told or given up: the end is to be told all the same.
+        values |= {"event": Event.FINISHED, "state": State.WAITING, "tries": 0}
+        values |= {"give_up_at": None, "ended_at": None}
     # Whoever claims it later, or sends it again, sets another time.
     WebhookDelivery.objects.filter(
         pk=delivery.pk, state=State.DUE, next_try_at=delivery.next_try_at

@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0037_queue_index'),
+        ('executions', '0039_later_indexes'),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ class Migration(migrations.Migration):
     atomic = False
 
     dependencies = [
-        ('executions', '0039_observed'),
+        ('executions', '0040_observed'),
     ]
 
     operations = [

@@ -1,0 +1,53 @@
+"""Runs at a later time: what is accepted, and what is asked again when they begin.
+
+They wait in the queue, whose claim leaves them there until their time (`services.queue`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from executions.models import ApiKey, Execution
+from executions.services.declared import refuse
+from executions.services.requests import ExecutionRequest
+from executions.services.spending import refuse_over_budget
+from providers.errors import ProviderUnavailable
+
+
+def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
+    """Raise InvalidConfiguration for a time that has passed, is too far ahead, or at which the key
+    is not valid any more.
+    """
+    now = timezone.now()
+    if run_at <= now:
+        refuse("run_at", "Must be in the future. Leave it out to have it run now.")
+    days = settings.SANDBOX_MAX_RUN_AHEAD_DAYS
+    if run_at > now + timedelta(days=days):
+        refuse("run_at", f"Must be at most {days} days ahead (SANDBOX_MAX_RUN_AHEAD_DAYS).")
+    if api_key is not None and not api_key.is_valid(run_at):
+        refuse("run_at", "The key will have expired by then. Use one that is valid for longer.")
+
+
+def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
+    """Raise what keeps a claimed execution from beginning; nothing for one that had no time.
+
+    What may have changed in so many days is asked again: ProviderUnavailable where its key is not
+    valid any more, RateLimited where a budget is used up. The request is encrypted and the row is
+    not: whoever changes the time there alone has it run neither sooner nor later.
+    """
+    if execution.run_at != request.run_at:
+        raise ProviderUnavailable(
+            "The time that it was to run at is not the one that was asked for; it was not run. "
+            "Send it again."
+        )
+    if request.run_at is None:
+        return
+    key = execution.api_key
+    if key is not None and not key.is_valid(timezone.now()):
+        raise ProviderUnavailable(
+            "The key that it was asked for with was revoked or has expired meanwhile."
+        )
+    refuse_over_budget(execution.tenant_slug)

@@ -1,0 +1,132 @@
+"""Beginning what is due: one asynchronous execution for each time, however many workers look.
+
+A time is taken by an UPDATE in the transaction that inserts its execution, and whose count decides.
+Of the times that were missed while nobody looked one is made up for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from datetime import datetime
+from itertools import chain, zip_longest
+from uuid import UUID
+
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from executions.models import Execution, Schedule, Scope
+from executions.services.key_bounds import BeyondKey
+from executions.services.record import Caller
+from executions.services.recurring.body import read_scheduled
+from executions.services.recurring.changing import pause
+from executions.services.recurring.cron import next_time
+from executions.services.run import running
+from executions.services.waiting import wait_for
+from providers.errors import InvalidConfiguration, RateLimited, SandboxError
+from providers.fields import DecryptionError
+
+logger = logging.getLogger(__name__)
+
+# Of one look. What is left is due in the next, in a minute.
+AT_ONCE = 500
+
+
+class _TakenByAnother(Exception):
+    """Another worker has begun it, or it was changed meanwhile: nothing is to be inserted."""
+
+
+def begin_due() -> int:
+    """Begin what is due, the tenants by turns. How many executions were made.
+
+    The time is the database's, so that the clock of a host decides nothing.
+    """
+    due = Schedule.objects.filter(next_at__lte=Now()).order_by("next_at")
+    of_tenants: dict[int, list[UUID]] = defaultdict(list)
+    for pk, tenant in due.values_list("pk", "tenant_id")[:AT_ONCE]:
+        of_tenants[tenant].append(pk)
+    by_turns = chain.from_iterable(zip_longest(*of_tenants.values()))
+    return sum(_begin_alone(pk) for pk in by_turns if pk is not None)
+
+
+def _begin_alone(schedule_id: UUID) -> bool:
+    """Whatever is wrong with one keeps none of the others."""
+    try:
+        return _begin(schedule_id)
+    except Exception:
+        logger.exception("schedule %s could not be looked at", schedule_id)
+        return False
+
+
+def _begin(schedule_id: UUID) -> bool:
+    found = Schedule.objects.defer("request").select_related("tenant", "api_key__tenant")
+    schedule = found.filter(pk=schedule_id, next_at__lte=Now()).first()
+    if schedule is None or schedule.next_at is None:
+        return False
+    # Monotonic, whatever the clock does: no time that was taken is due again.
+    following = next_time(schedule.cron, schedule.timezone, max(timezone.now(), schedule.next_at))
+    try:
+        if because := _kept_from_it(schedule):
+            pause(schedule, because)
+            return False
+        if following is None:
+            pause(schedule, "It has no further time.")
+            return False
+        return _run(schedule, following)
+    except _TakenByAnother:
+        return False
+    except (RateLimited, InvalidConfiguration, BeyondKey) as error:
+        _leave_out(schedule, following, error.message)
+    except SandboxError as error:
+        # Nothing of the tenant's is at fault: it stays due.
+        logger.warning("schedule %s could not begin: %s", schedule.pk, error.message)
+    except DecryptionError:
+        # Nor can its row be entered in the ledger, as a pause would be.
+        _leave_out(schedule, following, "Its request cannot be decrypted. Send it again.")
+    except Exception:
+        logger.exception("schedule %s failed inside the service", schedule.pk)
+        _leave_out(schedule, following, "It failed inside the service. The log has the details.")
+    return False
+
+
+def _kept_from_it(schedule: Schedule) -> str:
+    """Why it must begin nothing any more; "" where nothing keeps it."""
+    key = schedule.api_key
+    if not schedule.tenant.is_active:
+        return "Its tenant is inactive."
+    if key is None:
+        return "Its key was removed."
+    if (key.tenant_id, key.prefix) != (schedule.tenant_id, schedule.api_key_prefix):
+        return "Its key is not the one that has made it."
+    if not key.is_valid(timezone.now()):
+        return "Its key was revoked." if key.revoked_at else "Its key has expired."
+    return "" if key.has_scope(Scope.EXECUTE) else "Its key may not run code any more."
+
+
+def _run(schedule: Schedule, following: datetime) -> bool:
+    request = read_scheduled(schedule.request)
+
+    def take(execution: Execution) -> None:
+        if not _at_its_time(schedule).update(
+            next_at=following, last_at=execution.created_at, last_problem=""
+        ):
+            raise _TakenByAnother
+
+    caller = Caller(
+        schedule.tenant,
+        schedule.api_key,
+        request_id=f"schedule:{schedule.pk}",
+        schedule_id=schedule.pk,
+    )
+    wait_for(running(request, caller, beside=take))
+    return True
+
+
+def _leave_out(schedule: Schedule, following: datetime | None, problem: str) -> None:
+    if following is not None:
+        _at_its_time(schedule).update(next_at=following, last_problem=problem[:300])
+
+
+def _at_its_time(schedule: Schedule) -> QuerySet[Schedule]:
+    return Schedule.objects.filter(pk=schedule.pk, next_at=schedule.next_at)

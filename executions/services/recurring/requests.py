@@ -1,0 +1,77 @@
+"""What a tenant asks of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from executions.services.declared import Rule, declared
+from executions.services.kinds import STORABLE
+from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.services.recurring import body
+from executions.services.recurring.cron import MOST_CHARACTERS, check_cron, check_zone
+from executions.services.shapes import Body, Query
+
+Name = Annotated[str, Field(min_length=1, max_length=100), STORABLE]
+Cron = Annotated[
+    str,
+    Field(
+        max_length=MOST_CHARACTERS,
+        description="Minute, hour, day, month, day of the week by its name: `30 6 * * mon-fri`.",
+    ),
+    Rule(check_cron, {"format": "cron"}),
+]
+Zone = Annotated[
+    str,
+    Field(max_length=64, description="`UTC`, `Europe/Berlin`."),
+    Rule(check_zone, {"format": "time-zone"}),
+]
+Scheduled = Annotated[
+    Mapping[str, Any],
+    Rule(lambda sent: sent, body.SCHEDULED.schema),
+    Field(description="What is run each time: the body of `POST /api/v1/executions`."),
+]
+
+
+@declared
+class ScheduleRequest:
+    """Have a request run at the times of a cron expression."""
+
+    name: Name
+    cron: Cron
+    request: Scheduled
+    timezone: Zone = "UTC"
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        body.read_scheduled(self.request)
+
+
+@declared
+class ScheduleChange:
+    """What is to be otherwise; what is left out stays."""
+
+    name: Name | None = None
+    cron: Cron | None = None
+    request: Scheduled | None = None
+    timezone: Zone | None = None
+    paused: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.request is not None:
+            body.read_scheduled(self.request)
+
+
+@declared
+class ScheduleFilter:
+    """Where to go on."""
+
+    limit: Limit = DEFAULT_LIMIT
+    cursor: Cursor | None = None
+
+
+CREATE = Body(ScheduleRequest, "ScheduleRequest")
+CHANGE = Body(ScheduleChange, "ScheduleChange")
+LIST = Query(ScheduleFilter, empty_is_none=True)
