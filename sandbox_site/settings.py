@@ -259,9 +259,7 @@ SANDBOX_KEEP_DAYS = {
 }
 # Records stay at least so long, whatever else is said: six months, as auditors ask. From the first
 # of March they have 184 days.
-SANDBOX_RECORDS_FLOOR_DAYS = env.bounded(
-    "SANDBOX_RECORDS_FLOOR_DAYS", default=184, low=1, high=32_767
-)
+SANDBOX_RECORDS_FLOOR_DAYS = env.bounded("SANDBOX_RECORDS_FLOOR_DAYS", 184, 1, 32_767)
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",
@@ -280,9 +278,7 @@ CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE", default="")
 # RAGFlow's executor, where no provider is configured.
 SANDBOX_HOST = env.host("SANDBOX_HOST")
 SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=200, low=1, high=65_536)
-SANDBOX_MAX_CODE_BYTES = env.bounded(
-    "SANDBOX_MAX_CODE_BYTES", default=1024 * 1024, low=1, high=64 * 1024 * 1024
-)
+SANDBOX_MAX_CODE_BYTES = env.bounded("SANDBOX_MAX_CODE_BYTES", 1024 * 1024, 1, 64 * 1024 * 1024)
 SANDBOX_MAX_BODY_BYTES = env.bounded(
     "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
 )
@@ -292,9 +288,7 @@ SANDBOX_MAX_RUN_AHEAD_DAYS = env.bounded("SANDBOX_MAX_RUN_AHEAD_DAYS", 30, 0, 36
 SANDBOX_MAX_RUNNING = env.bounded("SANDBOX_MAX_RUNNING", default=10, low=0, high=10_000)
 SANDBOX_MAX_QUEUED = env.bounded("SANDBOX_MAX_QUEUED", default=100, low=0, high=100_000)
 SANDBOX_MAX_SCHEDULES = env.bounded("SANDBOX_MAX_SCHEDULES", default=20, low=0, high=10_000)
-SANDBOX_MAX_STORED_MIB = env.bounded(
-    "SANDBOX_MAX_STORED_MIB", default=5 * 1024, low=0, high=100 * 1024 * 1024
-)
+SANDBOX_MAX_STORED_MIB = env.bounded("SANDBOX_MAX_STORED_MIB", 5 * 1024, 0, 100 * 1024 * 1024)
 SANDBOX_MAX_REQUESTS_PER_MINUTE = env.bounded(
     "SANDBOX_MAX_REQUESTS_PER_MINUTE", default=6000, low=0, high=10_000_000
 )

@@ -37,8 +37,9 @@ GIVEN = {
     "set_active": {"provider": "kept_here"},
     "test_connection": {"provider": "kept_here"},
 }
+NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "request": {"code": "print(1)"}}
 # They end what the others need, as does what administration changes.
-LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session")
+LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session", "delete_schedule")
 
 Operation = tuple[str, str, dict[str, Any]]
 
@@ -130,6 +131,7 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
         "session_id": session["id"],
         "execution_id": cell(alice, session, "print(1)").json()["id"],
         "snapshot_id": snapshot.json()["id"],
+        "schedule_id": alice.client.post("/api/v1/schedules", NIGHTLY).json()["id"],
         "pid": started.json()["pid"],
         "context_id": "default",
         "name": "a",
