@@ -29,6 +29,7 @@ KINDS = (
     "legal_hold",
     "session",
     "snapshot",
+    "schedule",
     "late_result",
     "webhook_secret",
     "api_key",
