@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.utils import timezone
@@ -24,6 +25,15 @@ pytestmark = pytest.mark.django_db
 
 MEMORY = {"status": "out_of_memory", "error_code": "SB006"}
 TIME = {"status": "timed_out", "error_code": "SB005"}
+
+
+def test_what_was_asked_for_long_before_counts_when_it_runs(alice: Caller) -> None:
+    for _ in range(6):
+        run = ended(alice, "failed", observed="sigsys")
+        now = timezone.now()
+        old = first_uuid7(now - timedelta(days=3)).int + run.pk.int % 2**64
+        Execution.objects.filter(pk=run.pk).update(id=UUID(int=old), run_at=now)
+    assert watch() == 1
 
 
 def test_each_rule_opens_beyond_its_threshold_and_names_the_tenant(

@@ -17,6 +17,7 @@ from django.utils import timezone
 from executions.client import execute_code
 from executions.models import Alert, Approval, Execution, LedgerEntry
 from executions.services.alerts.watching import QUIET, watch
+from executions.services.keys import revoke
 from executions.services.ledger.formats import write
 from executions.services.ledger.verification import verify
 from executions.services.policies import approvals
@@ -155,6 +156,18 @@ def test_that_approvals_are_waited_for_is_one_alert_until_none_is(
     assert alice.client.post(cancelled).status_code == 200
     watch(timezone.now() + QUIET + timedelta(minutes=1))
     assert Alert.objects.get(rule="approval_waits").state == "resolved"
+
+
+def test_nothing_is_approved_by_the_power_of_a_key_that_was_revoked(
+    scripted: object, alice: Caller, approver: Client
+) -> None:
+    in_force(alice.tenant.slug, **RULES)
+    approval = asked(alice)
+    revoke(alice.api_key)
+    execution = decided(approver, approval, "approve")
+    assert (approval.status, execution.status) == ("waiting", "queued")
+    execution = decided(approver, approval, "reject")
+    assert (approval.status, execution.status) == ("rejected", "blocked")
 
 
 @pytest.mark.parametrize("entered", [False, True], ids=["row", "row and unsigned entry"])

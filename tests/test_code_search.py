@@ -15,10 +15,13 @@ from executions.ids import first_uuid7
 from executions.models import CodeSearchProgress, CodeText, Execution
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
+from executions.services.worker import run_queued
 from executions.tasks import index_new_code
 from tests.conftest import Caller
 from tests.running import run
 from tests.test_execution_admin import auditor, shown
+from tests.test_run_at import CODE as QUIET
+from tests.test_run_at import come, later
 from tests.write_transactions import write_transactions
 
 __all__ = ["auditor"]
@@ -93,6 +96,25 @@ def test_what_is_not_kept_is_not_found(scripted: object, alice: Caller, settings
     assert index_new_code() == 0
     assert later.code == ""
     assert not CodeText.objects.exists()
+
+
+def test_what_is_to_run_in_a_month_keeps_nobody_from_being_found(
+    scripted: object, alice: Caller, charlie: Caller, settings: Any
+) -> None:
+    settings.SANDBOX_STORE_CODE = "on_error"
+    waits = later(charlie, 20 * 86400, f"# os.system\n{QUIET}")
+    settings.SANDBOX_STORE_CODE = "always"
+    ran = record(alice, "hidden for a month?")
+    assert index_new_code() == 2
+    assert found("hidden for a month?") == {ran.pk}
+    # What is not kept once it has succeeded leaves the index with it.
+    settings.SANDBOX_STORE_CODE = "on_error"
+    assert found("os.system") == {waits.pk}
+    come(waits)
+    run_queued()
+    assert Execution.objects.get(pk=waits.pk).status == "succeeded"
+    assert CodeText.objects.count() == 1
+    assert found("os.system") == set()
 
 
 def test_erased_code_is_not_found_and_gone_from_the_index(

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, Process
 from executions.services import journal, leases, payloads
-from executions.services.deaths import try_to_close
+from executions.services.deaths import close_lost, try_to_close
 from executions.services.journal_files import Ended, write
 from executions.services.leases import NotOurs
 from executions.services.queue import MOST_PUT_BACK, claim, claim_next, hand_over, put_back
@@ -63,6 +63,15 @@ def test_it_is_queued_again_and_run_once(
     assert [call.split()[0] for call in scripted()].count("execute") == 1
     assert LedgerEntry.objects.filter(execution_id=taken.pk).count() == 1
     assert run_queued() is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_comes_too_late_to_close_it_leaves_its_request(taken: Execution, folder: Path) -> None:
+    late = Execution.objects.defer("pending").select_related("process").get()
+    assert put_back(Execution.objects.get())
+    assert not close_lost(late, "lost")
+    [kept] = folder.iterdir()
+    assert kept.name == taken.pk.hex
 
 
 def test_who_had_it_before_neither_runs_nor_ends_it(taken: Execution) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, Schedule, Tenant
@@ -18,8 +18,10 @@ from executions.services.ledger.verification import verify
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
 from executions.services.recurring.cron import next_time
+from executions.services.restored import RESTORED, pause_schedules
 from executions.services.worker import run_queued
 from executions.tasks import begin_schedules
+from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.held import bounded
 from tests.policies import in_force
@@ -32,7 +34,11 @@ CODE = "answer = ExecutionResult('it ran', '', 0, 0.0)"
 PAGE = "/admin/executions/schedule/"
 
 
-def made(caller: Caller, code: str = CODE, cron: str = "* * * * *", **body: Any) -> Schedule:
+# Half a year away: none of it comes due while a test runs.
+RARELY = f"0 3 1 {(timezone.now().month + 5) % 12 + 1} *"
+
+
+def made(caller: Caller, code: str = CODE, cron: str = RARELY, **body: Any) -> Schedule:
     request = {"code": code, **body.pop("request", {})}
     sent = {"name": "nightly", "cron": cron, "request": request, **body}
     answer = caller.client.post(URL, sent)
@@ -127,7 +133,7 @@ def test_a_clock_that_was_set_back_begins_no_time_twice(
     at = due(schedule)
     # The host's clock is behind that of the database, or was set back since.
     behind = timezone.now() - timedelta(hours=2)
-    monkeypatch.setattr("executions.services.recurring.beginning.timezone.now", lambda: behind)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: behind)
     assert begin_due() == 1
     schedule.refresh_from_db()
     assert schedule.next_at is not None
@@ -341,6 +347,84 @@ def test_one_that_cannot_be_read_holds_up_no_other(
     assert alice.client.patch(path, {"request": {"code": CODE}}).status_code == 200
     due(lost)
     assert begin_due() == 1
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [OperationalError("database is locked"), RateLimited("Too much is looked at.", retry_after=1)],
+)
+def test_what_is_busy_for_a_moment_takes_no_time_away(
+    problem: Exception, scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = made(alice)
+    at = due(schedule)
+
+    def fail(*args: object, **more: object) -> None:
+        raise problem
+
+    with monkeypatch.context() as patched:
+        patched.setattr(beginning, "running", fail)
+        assert begin_due() == 0
+    schedule.refresh_from_db()
+    assert (schedule.next_at, schedule.last_problem) == (at, "")
+    assert begin_due() == 1
+
+
+def test_a_time_zone_that_this_host_does_not_know_pauses_it(
+    scripted: object, alice: Caller
+) -> None:
+    schedule = made(alice)
+    due(schedule)
+    Schedule.objects.update(timezone="Mars/Olympus")
+    assert begin_due() == 0
+    schedule.refresh_from_db()
+    assert "cannot be read" in schedule.paused_because
+
+
+def test_another_name_takes_no_time_away_that_is_due(scripted: object, alice: Caller) -> None:
+    schedule = made(alice)
+    due(schedule)
+    assert alice.client.patch(f"{URL}/{schedule.pk}", {"name": "another"}).status_code == 200
+    assert begin_due() == 1
+
+
+def test_a_host_that_is_days_ahead_leaves_no_time_out(
+    scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = made(alice, cron="0 3 * * *")
+    due(schedule)
+    ahead = timezone.now() + timedelta(days=3)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: ahead)
+    assert begin_due() == 1
+    monkeypatch.undo()
+    schedule.refresh_from_db()
+    assert schedule.next_at is not None
+    assert schedule.next_at < timezone.now() + timedelta(days=1, minutes=1)
+
+
+def test_what_had_come_due_before_a_restore_is_paused(scripted: object, alice: Caller) -> None:
+    ran, waits = made(alice), made(alice)
+    due(ran)
+    assert pause_schedules() == 1
+    for schedule in (ran, waits):
+        schedule.refresh_from_db()
+    assert (ran.next_at, ran.paused_because) == (None, RESTORED)
+    assert waits.next_at is not None
+    assert verify().is_intact
+
+
+def test_what_it_began_runs_by_no_key_that_was_revoked(
+    scripted: Callable[[], list[str]], alice: Caller
+) -> None:
+    key, text = create_api_key(alice.tenant, "second")
+    due(made(Caller(key, text)))
+    assert begin_due() == 1
+    revoke(key)
+    run_queued()
+    execution = Execution.objects.get()
+    assert (execution.status, execution.error_code) == ("error", "SB009")
+    assert "revoked" in execution.error_message
+    assert scripted() == []
 
 
 @pytest.mark.usefixtures("policies_forgotten")

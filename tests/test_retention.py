@@ -123,6 +123,20 @@ def test_what_is_young_belongs_to_others_or_is_open_stays(
     assert Execution.objects.get(pk=queued_id).code == CODE
 
 
+def test_what_was_asked_for_at_a_later_time_is_kept_from_then_on(
+    scripted: object, alice: Caller, later: None
+) -> None:
+    at = (timezone.now() + timedelta(days=5)).isoformat()
+    body = {"arguments": {"a": 1}, "mode": "async", "run_at": at}
+    execution_id = run(alice, CODE, **body).json()["id"]
+    assert alice.client.post(f"/api/v1/executions/{execution_id}/cancel").status_code == 200
+    keep(alice, code=6)
+    assert apply_retention() == []
+    keep(alice, code=4)
+    assert [erased.executions for erased in apply_retention()] == [1]
+    assert verify().is_intact
+
+
 def test_the_installation_decides_where_the_tenant_does_not(
     execution_id: str, alice: Caller, charlie: Caller, later: None, settings: Any
 ) -> None:

@@ -264,6 +264,9 @@ class Execution(models.Model):
                 for name in ("agent", "model", "conversation", "on_behalf_of", "trace_id")
             ),
             models.Index(
+                fields=("run_at",), name="execution_run_at", condition=Q(run_at__isnull=False)
+            ),
+            models.Index(
                 fields=("-id",), name="execution_observed", condition=Q(observed__isnull=False)
             ),
             models.Index(

@@ -10,11 +10,12 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution
+from executions.models import ApiKey, Execution, Scope
 from executions.services.declared import refuse
 from executions.services.requests import ExecutionRequest
 from executions.services.spending import refuse_over_budget
 from providers.errors import ProviderUnavailable
+from providers.languages import normalize_language
 
 
 def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
@@ -35,19 +36,25 @@ def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
     """Raise what keeps a claimed execution from beginning; nothing for one that had no time.
 
     What may have changed in so many days is asked again: ProviderUnavailable where its key is not
-    valid any more, RateLimited where a budget is used up. The request is encrypted and the row is
-    not: whoever changes the time there alone has it run neither sooner nor later.
+    valid any more, or may not run code in this language, RateLimited where a budget is used up. The
+    request is encrypted and the row is not: whoever changes the time there has nothing run sooner,
+    and later only by changing it back.
     """
     if execution.run_at != request.run_at:
         raise ProviderUnavailable(
             "The time that it was to run at is not the one that was asked for; it was not run. "
             "Send it again."
         )
-    if request.run_at is None:
+    if request.run_at is None and execution.schedule_id is None:
         return
-    key = execution.api_key
-    if key is not None and not key.is_valid(timezone.now()):
-        raise ProviderUnavailable(
-            "The key that it was asked for with was revoked or has expired meanwhile."
-        )
+    if (key := execution.api_key) is not None:
+        if not key.is_valid(timezone.now()):
+            raise ProviderUnavailable(
+                "The key that it was asked for with was revoked or has expired meanwhile."
+            )
+        language = normalize_language(request.language)
+        if not (key.has_scope(Scope.EXECUTE) and key.allows("languages", language)):
+            raise ProviderUnavailable(
+                f"The key that it was asked for with may not run {language} any more."
+            )
     refuse_over_budget(execution.tenant_slug)

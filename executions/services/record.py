@@ -26,6 +26,7 @@ from executions.services.admission import (
 )
 from executions.services.away import DatabaseAway, problem_of
 from executions.services.claims import CLAIMS, trace_id_of
+from executions.services.code_search import forget_code
 from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.execution_log import log_execution
 from executions.services.later import refuse_run_at
@@ -322,7 +323,10 @@ def close_record(
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
             statistics.count(ended, size, ran_ms)
-    if ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
+            if ended.run_at is not None and execution.code and not ended.code:
+                # It was taken in while it waited (`index_new_code`).
+                forget_code({ended.code_hash}, but_of=(ended.pk,))
+    if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))
     if not won:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from executions.models import Execution
+from django.db.models.functions import Now
+
+from executions.models import Execution, Schedule
 from executions.services.execution_log import log_execution
 from executions.services.record import close_record, error_changes
+from executions.services.recurring.changing import pause
 from providers.errors import UNAVAILABLE
+
+RESTORED = "The database was restored from a backup. Resume it."
 
 
 def end_open_executions(made_at: str) -> int:
@@ -26,3 +31,11 @@ def end_open_executions(made_at: str) -> int:
             log_execution(execution)
             ended += 1
     return ended
+
+
+def pause_schedules() -> int:
+    """Pause what has come due since the backup: it may have been begun before the restore. How many
+    were paused. Raises LedgerUnavailable.
+    """
+    due = Schedule.objects.defer("request").filter(next_at__lte=Now())
+    return sum(pause(schedule, RESTORED) for schedule in due)

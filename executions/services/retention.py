@@ -142,6 +142,7 @@ def _due(erasure: Erasure) -> QuerySet[Execution]:
     return (
         Execution.objects.filter(
             holds,
+            Q(run_at=None) | Q(run_at__lt=erasure.created_before),
             tenant_slug=erasure.tenant,
             pk__lt=first_uuid7(erasure.created_before),
             created_at__lt=erasure.created_before,

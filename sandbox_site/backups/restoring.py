@@ -18,7 +18,7 @@ from django.db.migrations.loader import MigrationLoader
 from executions.services import journal
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.verification import Verification, verify
-from executions.services.restored import end_open_executions
+from executions.services.restored import end_open_executions, pause_schedules
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (
@@ -51,6 +51,8 @@ class Restored:
     # Results that waited in the journal, which are recorded now.
     recorded: int = 0
     ended: int = 0
+    # Schedules whose time has come since.
+    paused: int = 0
     # Why executions that were open could not be ended.
     not_ended: str = ""
     kept_checkpoints: bool = False
@@ -182,6 +184,7 @@ def _verify(restored: Restored) -> None:
         # What is known of what was open, before the rest is given up.
         restored.recorded = journal.record_kept()
         restored.ended = end_open_executions(str(restored.about.get("made_at", "")))
+        restored.paused = pause_schedules()
     except LedgerUnavailable as error:
         restored.not_ended = error.message
 

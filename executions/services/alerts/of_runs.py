@@ -38,8 +38,10 @@ def seen(what: str, *kinds: str) -> Look:
 
 def _looking_for(wanted: Q, what: str) -> Look:
     def look(now: datetime, most: float) -> Iterator[Found]:
-        # The id tells when it was made; what waits longer than that is not run any more.
-        made = Q(pk__gte=first_uuid7(now - HOUR - QUEUE_ALLOWANCE))
+        # The id tells when it was made; what waits longer than that is not run any more, but for
+        # what was asked for at a later time.
+        earliest = now - HOUR - QUEUE_ALLOWANCE
+        made = Q(pk__gte=first_uuid7(earliest)) | Q(run_at__gte=earliest)
         rows = Execution.objects.filter(wanted, made, finished_at__gt=now - HOUR).order_by()
         yield from _of_tenants(rows, most, what)
         yield from _of_code(rows, most, what)

@@ -79,8 +79,8 @@ class Erasures:
 
     def covers(self, execution: Execution, data: str) -> bool:
         """Whether the ledger itself says that this kind of data of an execution was erased."""
-        created = moment(execution.created_at) or ""
-        return self._covers(execution.tenant_slug, data, str(execution.pk), created)
+        made = max(execution.created_at, execution.run_at or execution.created_at)
+        return self._covers(execution.tenant_slug, data, str(execution.pk), moment(made) or "")
 
     def covers_record(self, stated: Mapping[str, Any]) -> bool:
         """Whether the whole record was erased of which an entry states this."""
@@ -96,8 +96,10 @@ class Erasures:
 
 
 def _made(stated: Mapping[str, Any]) -> str:
-    """When the execution of this entry was made, which also of a record that is gone its id has."""
-    return moment(time_of(UUID(stated["subject"]))) or ""
+    """When the execution of this entry was made, which also of a record that is gone its id has, or
+    the later time that it was asked for at."""
+    made = moment(time_of(UUID(stated["subject"]))) or ""
+    return max(made, stated.get("run_at") or "")
 
 
 def compare(

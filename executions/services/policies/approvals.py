@@ -117,6 +117,7 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
             pk=approval.execution_id, status=Execution.Status.QUEUED, finished_at=None
         )
         if approve:
+            _refuse_without_key(queued.select_related("api_key").defer("pending").first())
             begins = Greatest(Coalesce("run_at", Value(now)), Value(now))
             is_open = bool(queued.update(deadline=begins + QUEUE_ALLOWANCE))
         else:
@@ -132,6 +133,15 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
             "request_hash": request_hash,
         }
         append(_KIND, str(approval.execution_id), content)
+
+
+def _refuse_without_key(execution: Execution | None) -> None:
+    """Revoking a key is the immediate stop, of what waits for somebody's word as well."""
+    key = execution.api_key if execution is not None else None
+    if key is not None and not key.is_valid(timezone.now()):
+        raise AlreadyDecided(
+            "The key that it was asked for with was revoked or has expired meanwhile. Reject it."
+        )
 
 
 def _end(execution: Execution | None, by: str) -> bool:

@@ -7,6 +7,7 @@ Of the times that were missed while nobody looked one is made up for.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from datetime import datetime
 from itertools import chain, zip_longest
@@ -14,9 +15,9 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from executions.models import Execution, Schedule, Scope
+from executions.services.away import problem_of
 from executions.services.key_bounds import BeyondKey
 from executions.services.record import Caller
 from executions.services.recurring.body import read_scheduled
@@ -29,8 +30,9 @@ from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
 
-# Of one look. What is left is due in the next, in a minute.
+# Of one look, and its seconds. What is left is due in the next, in a minute.
 AT_ONCE = 500
+LOOK_SECONDS = 30.0
 
 
 class _TakenByAnother(Exception):
@@ -47,7 +49,13 @@ def begin_due() -> int:
     for pk, tenant in due.values_list("pk", "tenant_id")[:AT_ONCE]:
         of_tenants[tenant].append(pk)
     by_turns = chain.from_iterable(zip_longest(*of_tenants.values()))
-    return sum(_begin_alone(pk) for pk in by_turns if pk is not None)
+    until = time.monotonic() + LOOK_SECONDS
+    begun = 0
+    for pk in by_turns:
+        if time.monotonic() > until:
+            break
+        begun += pk is not None and _begin_alone(pk)
+    return begun
 
 
 def _begin_alone(schedule_id: UUID) -> bool:
@@ -61,13 +69,19 @@ def _begin_alone(schedule_id: UUID) -> bool:
 
 def _begin(schedule_id: UUID) -> bool:
     found = Schedule.objects.defer("request").select_related("tenant", "api_key__tenant")
-    schedule = found.filter(pk=schedule_id, next_at__lte=Now()).first()
+    schedule = found.annotate(now=Now()).filter(pk=schedule_id, next_at__lte=Now()).first()
     if schedule is None or schedule.next_at is None:
         return False
-    # Monotonic, whatever the clock does: no time that was taken is due again.
-    following = next_time(schedule.cron, schedule.timezone, max(timezone.now(), schedule.next_at))
     try:
-        if because := _kept_from_it(schedule):
+        # Monotonic, whatever the clock does: no time that was taken is due again.
+        latest = max(schedule.now, schedule.next_at)
+        following = next_time(schedule.cron, schedule.timezone, latest)
+    except (ValueError, KeyError) as error:
+        logger.warning("schedule %s is paused: %s", schedule.pk, error)
+        pause(schedule, "Its cron expression or its time zone cannot be read. Send them again.")
+        return False
+    try:
+        if because := _kept_from_it(schedule, schedule.now):
             pause(schedule, because)
             return False
         if following is None:
@@ -76,7 +90,11 @@ def _begin(schedule_id: UUID) -> bool:
         return _run(schedule, following)
     except _TakenByAnother:
         return False
-    except (RateLimited, InvalidConfiguration, BeyondKey) as error:
+    except RateLimited as error:
+        # Without a quota of the tenant's it is the service that is busy: it stays due.
+        if error.field:
+            _leave_out(schedule, following, error.message)
+    except (InvalidConfiguration, BeyondKey) as error:
         _leave_out(schedule, following, error.message)
     except SandboxError as error:
         # Nothing of the tenant's is at fault: it stays due.
@@ -84,13 +102,16 @@ def _begin(schedule_id: UUID) -> bool:
     except DecryptionError:
         # Nor can its row be entered in the ledger, as a pause would be.
         _leave_out(schedule, following, "Its request cannot be decrypted. Send it again.")
-    except Exception:
+    except Exception as error:
+        if problem_of(error):
+            # The database's, which is looked at again: it stays due.
+            raise
         logger.exception("schedule %s failed inside the service", schedule.pk)
         _leave_out(schedule, following, "It failed inside the service. The log has the details.")
     return False
 
 
-def _kept_from_it(schedule: Schedule) -> str:
+def _kept_from_it(schedule: Schedule, now: datetime) -> str:
     """Why it must begin nothing any more; "" where nothing keeps it."""
     key = schedule.api_key
     if not schedule.tenant.is_active:
@@ -99,7 +120,7 @@ def _kept_from_it(schedule: Schedule) -> str:
         return "Its key was removed."
     if (key.tenant_id, key.prefix) != (schedule.tenant_id, schedule.api_key_prefix):
         return "Its key is not the one that has made it."
-    if not key.is_valid(timezone.now()):
+    if not key.is_valid(now):
         return "Its key was revoked." if key.revoked_at else "Its key has expired."
     return "" if key.has_scope(Scope.EXECUTE) else "Its key may not run code any more."
 

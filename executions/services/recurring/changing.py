@@ -65,6 +65,7 @@ def change(schedule_id: UUID, wanted: ScheduleChange, api_key: ApiKey) -> Schedu
     """
     with transaction.atomic():
         schedule = _locked(api_key.tenant, schedule_id)
+        was = (schedule.cron, schedule.timezone, schedule.paused_because)
         for name in ("name", "cron", "timezone"):
             if (value := getattr(wanted, name)) is not None:
                 setattr(schedule, name, value)
@@ -76,7 +77,9 @@ def change(schedule_id: UUID, wanted: ScheduleChange, api_key: ApiKey) -> Schedu
         because = schedule.paused_because
         if wanted.paused is not None:
             because = BY_REQUEST if wanted.paused else ""
-        _set(schedule, because)
+        if was != (schedule.cron, schedule.timezone, because):
+            # What is due already, and not begun yet, stays due otherwise.
+            _set(schedule, because)
         schedule.save()
     return schedule
 

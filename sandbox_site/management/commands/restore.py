@@ -49,9 +49,8 @@ class Command(BaseCommand):
             ledger = None if found is None else {"intact": intact, **asdict(found)}
             about = {key: restored.about.get(key) for key in ("made_at", "ledger", "secrets")}
             outcome = {"intact": intact, "backup": about, "verification": ledger}
-            self.stdout.write(
-                json.dumps(outcome | {"recorded": restored.recorded, "ended": restored.ended})
-            )
+            done = {name: getattr(restored, name) for name in ("recorded", "ended", "paused")}
+            self.stdout.write(json.dumps(outcome | done))
         else:
             self._print(restored)
         if not intact:
@@ -75,6 +74,11 @@ class Command(BaseCommand):
             tell(
                 f"{restored.ended} executions that waited or ran when it was made were ended with "
                 "SB009. They do not run again: they may have run after it."
+            )
+        if restored.paused:
+            tell(
+                f"{restored.paused} schedules that have come due since were paused: they may have "
+                "run. Their tenants resume them."
             )
         if restored.not_ended:
             tell(f"OPEN EXECUTIONS COULD NOT BE ENDED: {restored.not_ended}")
