@@ -128,11 +128,7 @@ _SAVED = "What sandboxes say of their files, and where their bytes are; these ar
 
 # What pages show and the ledger does not bind: by model, by column ("*" is all), with the reason.
 NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
-    "executions.execution": {
-        "pending": _OPEN,
-        "process_id": _OPEN,
-        "observed": "What lists are filtered by; `meta`, which says it, is bound.",
-    },
+    "executions.execution": {"pending": _OPEN, "process_id": _OPEN},
     "executions.process": {"*": _NOW},
     "executions.session": {
         **dict.fromkeys(

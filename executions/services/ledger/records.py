@@ -23,6 +23,7 @@ from executions.services.ledger.sealing import (
     details_hash,
     record_hash,
 )
+from executions.services.observations import kinds_in
 
 ERASURE = "erasure"
 _DATA_OF = {
@@ -122,6 +123,9 @@ def compare(
     # What it was sealed without was not there.
     since = (*ASKED, *LATER)
     if any(getattr(execution, name) for name in since if name not in schema.record):
+        return "a value was changed"
+    # It is found by what `meta` says, which is bound.
+    if execution.observed != kinds_in(execution.meta):
         return "a value was changed"
     if "details_hash" in stated and details_hash(execution) != stated["details_hash"]:
         return "a value was changed"
