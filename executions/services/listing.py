@@ -12,6 +12,7 @@ from executions.services.claims import CLAIMS, Agent, ConversationName, Model, O
 from executions.services.declared import declared, one_of
 from executions.services.kinds import STORABLE, Id
 from executions.services.owned import executions_of
+from executions.services.paging import newest_first
 from executions.services.shapes import Query
 
 DEFAULT_LIMIT = 50
@@ -51,14 +52,9 @@ class Page:
 
 
 def list_executions(tenant: Tenant, wanted: ExecutionFilter) -> Page:
-    """One page, in one query, without what may be large. No count: a tenant may have millions."""
-    found = executions_of(tenant).defer(*_LARGE).order_by("-id")
+    """One page, without what may be large."""
+    found = executions_of(tenant).defer(*_LARGE)
     for name in _EXACT:
         if value := getattr(wanted, name):
             found = found.filter(**{name: value})
-    if wanted.cursor:
-        found = found.filter(pk__lt=wanted.cursor)
-    executions = list(found[: wanted.limit + 1])
-    more = len(executions) > wanted.limit
-    executions = executions[: wanted.limit]
-    return Page(executions, str(executions[-1].pk) if more else "")
+    return Page(*newest_first(found, wanted.cursor, wanted.limit))

@@ -14,6 +14,7 @@ from executions.models import ApiKey, Schedule, Tenant
 from executions.services.admission import counted_alone
 from executions.services.declared import refuse
 from executions.services.owned import schedules_of
+from executions.services.paging import newest_first
 from executions.services.quotas import Quota, bound
 from executions.services.recurring.body import read_scheduled
 from executions.services.recurring.cron import next_time
@@ -112,13 +113,7 @@ def schedule_of(tenant: Tenant, schedule_id: UUID) -> Schedule:
 
 def list_schedules(tenant: Tenant, wanted: ScheduleFilter) -> Page:
     """A page of the tenant's schedules, newest first."""
-    found = schedules_of(tenant).order_by("-id")
-    if wanted.cursor:
-        found = found.filter(pk__lt=wanted.cursor)
-    rows = list(found[: wanted.limit + 1])
-    more = len(rows) > wanted.limit
-    rows = rows[: wanted.limit]
-    return Page(rows, str(rows[-1].pk) if more else "")
+    return Page(*newest_first(schedules_of(tenant), wanted.cursor, wanted.limit))
 
 
 def _locked(tenant: Tenant, schedule_id: UUID) -> Schedule:

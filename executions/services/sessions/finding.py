@@ -16,6 +16,7 @@ from executions.models import Session, Tenant
 from executions.services.declared import declared, one_of
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import sessions_of
+from executions.services.paging import newest_first
 from executions.services.sessions.ending import DUE, close_if_due
 from executions.services.sessions.errors import Conflict, NoSuchSession, refuse_ended
 from executions.services.shapes import Query
@@ -84,15 +85,10 @@ def list_sessions(tenant: Tenant, wanted: SessionFilter) -> Page:
     """
     for due in sessions_of(tenant).filter(DUE).values_list("pk", flat=True):
         close_if_due(due)
-    found = sessions_of(tenant).order_by("-id")
+    found = sessions_of(tenant).select_related("workspace").defer("env", "ref")
     if wanted.state:
         found = found.filter(state=wanted.state)
-    if wanted.cursor:
-        found = found.filter(pk__lt=wanted.cursor)
-    rows = list(found.select_related("workspace").defer("env", "ref")[: wanted.limit + 1])
-    more = len(rows) > wanted.limit
-    rows = rows[: wanted.limit]
-    return Page(rows, str(rows[-1].pk) if more else "")
+    return Page(*newest_first(found, wanted.cursor, wanted.limit))
 
 
 def expires_at(session: Session) -> datetime:

@@ -19,6 +19,7 @@ from executions.services.ledger.entering import enter_row
 from executions.services.ledger.rows import DELETED
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import snapshots_of
+from executions.services.paging import newest_first
 from executions.services.record import Caller
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import NOT_FOUND, Conflict, refuse_ended
@@ -190,13 +191,7 @@ def snapshot_of(tenant: Tenant, snapshot_id: UUID, field: str | None = None) -> 
 
 def list_snapshots(tenant: Tenant, wanted: SnapshotFilter) -> Page:
     """A page of the tenant's snapshots, newest first."""
-    found = snapshots_of(tenant).order_by("-id")
-    if wanted.cursor:
-        found = found.filter(pk__lt=wanted.cursor)
-    rows = list(found[: wanted.limit + 1])
-    more = len(rows) > wanted.limit
-    rows = rows[: wanted.limit]
-    return Page(rows, str(rows[-1].pk) if more else "")
+    return Page(*newest_first(snapshots_of(tenant), wanted.cursor, wanted.limit))
 
 
 def remove(snapshot: Snapshot, by: str) -> bool:
