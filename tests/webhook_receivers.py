@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import WebhookDelivery
@@ -94,7 +95,7 @@ def ended(caller: Caller, url: str, **body: Any) -> WebhookDelivery:
 def tried(delivery: WebhookDelivery, sender: Sender | None = None) -> WebhookDelivery:
     """After one try that is due now."""
     sender = sender or Sender()
-    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=timezone.now())
+    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=Now())
     assert sender.look()
     wait_for(sender.is_idle)
     delivery.refresh_from_db()
