@@ -58,7 +58,7 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def url(self, path: str = "/hook?token=7f3a9c", host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
