@@ -22,6 +22,7 @@ from executions.admin.filters import (
     ProviderFilter,
     TenantFilter,
 )
+from executions.admin.fragments import fragment_of
 from executions.models import Execution, LedgerEntry
 from executions.services.claims import CLAIMS
 from executions.services.code_search import search_code
@@ -129,7 +130,8 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
     ) -> HttpResponse:
         formats = list(FORMATS) if request.user.has_perm(EXPORT) else []
         context = {"export_formats": formats, "saved_filters": filters_for(request.user)}
-        return super().changelist_view(request, {**(extra_context or {}), **context})
+        page = super().changelist_view(request, {**(extra_context or {}), **context})
+        return fragment_of(request, page, "admin/executions/execution/rows.html")
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
