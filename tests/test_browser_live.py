@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import browser, keep_picture, sign_in
@@ -52,8 +54,11 @@ def complained(operator: Page) -> Iterator[list[str]]:
     operator.remove_listener("console", note)
 
 
-def queued(site: Site, code: str) -> str:
+def queued(site: Site, code: str, seconds: float = 0) -> str:
+    """Where its page is. It is not begun before so many seconds."""
     body = {"code": code, "mode": "async", "timeout": 200}
+    if seconds:
+        body["run_at"] = (timezone.now() + timedelta(seconds=seconds)).isoformat()
     answer = ask(site.service, "POST", EXECUTIONS, body, key=site.alice)
     assert answer.status == 202, answer.body
     return f"/admin/executions/execution/{answer.json['id']}/change/"
@@ -62,7 +67,9 @@ def queued(site: Site, code: str) -> str:
 def test_what_a_run_puts_out_appears_and_the_run_is_cancelled(
     operator: Page, streaming_site: Site, complained: list[str]
 ) -> None:
-    operator.goto(queued(streaming_site, GOES_ON))
+    operator.goto(queued(streaming_site, GOES_ON, seconds=10))
+    expect(operator.get_by_text("To be run at").first).to_be_visible()
+    expect(operator.locator("#run")).not_to_contain_text("Receipt")
     status = operator.locator(".run-status")
     live = operator.get_by_role("region", name="Output, live")
 

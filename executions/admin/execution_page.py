@@ -113,17 +113,18 @@ class Record:
     @property
     def headlines(self) -> list[Fact]:
         execution = self.execution
-        runtime = visible(" · ".join(filter(None, (execution.runtime, execution.isolation))))
+        runtime = " · ".join(filter(None, (execution.runtime, execution.isolation)))
         version = self._to_version
         return _filled(
             ("Tenant", self._tenant),
             ("Provider", self._provider),
             (
                 "Runtime",
-                format_html('<a href="{}">{}</a>', version, runtime or "-") if version else runtime,
+                _link(version, runtime or "-") if version else runtime,
             ),
-            ("Language", visible(execution.language)),
+            ("Language", execution.language),
             ("Created", self.created),
+            ("To be run at", moment(execution.run_at if execution.is_open else None)),
             ("Exit code", _text(execution.exit_code)),
             ("Session", self._session),
         )
@@ -140,7 +141,11 @@ class Record:
     @property
     def input_files(self) -> list[tuple[str, str, str]]:
         return [
-            (visible(str(file.get("path", ""))), _size(file.get("size")), str(file.get("hash", "")))
+            (
+                visible(str(file.get("path", ""))),
+                _size(file.get("size")),
+                visible(str(file.get("hash", ""))),
+            )
             for file in self.execution.input_files
         ]
 
@@ -164,7 +169,7 @@ class Record:
                 "preview": artifact_preview(artifact),
                 "type": visible(artifact.mime_type),
                 "size": _size(artifact.size_bytes),
-                "sha256": artifact.sha256,
+                "sha256": visible(artifact.sha256),
             }
 
     @property
@@ -202,24 +207,24 @@ class Record:
         execution = self.execution
         said = [(name, getattr(execution, name)) for name in (*CLAIMS, "traceparent")]
         who = _filled(
-            ("Tenant", visible(execution.tenant_slug)),
+            ("Tenant", execution.tenant_slug),
             ("API key", self._key),
-            ("Subject", visible(execution.subject)),
+            ("Subject", execution.subject),
             *(
-                (f"{name.replace('_', ' ').capitalize()}, as the caller says", visible(value or ""))
+                (f"{name.replace('_', ' ').capitalize()}, as the caller says", value or "")
                 for name, value in said
             ),
-            ("Client address", visible(execution.client_address)),
-            ("Request id", visible(execution.request_id)),
-            ("Idempotency key", visible(execution.idempotency_key or "")),
+            ("Client address", execution.client_address),
+            ("Request id", execution.request_id),
+            ("Idempotency key", execution.idempotency_key or ""),
         )
         where = _filled(
-            ("Provider", visible(execution.provider)),
+            ("Provider", execution.provider),
             ("Configuration version", _text(execution.config_version)),
-            ("Runtime", visible(execution.runtime)),
-            ("Isolation", visible(execution.isolation)),
-            ("Sharing", visible(execution.sharing)),
-            ("Entrypoint", visible(execution.entrypoint)),
+            ("Runtime", execution.runtime),
+            ("Isolation", execution.isolation),
+            ("Sharing", execution.sharing),
+            ("Entrypoint", execution.entrypoint),
             ("Mode", execution.get_mode_display()),
             ("Priority", execution.get_priority_display()),
             ("Time limit", f"{execution.timeout:g} s"),
@@ -271,7 +276,7 @@ class Record:
         execution = self.execution
         name = " ".join(filter(None, (execution.api_key_name, execution.api_key_prefix)))
         url = self._page_of(ApiKey, execution.api_key_id)
-        return _link(url, name) if url else visible(name)
+        return _link(url, name) if url else name
 
     @property
     def _session(self) -> SafeString | str:
@@ -284,7 +289,7 @@ class Record:
         execution = self.execution
         if execution.session_id is None:
             return ""
-        place = f"context {visible(execution.context)}" if execution.context else "a command"
+        place = f"context {execution.context}" if execution.context else "a command"
         lost = "; the context lost its state" if execution.context_kept is False else ""
         return f"turn {execution.turn}, {place}{lost}"
 
@@ -331,7 +336,12 @@ def moment(when: datetime | None) -> SafeString:
 
 
 def _filled(*pairs: tuple[str, SafeString | str]) -> list[Fact]:
-    return [Fact(name, value) for name, value in pairs if value]
+    """Those that have a value, each of them harmless."""
+    return [
+        Fact(name, value if isinstance(value, SafeString) else visible(value))
+        for name, value in pairs
+        if value
+    ]
 
 
 def _text(value: object) -> str:

@@ -80,6 +80,7 @@
   }
 
   document.addEventListener("run:started", async () => {
+    if (document.querySelector("#run [data-status]")?.dataset.status !== "queued") return;
     const fresh = await fetched().catch(() => null);
     if (!fresh) return;
     began = performance.now();
@@ -92,7 +93,10 @@
 
   document.addEventListener("run:done", async () => {
     const fresh = await fetched().catch(() => null);
-    if (!fresh) return;
+    if (!fresh) {
+      document.querySelector("[data-follow-note]").textContent = "It has ended. Reload the page.";
+      return;
+    }
     const focused = document.activeElement?.id;
     const place = document.querySelector("pre.code")?.scrollTop ?? 0;
     document.getElementById("run").replaceWith(fresh);
