@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
@@ -21,6 +21,7 @@ from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import MAX_CHARACTERS, Shown, shown, visible
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
+from executions.services.workspaces.preview import preview_of_start
 from executions.storage import ARTIFACTS, kept
 from providers.languages import language_of
 
@@ -217,15 +218,40 @@ def artifact_preview(artifact: Artifact) -> SafeString | str:
             url,
             name,
         )
-    if not (text := text_start(artifact)):
+    preview = preview_of_start(
+        _start(artifact, _MAX_TEXT_BYTES), artifact.size_bytes, artifact.name
+    )
+    if preview.table:
+        drawn = _table(preview.table[: _MOST_ROWS + 1])
+    elif preview.text and preview.text.text:
+        drawn = format_html('<pre class="record">{}</pre>', preview.text.text)
+    else:
         return ""
+    is_cut = preview.is_cut or len(preview.table) > _MOST_ROWS + 1
     return format_html(
-        '<pre class="record" tabindex="0" role="region" aria-label="{}">{}</pre>', name, text
+        '<div class="begun" tabindex="0" role="region" aria-label="The beginning of {}">{}</div>{}',
+        name,
+        drawn,
+        format_html('<p class="record-note">{}</p>', "This is its beginning.") if is_cut else "",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> SafeString:
+    head, *body = rows
+    return format_html(
+        "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>",
+        format_html_join("", '<th scope="col">{}</th>', ((cell,) for cell in head)),
+        format_html_join(
+            "",
+            "<tr>{}</tr>",
+            ((format_html_join("", "<td>{}</td>", ((cell,) for cell in row)),) for row in body),
+        ),
     )
 
 
 _MAX_IMAGE_BYTES = 10_000_000
-_MAX_TEXT_BYTES = 4_000
+_MAX_TEXT_BYTES = 8_000
+_MOST_ROWS = 10
 
 
 def artifact_image_type(artifact: Artifact) -> str:
@@ -233,21 +259,6 @@ def artifact_image_type(artifact: Artifact) -> str:
     if not 0 < artifact.size_bytes <= _MAX_IMAGE_BYTES:
         return ""
     return image_type(_start(artifact, SIGNATURE_BYTES))
-
-
-def text_start(artifact: Artifact) -> str:
-    """The first lines of a text, harmless; "" for what is none."""
-    start = _start(artifact, _MAX_TEXT_BYTES)
-    try:
-        text = start.decode()
-    except UnicodeDecodeError as error:
-        # The last character may be cut in two.
-        if error.start < len(start) - 4:
-            return ""
-        text = start[: error.start].decode()
-    if "\0" in text:
-        return ""
-    return visible(text) + ("…" if artifact.size_bytes > len(start) else "")
 
 
 def _start(artifact: Artifact, size: int) -> bytes:

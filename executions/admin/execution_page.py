@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -27,7 +28,6 @@ from executions.models import ApiKey, Execution, Schedule, Session, Tenant
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.presentation import shown, visible
-from executions.text import to_json
 from providers.models import ConfigVersion, ProviderConfig
 
 CANCEL = "executions.cancel_execution"
@@ -199,7 +199,8 @@ class Record:
 
     @property
     def meta(self) -> str:
-        return visible(to_json(self.execution.meta)) if self.execution.meta else ""
+        meta = self.execution.meta
+        return visible(json.dumps(meta, indent=2, ensure_ascii=False)) if meta else ""
 
     @property
     def facts(self) -> list[Facts]:
