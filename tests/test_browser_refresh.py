@@ -62,6 +62,13 @@ def test_the_list_gets_on_without_losing_the_place(page: Page, complaints: list[
     assert complaints == []
 
 
+def test_the_first_line_of_an_empty_list_appears(page: Page) -> None:
+    page.goto(f"{LIST}?provider=e2b")
+    row = make_rows(1, provider="e2b")[0]
+    page.evaluate(COME_BACK)
+    expect(page.get_by_role("row").filter(has_text=str(row.pk))).to_have_count(1)
+
+
 def test_the_dashboard_gets_on_and_stops_for_who_is_signed_out(
     page: Page, complaints: list[str]
 ) -> None:

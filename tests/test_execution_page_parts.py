@@ -117,7 +117,6 @@ def test_a_hostile_name_stays_text_wherever_it_stands(
         meta={"image": HOSTILE},
         hops=[{"provider": HOSTILE, "outcome": "failed", "code": "x", "reason": HOSTILE, "ms": 1}],
         input_files=[{"path": HOSTILE, "size": 1, "hash": HOSTILE}],
-        artifact_count=1,
     )[0]
     Artifact.objects.create(
         execution=row, name=HOSTILE, mime_type=HOSTILE, size_bytes=1, sha256="0", file=""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -160,9 +160,9 @@ class Record:
         return outputs_block(self.execution)
 
     @property
-    def artifacts(self) -> Iterator[dict[str, Any]]:
-        for artifact in self.execution.artifacts.all():
-            yield {
+    def artifacts(self) -> list[dict[str, Any]]:
+        return [
+            {
                 "name": visible(artifact.name),
                 "url": reverse("admin:executions_artifact", args=[self.execution.pk, artifact.pk]),
                 "is_kept": bool(artifact.file),
@@ -171,6 +171,8 @@ class Record:
                 "size": _size(artifact.size_bytes),
                 "sha256": visible(artifact.sha256),
             }
+            for artifact in self.execution.artifacts.all()
+        ]
 
     @property
     def late_result(self) -> SafeString | str:

@@ -73,7 +73,7 @@
 
   async function look() {
     const element = document.querySelector(selector);
-    if (!element || isSelecting(element)) return true;
+    if (element && isSelecting(element)) return true;
     const headers = { "X-Fragment": "1" };
     if (etag) headers["If-None-Match"] = etag;
     const answer = await fetch(from, { headers, cache: "no-store", credentials: "same-origin" });
@@ -83,7 +83,9 @@
     if (!answer.ok) return true;
     const text = await answer.text();
     const fresh = new DOMParser().parseFromString(text, "text/html").querySelector(selector);
-    if (fresh && element.nodeName === "TABLE") renewLines(element, fresh);
+    // Where there was nothing there is no place to keep either.
+    if (fresh && !element) location.reload();
+    else if (fresh && element.nodeName === "TABLE") renewLines(element, fresh);
     else if (fresh) renew(element, fresh);
     etag = answer.headers.get("ETag") ?? "";
     return true;
