@@ -124,7 +124,7 @@ class Record:
             ),
             ("Language", execution.language),
             ("Created", self.created),
-            ("To be run at", moment(execution.run_at if execution.is_open else None)),
+            ("To be run at", moment(execution.run_at if execution.status == "queued" else None)),
             ("Exit code", _text(execution.exit_code)),
             ("Session", self._session),
         )
