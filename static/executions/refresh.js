@@ -63,7 +63,9 @@
       old.childElementCount &&
       old.childNodes.length === fresh.childNodes.length;
     if (!isSameShape) {
-      old.replaceWith(document.importNode(fresh, true));
+      const put = document.importNode(fresh, true);
+      old.replaceWith(put);
+      if (put.nodeType === Node.ELEMENT_NODE) window.htmx?.process(put);
       return;
     }
     for (const { name, value } of fresh.attributes) old.setAttribute(name, value);
