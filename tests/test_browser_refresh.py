@@ -75,6 +75,7 @@ def test_the_dashboard_gets_on_and_stops_for_who_is_signed_out(
     page.goto("/admin/?range=7d")
     chosen = page.get_by_role("link", name="Last 7d")
     chosen.focus()
+    expect(page.get_by_role("heading", name="First steps")).to_be_visible()
     tile = page.locator(".tiles li").filter(has_text="Executions").first
     expect(tile).to_have_text(re.compile(r"Executions\s*0"))
     ExecutionCount.objects.create(
@@ -84,9 +85,14 @@ def test_the_dashboard_gets_on_and_stops_for_who_is_signed_out(
         error_code="",
         count=4321,
     )
+    # With so many runs the first steps go, and what follows them moves up.
+    make_rows(50)
     page.evaluate(COME_BACK)
     expect(tile).to_contain_text("4,321")
+    expect(page.get_by_role("heading", name="First steps")).to_have_count(0)
     expect(chosen).to_be_focused()
+    # What renews itself is not put back to its beginning.
+    expect(page.get_by_text("Asking…")).to_have_count(0)
     expect(chosen).to_have_attribute("aria-current", "true")
 
     page.context.clear_cookies()

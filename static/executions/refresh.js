@@ -55,22 +55,38 @@
     if (isFocused) old.querySelector("a")?.focus({ preventScroll: true });
   }
 
+  const kindOf = (node) =>
+    [node.nodeName, node.id, node.getAttribute?.("class")?.replace(/\bhtmx-\S+/g, "").trim()].join(" ");
+
   function renew(old, fresh) {
     // What htmx has fetched renews itself.
     if (old.isEqualNode(fresh) || old.attributes?.["hx-get"]) return;
-    const isSameShape =
-      old.nodeName === fresh.nodeName &&
-      old.childElementCount &&
-      old.childNodes.length === fresh.childNodes.length;
-    if (!isSameShape) {
-      const put = document.importNode(fresh, true);
-      old.replaceWith(put);
-      if (put.nodeType === Node.ELEMENT_NODE) window.htmx?.process(put);
+    if (!old.childElementCount && !fresh.childElementCount) {
+      old.replaceWith(document.importNode(fresh, true));
       return;
     }
     for (const { name, value } of fresh.attributes) old.setAttribute(name, value);
-    const pairs = [...old.childNodes].map((child, n) => [child, fresh.childNodes[n]]);
-    for (const pair of pairs) renew(...pair);
+    let place = old.firstChild;
+    for (const child of [...fresh.childNodes]) {
+      let same = place;
+      while (same && kindOf(same) !== kindOf(child)) same = same.nextSibling;
+      if (!same) {
+        const put = document.importNode(child, true);
+        old.insertBefore(put, place);
+        if (put.nodeType === Node.ELEMENT_NODE) window.htmx?.process(put);
+        continue;
+      }
+      while (place !== same) place = removed(place);
+      place = same.nextSibling;
+      renew(same, child);
+    }
+    while (place) place = removed(place);
+  }
+
+  function removed(node) {
+    const next = node.nextSibling;
+    node.remove();
+    return next;
   }
 
   async function look() {
