@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.conf import settings
+
 from executions.services import (
     code_search,
     compaction,
@@ -73,6 +75,13 @@ def watch_alerts() -> int:
 
 def export_ledger() -> None:
     begin_alone("audit export", exporting.export_for)
+
+
+def export_metrics() -> None:
+    if settings.TELEMETRY is not None:
+        from executions.services.telemetry.metrics import send
+
+        begin_alone("metrics over OTLP", send)
 
 
 def make_reports() -> int:

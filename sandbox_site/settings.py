@@ -377,6 +377,7 @@ ALERT_ALLOWED_NETWORKS = env.networks("ALERT_ALLOWED_NETWORKS")
 # Django's own names, from EMAIL_BACKEND to EMAIL_TIMEOUT.
 globals().update(observability.mail(env))
 AUDIT_EXPORT = observability.audit_destination(env)
+TELEMETRY = observability.telemetry(env, INSTANCE)
 
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
 POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
