@@ -323,7 +323,7 @@ def test_text_of_guests_cannot_pass_for_the_reports_own(
             visitor_text=lambda text, cm, tm, font, size: placed.append((tm[4], text))
         )
     lefts = {round(x) for x, text in placed if "INTACT" in text}
-    assert lefts == {48, 84, 150}
+    assert lefts == {48, 84, 144}
     assert [round(x) for x, text in placed if "End of the report" in text] == [84, 48]
 
 

@@ -13,6 +13,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
+from unfold.widgets import UnfoldAdminTextareaWidget
 
 from executions.admin.filters import BoundedPaginator
 from executions.downloads import INERT
@@ -40,7 +41,7 @@ class ReportForm(_Form):
     ids = forms.CharField(
         label="Executions",
         required=False,
-        widget=forms.Textarea(attrs={"rows": 4}),
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 4}),
         help_text=f"Their ids, at most {MOST_IDS}. Empty: all that the fields above say.",
     )
 
@@ -103,6 +104,13 @@ class ReportAdmin(ReadOnly, _Admin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Report | None = None) -> Any:
         return () if obj is None else self.readonly_fields
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        # Whoever asks for one is shown how far it is.
+        context |= {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def save_model(self, request: HttpRequest, obj: Report, form: Any, change: bool) -> None:
         obj.made_by = current_actor()

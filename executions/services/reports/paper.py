@@ -26,7 +26,7 @@ _MARGIN = 48.0
 _BOTTOM = 56.0
 _SIZE = 7.5
 _LINE = 10.5
-_LABEL = 96.0
+_LABEL = 90.0
 _BAR_GREY, _QUIET = 0.55, 0.35
 
 
@@ -191,7 +191,9 @@ def _front(paper: _Paper, told: Mapping[str, Any], signed: Signed) -> None:
             f"Policy {policy['id']}", f"version {policy['version']}: {policy['name']}", theirs=True
         )
     paper.heading("How to check it")
-    paper.note("This PDF ends with a line that holds its signature. It is of the JSON file of:")
+    paper.note(
+        "This PDF ends with a line that holds its own signature. Of the JSON file beside it:"
+    )
     paper.fact("SHA-256", signed.digest)
     paper.fact("Signature", signed.signature)
     paper.fact("By the key", signed.key_id)
