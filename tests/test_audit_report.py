@@ -198,6 +198,25 @@ def test_an_entry_that_was_removed_at_an_end_of_the_range_shows(
     assert (finding["kind"], finding["entry"]) == ("missing", answer["receipt"]["sequence"])
 
 
+def test_nonsense_in_the_database_is_told_and_keeps_no_report_from_being_made(
+    scripted: object, alice: Caller, charlie: Caller, tmp_path: Path, audit_report: Command
+) -> None:
+    unread, fine, forged = (run(alice, "pass").json() for _ in range(3))
+    theirs = run(charlie, "pass").json()
+    Execution.objects.filter(pk=unread["id"]).update(meta=["no", "object"])
+    Execution.objects.filter(pk__in=(forged["id"], theirs["id"]))._raw_delete("default")
+    LedgerEntry.objects.filter(execution_id=forged["id"]).update(statement="{")
+    paths = tmp_path / "a.json", tmp_path / "a.pdf"
+    assert audit_report(*paths, "--tenant", "wonderland")[0] == 1
+    report = read(paths[0])
+    assert [each["problem"] == "" for each in report["runs"]] == [False, True]
+    assert report["runs"][1]["id"] == fine["id"]
+    entries = {each["entry"] for each in report["verification"]["findings"]}
+    assert {unread["receipt"]["sequence"], forged["receipt"]["sequence"]} <= entries
+    assert theirs["id"] not in paths[0].read_text()
+    assert audit_report(*paths, "--check")[0] == 0
+
+
 def test_erased_bodies_and_records_are_told_as_erased(
     scripted: object,
     alice: Caller,

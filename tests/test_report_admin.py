@@ -119,6 +119,9 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
         assert page.status_code == 200
         assert told in page.content.decode()
     assert not Report.objects.exists()
+    Report.objects.bulk_create(Report() for _ in range(asking.MOST_WAITING))
+    page = auditor.post(f"{LIST}add/", {"tenant_slug": "wonderland"})
+    assert "20 reports wait to be made." in page.content.decode()
 
 
 def test_a_large_one_is_made_by_the_workers(

@@ -20,7 +20,7 @@ from executions.downloads import INERT
 from executions.models import Report
 from executions.services.actor import current_actor
 from executions.services.presentation import visible
-from executions.services.reports.asking import JSON, KEPT_DAYS, PDF, ask, open_file, scope_of
+from executions.services.reports.asking import JSON, KEPT_DAYS, PDF, ask, check, open_file, scope_of
 from executions.services.reports.scope import MOST_IDS, MOST_RUNS
 from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
@@ -62,7 +62,7 @@ class ReportForm(_Form):
         cleaned: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
-                scope_of(Report(**cleaned)).check()
+                check(scope_of(Report(**cleaned)))
             except InvalidConfiguration as error:
                 raise ValidationError({error.field or "__all__": error.message}) from None
         return cleaned

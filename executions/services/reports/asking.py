@@ -16,12 +16,14 @@ from executions.services.ledger import LedgerUnavailable
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.storage import REPORTS, Pieces, kept
+from providers.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)
 
 JSON, PDF = "json", "pdf"
 KEPT_DAYS = 30
 MOST_TRIES = 3
+MOST_WAITING = 20
 _CLAIM = timedelta(minutes=5)
 _SAY_EVERY = timedelta(seconds=2)
 _AT_ONCE = 100
@@ -40,10 +42,19 @@ def ask(report: Report) -> None:
     """Store it, and make it now if that is soon done; the workers make it within a minute or two
     where it is not. Raises InvalidConfiguration for what no report can be of."""
     scope = scope_of(report)
-    scope.check()
+    check(scope)
     report.save(force_insert=True)
     if scope.is_small():
         transaction.on_commit(lambda: make_one(report.pk))
+
+
+def check(scope: Scope) -> None:
+    """Raises InvalidConfiguration for what no report can be of, and where too many wait already."""
+    scope.check()
+    if _to_make().count() >= MOST_WAITING:
+        raise InvalidConfiguration(
+            f"{MOST_WAITING} reports wait to be made. Ask again when some are done."
+        )
 
 
 def make_waiting() -> int:

@@ -125,7 +125,7 @@ def _holds(tenant: str) -> list[dict[str, Any]]:
 
 
 def _verification(found: Verification, reading: Reading) -> Mapping[str, Any]:
-    first, last = reading.scope.span()
+    first, last = reading.span
     return {
         "intact": found.is_intact,
         "entries": found.entries,

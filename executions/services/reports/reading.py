@@ -20,6 +20,7 @@ from executions.services.reports.scope import Scope
 
 # Each may hold several hundred kilobytes.
 _AT_ONCE = 25
+_UNREADABLE = (TypeError, ValueError, AttributeError, KeyError, ArithmeticError)
 
 
 class Reading:
@@ -43,6 +44,7 @@ class Reading:
         self.configurations: set[tuple[str, int]] = set()
         self.policies: set[tuple[str, str]] = set()
         self.without_entry = 0
+        self.span = (0, 0)
         self._seen: set[UUID] = set()
         self._by_ledger = held_by_ledger(thorough=False)
         self._held: dict[str, Held] = {}
@@ -56,7 +58,8 @@ class Reading:
             after = chunk[-1].execution_id
             for entry in chunk:
                 stated = authentic(entry, self.public_keys)
-                tenant = (stated or entry.stated).get("tenant")
+                # One that is not authentic, and so may say anything, is left out of no report.
+                tenant = stated.get("tenant") if stated else self.scope.tenant
                 if self.scope.tenant and tenant != self.scope.tenant:
                     continue
                 if self._is_full():
@@ -96,7 +99,7 @@ class Reading:
 
     def verification(self) -> Verification:
         """What was found in the records, and in the entries of the range, which are read now."""
-        first, last = self.scope.span()
+        first, last = self.span = self.scope.span()
 
         def progress(found: Verification) -> None:
             self.said(f"{found.entries} of {last - first + 1} entries of the ledger read")
@@ -123,16 +126,27 @@ class Reading:
         elif execution.is_open:
             execution.refresh_from_db()
         stated = authentic(entry, self.public_keys) if entry else None
-        problem = self._problem(execution, entry, stated)
-        facts = run_facts(
-            execution,
-            entry,
-            stated,
-            self.erasures,
-            problem=problem,
-            held=self.is_held(execution.tenant_slug, execution.pk),
-            with_code=self.scope.with_code,
-        )
+        held = self.is_held(execution.tenant_slug, execution.pk)
+
+        def facts_of(row: Execution, problem: str, with_code: bool) -> dict[str, Any]:
+            return run_facts(
+                *(row, entry, stated, self.erasures),
+                problem=problem,
+                held=held,
+                with_code=with_code,
+            )
+
+        try:
+            problem = self._problem(execution, entry, stated)
+            facts = facts_of(execution, problem, self.scope.with_code)
+        except _UNREADABLE as error:
+            # Whoever wrote nonsense into it must not keep the others from being reported.
+            problem = f"it cannot be read: {type(error).__name__}"
+            number = entry.sequence if entry else 0
+            detail = f"the record of execution {execution.pk} cannot be read"
+            self._find("altered record", number, detail)
+            blank = Execution(pk=execution.pk, tenant_slug=execution.tenant_slug, timeout=0)
+            facts = facts_of(blank, problem, False)
         self.statuses[execution.status] += 1
         for body, state in facts["bodies"].items():
             self.bodies[f"{body} {state}"] += 1
