@@ -96,9 +96,7 @@ def test_a_report_tells_what_ran_where_by_whom_and_its_receipt(
     assert report["used"]["configurations"][0]["provider"] == "scripted"
 
     page = text_of(paths[1])
-    assert "INTACT:" in page
-    assert "a matter" in page
-    assert "打印 名字" in page
+    assert {told in page for told in ("INTACT:", "a matter", "打印 名字")} == {True}
     assert json.loads(paths[0].read_bytes())["signature"]["signature"] in flat(page)
 
     entry = LedgerEntry.objects.get(kind="report").stated
