@@ -68,7 +68,7 @@ soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the 
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv
-	@for name in requirements requirements-dev; do \
+	@for name in requirements requirements-otel requirements-dev; do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \

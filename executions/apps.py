@@ -19,7 +19,7 @@ class ExecutionsConfig(AppConfig):
         )
         from executions.admin.unproven import mark_pages
         from executions.models import Budget, Tenant
-        from executions.services import journal_files, payloads
+        from executions.services import journal_files, payloads, telemetry
         from executions.services.actor import current_actor
         from executions.services.deaths import has_ended
         from executions.services.holds import HOLDS
@@ -31,6 +31,7 @@ class ExecutionsConfig(AppConfig):
         from providers.services import touched
         from providers.services.rotation import also_rotate
 
+        telemetry.start()
         receivers.connect()
         learn_of_ends(has_ended)
         mark_pages()

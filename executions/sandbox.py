@@ -23,9 +23,16 @@ _PROVIDERS = {"local": "local", "docker": "self_managed", "e2b": "e2b"}
 _OVERRIDES = {"docker": {"without_service": "in_process"}}
 
 
+_TIMED_OUT = -1
+
+
 @dataclass(frozen=True)
 class SandboxResult:
-    """What came of the code. `duration` is seconds; `exit_code` is None when we ended the code."""
+    """What came of the code. `duration` is seconds.
+
+    Of code that ran too long `exit_code` is -1, and `stderr` ends with "Execution timed out"; where
+    something else ended it, `exit_code` is None.
+    """
 
     stdout: str
     stderr: str
@@ -54,8 +61,8 @@ class Sandbox:
         result = run_in_process(request, self.route)
         return SandboxResult(
             stdout=result.stdout,
-            stderr=result.stderr,
-            exit_code=result.exit_code,
+            stderr=_told(result.stderr) if result.timed_out else result.stderr,
+            exit_code=_TIMED_OUT if result.timed_out else result.exit_code,
             duration=result.execution_time,
             truncated=result.truncated,
             timed_out=result.timed_out,
@@ -63,13 +70,17 @@ class Sandbox:
         )
 
 
+def _told(stderr: str) -> str:
+    return f"{stderr.rstrip()}\nExecution timed out".lstrip("\n")
+
+
 def get_sandbox() -> Sandbox:
-    """The sandbox `SANDBOX_TYPE` asks for, `local` when it is empty.
+    """The sandbox `SANDBOX_TYPE` asks for, in whatever case, `local` when it is empty.
 
     Raises InvalidConfiguration for a type there is not, ProviderUnavailable for one whose
     provider is not installed. There is no falling back to another.
     """
-    sandbox_type = settings.SANDBOX_TYPE or "local"
+    sandbox_type = settings.SANDBOX_TYPE.lower() or "local"
     if sandbox_type not in _PROVIDERS:
         raise InvalidConfiguration(
             f"SANDBOX_TYPE: There is no {sandbox_type!r}. Known: {', '.join(_PROVIDERS)}.",

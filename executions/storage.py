@@ -24,6 +24,7 @@ ARTIFACTS = "artifacts"
 QUEUE = "queue"
 LEDGER = "ledger"
 WORKSPACES = "workspaces"
+REPORTS = "reports"
 # The kinds above are folders of it.
 INSTALLATION = "installation"
 

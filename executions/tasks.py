@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.conf import settings
+
 from executions.services import (
     code_search,
     compaction,
@@ -17,6 +19,7 @@ from executions.services.audit_export import exporting
 from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
 from executions.services.recurring import beginning
+from executions.services.reports import asking
 from executions.services.sessions import tending
 from executions.services.webhooks import outbox
 from executions.services.workspaces import blobs, uploads
@@ -72,6 +75,18 @@ def watch_alerts() -> int:
 
 def export_ledger() -> None:
     begin_alone("audit export", exporting.export_for)
+
+
+def export_metrics() -> None:
+    if settings.TELEMETRY is not None:
+        from executions.services.telemetry.metrics import send
+
+        begin_alone("metrics over OTLP", send)
+
+
+def make_reports() -> int:
+    begin_alone("audit reports", asking.make_waiting)
+    return asking.remove_old()
 
 
 def tend_webhooks() -> int:

@@ -21,6 +21,7 @@ from providers import looks
 from providers.base import SandboxProvider
 from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
 from providers.fields import DecryptionError
+from providers.manager_names import RagflowNames
 from providers.models import ProviderConfig
 from providers.starting import start_provider
 
@@ -33,6 +34,7 @@ WARM_SECONDS = 20.0
 CLOSE_SECONDS = 3.0
 
 _Key = tuple[int, int]
+_NO_ROW: _Key = (0, 0)
 
 
 class StillStarting(ProviderUnavailable):
@@ -77,7 +79,7 @@ class Slot:
             self.ready.set_result(None)
 
 
-class ProviderManager:
+class ProviderManager(RagflowNames):
     """Hands out the active provider. One per process, used from many threads.
 
     A changed configuration is noticed within `check_seconds`. From then on nothing new runs
@@ -161,6 +163,12 @@ class ProviderManager:
             return self._slot.provider_id if self._slot is not None else known
         self._known = (time.monotonic() + self._check_seconds, known)
         return known
+
+    def look_again(self) -> None:
+        """Have the next lease start what is configured then, whatever serves now."""
+        self._put_in_force(Slot(_NO_ROW))
+        self._next_check = 0.0
+        self._known = (0.0, "")
 
     def close(self) -> None:
         """End every provider, leased or not, and wait for it. A later lease loads anew."""

@@ -77,6 +77,7 @@ UNFOLD: dict[str, Any] = {
                     _item("Sessions", "forum", "session", "executions"),
                     _item("Snapshots", "photo_library", "snapshot", "executions"),
                     _item("Ledger", "link", "ledgerentry", "executions"),
+                    _item("Reports", "lab_profile", "report", "executions"),
                     _item("Processes", "memory", "process", "executions"),
                 ],
             },

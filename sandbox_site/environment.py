@@ -61,12 +61,15 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
             raise ImproperlyConfigured(f"{var}: {value} is not between {low} and {high}")
         return value
 
-    def choice(self, var: str, default: str, choices: tuple[str, ...]) -> str:
+    def choice(
+        self, var: str, default: str, choices: tuple[str, ...], *, any_case: bool = False
+    ) -> str:
         """One of `choices`."""
-        value: str = self.str(var, default=default)
+        given: str = self.str(var, default=default)
+        value = given.lower() if any_case else given
         if value not in choices:
             known = ", ".join(repr(choice) for choice in choices)
-            raise ImproperlyConfigured(f"{var}: {value!r} is not one of {known}")
+            raise ImproperlyConfigured(f"{var}: {given!r} is not one of {known}")
         return value
 
     def networks(self, var: str, *, names: bool = True) -> list[str]:

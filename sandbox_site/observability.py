@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
@@ -123,6 +124,79 @@ def _is_signing_secret(secret: str) -> bool:
     except ValueError:
         return False
     return len(key) >= LEAST_TOKEN_LENGTH
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The collector of traces and metrics: OTLP over HTTP. `seconds` is what a request may take."""
+
+    endpoint: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    service: str = "cofferdam"
+    instance: str = ""
+    seconds: int = 10
+
+    def address(self, signal: str) -> str:
+        """Where `traces` or `metrics` go."""
+        return f"{self.endpoint.rstrip('/')}/v1/{signal}"
+
+
+def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
+    """Where OTEL_EXPORTER_OTLP_ENDPOINT leads; None where it is not set, or OTEL_SDK_DISABLED is.
+
+    Raises ImproperlyConfigured where it is not understood, and where the packages are missing.
+    """
+    endpoint = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
+    if not endpoint or env.bool("OTEL_SDK_DISABLED", default=False):
+        return None
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise ImproperlyConfigured(
+            "OTEL_EXPORTER_OTLP_ENDPOINT: must be such as https://collector:4318; /v1/traces and "
+            "/v1/metrics are added"
+        )
+    protocol = env.str("OTEL_EXPORTER_OTLP_PROTOCOL", default="http/protobuf")
+    if protocol != "http/protobuf":
+        raise ImproperlyConfigured(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not http/protobuf, which alone is known"
+        )
+    for package, module in _OTEL_PACKAGES:
+        if not _is_installed(module):
+            raise ImproperlyConfigured(
+                f"OTEL_EXPORTER_OTLP_ENDPOINT needs the package {package}, which is not installed. "
+                "Run `.venv/bin/pip install --require-hashes -r requirements-otel.txt`, or unset it"
+            )
+    return Telemetry(
+        endpoint,
+        _otel_headers(env),
+        env.str("OTEL_SERVICE_NAME", default="cofferdam"),
+        instance,
+        env.bounded("OTEL_EXPORTER_OTLP_TIMEOUT", default=10, low=1, high=60),
+    )
+
+
+_OTEL_PACKAGES = (
+    ("opentelemetry-sdk", "opentelemetry.sdk"),
+    ("opentelemetry-exporter-otlp-proto-http", "opentelemetry.exporter.otlp.proto.http"),
+)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _otel_headers(env: StrictEnv) -> tuple[tuple[str, str], ...]:
+    """`name=value`, by commas, the values URL encoded, as OpenTelemetry has it."""
+    found = []
+    for entry in filter(None, env.secret("OTEL_EXPORTER_OTLP_HEADERS").split(",")):
+        name, _, value = entry.partition("=")
+        if not _HEADER.fullmatch(f"{name.strip()}: {unquote(value.strip())}"):
+            raise ImproperlyConfigured("OTEL_EXPORTER_OTLP_HEADERS: not name=value, by commas")
+        found.append((name.strip().lower(), unquote(value.strip())))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

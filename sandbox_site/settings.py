@@ -324,7 +324,7 @@ DELETE_S3_ON_CLEANUP = env.bool("DELETE_S3_ON_CLEANUP", default=True)
 DELETE_S3_ON_DELETE = env.bool("DELETE_S3_ON_DELETE", default=False)
 # What is left free of the disk for what runs already.
 DISK_RESERVE_MIB = env.bounded("DISK_RESERVE_MIB", default=512, low=0, high=100 * 1024 * 1024)
-SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"))
+SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"), any_case=True)
 TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 MINIMUM_ISOLATION = env.choice(
     "MINIMUM_ISOLATION", "namespaces", ("microvm", "gvisor", "namespaces", "none")
@@ -377,6 +377,7 @@ ALERT_ALLOWED_NETWORKS = env.networks("ALERT_ALLOWED_NETWORKS")
 # Django's own names, from EMAIL_BACKEND to EMAIL_TIMEOUT.
 globals().update(observability.mail(env))
 AUDIT_EXPORT = observability.audit_destination(env)
+TELEMETRY = observability.telemetry(env, INSTANCE)
 
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
 POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")

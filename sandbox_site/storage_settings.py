@@ -19,6 +19,7 @@ KINDS = {
     "queue": "queue",
     "ledger": "ledger",
     "workspaces": "workspaces",
+    "reports": "reports",
     "installation": "",
 }
 _FOLDER = "executions.storage.Folder"

@@ -124,7 +124,7 @@ def test_with_another_address_the_stored_key_is_asked_for_again(page: Page) -> N
     expect(page.locator("#test-result")).to_contain_text("SB002")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(asked).to_be_visible()
-    page.get_by_label("API key").fill("e2b_another-key-0123")
+    page.get_by_label("API Key").fill("e2b_another-key-0123")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("was changed successfully")).to_be_visible()
     saved = ProviderConfig.objects.get().config

@@ -29,6 +29,7 @@ from executions.models import (
     LedgerEntry,
     Policy,
     Process,
+    Report,
     Schedule,
     Session,
     Snapshot,
@@ -107,6 +108,7 @@ def names(
     for tenant in tenants:
         key, key_text = create_api_key(tenant, "k", None, SCOPES)
         Policy.objects.create(tenant_slug=tenant.slug)
+    reports = Report.objects.bulk_create(Report(made_by=f"user:{n}") for n in range(MANY))
     now = timezone.now()
     executions = Execution.objects.bulk_create(
         Execution(
@@ -173,6 +175,7 @@ def names(
         "snapshot": snapshots[-1].pk,
         "delivery": deliveries[-1].pk,
         "schedule": schedules[-1].pk,
+        "report": reports[-1].pk,
         "tenant": tenants[-1].pk,
         "key": key.pk,
         "user": users[0].pk,

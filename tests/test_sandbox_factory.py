@@ -48,7 +48,7 @@ def test_it_needs_no_configuration(no_provider: None, configured: Any, settings:
 
 
 def test_every_run_is_recorded(local_active: None, configured: Any, settings: Any) -> None:
-    settings.SANDBOX_TYPE = "local"
+    settings.SANDBOX_TYPE = "Local"
 
     get_sandbox().execute("import sys\nsys.exit(4)")
 
@@ -135,9 +135,12 @@ def test_the_timeout_is_the_configured_one_unless_given(
     settings.SANDBOX_TIMEOUT_SEC = 1
 
     default = get_sandbox().execute("while True: pass")
+    loud = get_sandbox().execute("import sys; print('a', file=sys.stderr)\nwhile True: pass")
     given = get_sandbox().execute("import time\ntime.sleep(1.2)\nprint('done')", timeout=5)
 
-    assert (default.timed_out, default.exit_code) == (True, None)
+    assert (default.timed_out, default.exit_code) == (True, -1)
+    assert (default.stdout, default.stderr) == ("", "Execution timed out")
+    assert loud.stderr == "a\nExecution timed out"
     assert 0.9 < default.duration < 15
     assert given.stdout == "done\n"
 

@@ -57,7 +57,7 @@ def load(data_dir: Path, name: str, **environment: str) -> Any:
         ("SANDBOX_TIMEOUT_SEC", "301"),
         ("SANDBOX_MAX_OUTPUT_KB", "0"),
         ("SANDBOX_STORE_CODE", "sometimes"),
-        ("SANDBOX_TYPE", "Docker"),
+        ("SANDBOX_TYPE", "Podman"),
         ("LOG_LEVEL", "loud"),
         ("Q_BROKER", "rabbit"),
         ("ALLOW_PRIVATE_URLS", "private"),

@@ -6,6 +6,7 @@ from executions.admin.ledger_entry import LedgerEntryAdmin
 from executions.admin.legal_hold import LegalHoldAdmin
 from executions.admin.policy import PolicyAdmin
 from executions.admin.process import ProcessAdmin
+from executions.admin.report import ReportAdmin
 from executions.admin.schedule import ScheduleAdmin
 from executions.admin.session import SessionAdmin
 from executions.admin.snapshot import SnapshotAdmin
@@ -24,6 +25,7 @@ __all__ = (
     "LegalHoldAdmin",
     "PolicyAdmin",
     "ProcessAdmin",
+    "ReportAdmin",
     "ScheduleAdmin",
     "SessionAdmin",
     "SnapshotAdmin",

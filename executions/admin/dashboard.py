@@ -72,10 +72,20 @@ def pool_view(request: HttpRequest) -> HttpResponse:
         context = {"error": error}
     pool = context.get("pool") or {}
     if pool.get("capacity"):
-        context["used_percent"] = round(100 * pool.get("busy", 0) / pool["capacity"])
+        used = context["used_percent"] = round(100 * pool.get("busy", 0) / pool["capacity"])
+        context["band"] = band_of(used)
     response = TemplateResponse(request, "admin/pool.html", context)
     response["Cache-Control"] = "no-store"
     return response
+
+
+def band_of(percent: int) -> dict[str, str]:
+    """Where a pool's use lies beside what is aimed at: 60 to 80 % of it busy."""
+    if percent < 60:
+        return {"kind": "quiet", "told": "below the band: room to spare"}
+    if percent <= 80:
+        return {"kind": "good", "told": "within the band"}
+    return {"kind": "warn", "told": "above the band: callers may have to wait"}
 
 
 def _providers() -> list[dict[str, Any]]:

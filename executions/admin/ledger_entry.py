@@ -40,6 +40,7 @@ KINDS = (
     "authenticator",
     "baseline",
     "export",
+    "report",
     "replay",
     "cancellation",
     "alert",

@@ -12,6 +12,7 @@ from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
 from executions.models.process import Process
+from executions.models.report import Report
 from executions.models.request_window import RequestWindow
 from executions.models.run_signal import RunSignal
 from executions.models.saved_filter import SavedFilter
@@ -58,6 +59,7 @@ __all__ = (
     "LooseFile",
     "Policy",
     "Process",
+    "Report",
     "RequestWindow",
     "RunSignal",
     "SavedFilter",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from executions.models import Execution
+from executions.services import telemetry
 from executions.services.ledger.canonical import text_hash
 from executions.services.operations import SUCCESS, log_operation
 
 
 def log_execution(execution: Execution, instance_id: str = "") -> None:
     """Of one that has ended. `instance_id` is what its provider calls the sandbox."""
+    if telemetry.traces is not None:
+        telemetry.traces.ended(execution)
     peak = execution.meta.get("memory_peak_bytes")
     entry = execution.ledger_entry
     has_succeeded = execution.status == Execution.Status.SUCCEEDED

@@ -24,6 +24,7 @@ _LOG = Q(content_type__app_label="admin", codename="view_logentry") | Q(
     content_type__app_label="axes", codename="view_accessattempt"
 )
 _UNLOCKS = Q(content_type__app_label="axes", codename="delete_accessattempt")
+_REPORTS = Q(content_type__app_label="executions", codename="make_report")
 # What keeps the service running, without a way to change what runs it or who may.
 _OPERATES = Q(
     content_type__app_label__in=_OURS,
@@ -47,7 +48,7 @@ _OPERATES = Q(
 _ROLES = {
     ADMINISTRATOR: Q(content_type__app_label__in=_OURS) | _ACCOUNTS | _LOG | _UNLOCKS,
     OPERATOR: _LOOKS | _OPERATES,
-    AUDITOR: _LOOKS | _LOG | (_ACCOUNTS & Q(codename__startswith="view_")),
+    AUDITOR: _LOOKS | _LOG | _REPORTS | (_ACCOUNTS & Q(codename__startswith="view_")),
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from executions.models import Execution, Session
-from executions.services import journal, leases, ongoing
+from executions.services import journal, leases, ongoing, telemetry
 from executions.services.admission import Wanted, refuse_beyond_bounds
 from executions.services.attempt import Attempt, Cancelled
 from executions.services.away import DatabaseAway, problem_of
@@ -97,6 +97,8 @@ def running(
         raise
     if not is_new:
         return Outcome(execution)
+    if telemetry.traces is not None:
+        telemetry.traces.admitted(execution, began)
     if request.mode == Execution.Mode.ASYNC:
         # Its committed row is all that a worker needs to find it.
         return Outcome(execution)

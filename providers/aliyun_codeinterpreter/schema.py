@@ -39,10 +39,16 @@ def _is_required(name: str) -> bool:
     return not from_environment(name)
 
 
+def _first_region() -> str | None:
+    """What the form begins with. None where the environment names another one than it offers."""
+    found = from_environment("region") or DEFAULT_REGION
+    return found if found in REGIONS else None
+
+
 FIELDS = {
     "access_key_id": ConfigField(
         "string",
-        "AccessKey ID",
+        "Access Key ID",
         required=_is_required("access_key_id"),
         secret=True,
         placeholder="LTAI5t...",
@@ -52,7 +58,7 @@ FIELDS = {
     ),
     "access_key_secret": ConfigField(
         "string",
-        "AccessKey secret",
+        "Access Key Secret",
         required=_is_required("access_key_secret"),
         secret=True,
         environment=ENVIRONMENT["access_key_secret"],
@@ -69,19 +75,20 @@ FIELDS = {
     "region": ConfigField(
         "string",
         "Region",
+        default=_first_region(),
         options=REGIONS,
         description=f"Empty: AGENTRUN_REGION of the environment, or {DEFAULT_REGION}.",
     ),
     "template_name": ConfigField(
         "string",
-        "Template",
+        "Template Name",
         address=False,
         description="Name of a Code Interpreter template. "
         "Empty: one named cofferdam, which is made when it does not exist.",
     ),
     "timeout": ConfigField(
         "integer",
-        "Longest run (seconds)",
+        "Execution Timeout (seconds)",
         default=MAX_SECONDS,
         min=1,
         max=MAX_SECONDS,

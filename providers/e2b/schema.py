@@ -17,7 +17,7 @@ ADDRESS_VARIABLES = ("E2B_API_URL", "E2B_SANDBOX_URL")
 FIELDS = {
     "api_key": ConfigField(
         "string",
-        "API key",
+        "API Key",
         required=not os.environ.get(KEY_VARIABLE),
         secret=True,
         placeholder="e2b_...",
@@ -33,7 +33,7 @@ FIELDS = {
     ),
     "timeout": ConfigField(
         "integer",
-        "Longest run (seconds)",
+        "Execution Timeout (seconds)",
         default=30,
         min=5,
         max=300,

@@ -91,7 +91,7 @@ class LocalProvider(SandboxProvider):
         ),
         "timeout": ConfigField(
             "integer",
-            "Longest run (seconds)",
+            "Execution Timeout (seconds)",
             min=1,
             max=86_400,
             description="Runs that name no time have this one, and those that ask for more are "

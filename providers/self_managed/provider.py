@@ -55,7 +55,7 @@ class SelfManagedProvider(SandboxProvider):
     config_fields = {
         "endpoint": ConfigField(
             "string",
-            "API endpoint",
+            "API Endpoint",
             required=True,
             placeholder=DEFAULT_ENDPOINT,
             default=DEFAULT_ENDPOINT,

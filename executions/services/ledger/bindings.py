@@ -192,6 +192,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
         "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
     },
     "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
+    "executions.report": {
+        "*": "How far a report is. Its files are signed, and their hashes are an entry."
+    },
     "executions.savedfilter": {"*": "A way to look at the list, made by whoever looks."},
     "executions.codetext": {"*": "A copy of code for searching it; what is found is bound."},
     "executions.codesearchprogress": {"*": "How far the copy for searching got."},

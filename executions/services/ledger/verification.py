@@ -25,7 +25,14 @@ from executions.services.ledger.rows import RowsRead
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.writing import FIRST_PREVIOUS
 
-__all__ = ("Finding", "Verification", "check_receipt", "verify", "verify_entry")
+__all__ = (
+    "Finding",
+    "Verification",
+    "check_receipt",
+    "verify",
+    "verify_entries",
+    "verify_entry",
+)
 
 CHUNK = 500
 # Each may hold several hundred kilobytes.
@@ -50,6 +57,28 @@ def verify(
             reading.read(chunk)
             report(reading.found)
         return reading.finish()
+
+
+def verify_entries(
+    first: int, last: int, report: Callable[[Verification], None] = lambda verification: None
+) -> Verification:
+    """Check the entries from `first` to `last`, with the one before and the one after, which show
+    whether any was removed at an end: signatures, sequence and checkpoints, and no records.
+
+    Raises LedgerUnavailable when LEDGER_KEYS holds no key.
+    """
+    with RowsRead() as rows:
+        reading = _Reading(False, False, rows)
+        reading.begin_at(max(1, first - 1))
+        entries = LedgerEntry.objects.order_by("sequence")
+        after = reading.expected - 1
+        while chunk := list(entries.filter(sequence__gt=after, sequence__lte=last)[:CHUNK]):
+            reading.read(chunk)
+            report(reading.found)
+            after = chunk[-1].sequence
+        following = list(entries.filter(sequence__gt=last)[:1])
+        reading.read(following)
+        return reading.finish(is_end=not following)
 
 
 def verify_entry(entry: LedgerEntry, public_keys: Mapping[str, str] | None = None) -> str:
@@ -129,9 +158,15 @@ class _Reading:
             for start in range(0, len(executions), RECORDS_AT_ONCE):
                 self._compare(executions[start : start + RECORDS_AT_ONCE], self.erasures)
 
-    def finish(self) -> Verification:
-        for kind, sequence, detail in self.marks.problems(self.expected - 1):
-            self._find(kind, sequence, detail)
+    def begin_at(self, sequence: int) -> None:
+        """Leave out the entries before; what the first one follows is then not looked at."""
+        if sequence > 1:
+            self.expected, self.previous = sequence, None
+
+    def finish(self, *, is_end: bool = True) -> Verification:
+        if is_end:
+            for kind, sequence, detail in self.marks.problems(self.expected - 1):
+                self._find(kind, sequence, detail)
         if self.erasures is not None:
             since = None if self.rows.adopted else self.began_at
             for execution_id in unentered(since):

@@ -29,7 +29,7 @@ _IMAGE_HINT = "Empty: the one that build_images makes."
 FIELDS: Mapping[str, ConfigField] = {
     "pool_size": ConfigField(
         "integer",
-        "Container pool size",
+        "Container Pool Size",
         default=10,
         min=1,
         max=100,
@@ -70,14 +70,14 @@ FIELDS: Mapping[str, ConfigField] = {
     ),
     "max_memory": ConfigField(
         "string",
-        "Memory per container",
+        "Max Memory per Container",
         default="256m",
         options=MEMORY_SIZES,
         description="All processes of a container together, its files included. No swap.",
     ),
     "timeout": ConfigField(
         "integer",
-        "Execution timeout (seconds)",
+        "Execution Timeout (seconds)",
         default=30,
         min=5,
         max=300,

@@ -1,0 +1,83 @@
+"""Check an auditor's report: offline, with nothing but Python and the public key.
+
+    curl -s https://cofferdam.example/api/v1/ledger/keys > keys.json     (once, and keep it)
+    python verify_report.py report.json report.pdf --keys keys.json
+
+Of a JSON report every receipt in it is checked as well. Ends with 0 when everything fits, 1 when
+something does not, 2 when it cannot be checked.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import sys
+
+from verify_receipt import canonical, is_signed, signature_problems
+
+DOMAIN = b"cofferdam-ledger-2\n"
+JSON_START, JSON_END = b'{"report":', b',"signature":{'
+PDF_END = b"\n%cofferdam-report "
+
+
+def parts(data):
+    """What is signed, what the signature is of, and what the end says of it."""
+    if data.startswith(JSON_START):
+        at = data.rindex(JSON_END)
+        said = json.loads(data[at + len(JSON_END) - 1 : -1])
+        end = JSON_END[:-1] + canonical(said).encode() + b"}"
+        return data[len(JSON_START) : at], "report", said, data[at:] == end
+    if not data.startswith(b"%PDF-"):
+        raise ValueError("it is no report")
+    at = data.rindex(PDF_END)
+    said = json.loads(data[at + len(PDF_END) :])
+    end = PDF_END + canonical(said).encode() + b"\n"
+    return data[:at], "report pdf", said, data[at:] == end
+
+
+def problems(data, keys):
+    signed, what, said, is_whole = parts(data)
+    public_keys = {key["key_id"]: base64.b64decode(key["public_key"]) for key in keys["keys"]}
+    digest = hashlib.sha256(signed).hexdigest()
+    message = DOMAIN + f"{what}\n{digest}".encode()
+    if not is_whole or digest != said["digest"]:
+        yield "it was changed after it was signed"
+    elif said["key_id"] not in public_keys:
+        yield f"the key {said['key_id']} is none of those you trust"
+    elif not is_signed(public_keys[said["key_id"]], message, base64.b64decode(said["signature"])):
+        yield "its signature is forged"
+    if what == "report":
+        report = json.loads(signed)
+        for run in (*report["gone"], *report["runs"]):
+            if run["receipt"] is not None:
+                for problem in signature_problems(run["receipt"], keys):
+                    yield f"the receipt of {run['id']}: {problem}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", nargs="+", help="a report, .json or .pdf")
+    parser.add_argument("--keys", required=True, help="what /api/v1/ledger/keys answered")
+    options = parser.parse_args()
+    worst = 0
+    for path in options.report:
+        try:
+            with open(options.keys, encoding="utf-8") as file:
+                keys = json.load(file)
+            with open(path, "rb") as file:
+                found = list(problems(file.read(), keys))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            print(f"{path}: cannot be checked: {error!r}", file=sys.stderr)
+            worst = 2
+            continue
+        for problem in found[:20]:
+            print(f"{path}: NOT VALID: {problem}")
+        if not found:
+            print(f"{path}: valid")
+        elif worst == 0:
+            worst = 1
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

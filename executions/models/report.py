@@ -1,0 +1,78 @@
+"""An auditor's report: what was asked for, how far it is, and the hashes of its two files."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from executions.ids import uuid7
+
+
+class Report(models.Model):
+    """One report that somebody asked for. `services.reports` makes it.
+
+    Whoever makes it has claimed it by `started_at`, and says so again until `claimed_until`; a
+    report whose maker is silent is begun anew. What is in the files is proven by their signatures,
+    and their hashes are an entry of the ledger.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting", "Waiting"
+        MAKING = "making", "Being made"
+        READY = "ready", "Ready"
+        FAILED = "failed", "Failed"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    tenant_slug = models.CharField(
+        "tenant", max_length=64, blank=True, help_text="Its slug. Empty: every tenant."
+    )
+    since = models.DateTimeField(null=True, blank=True, help_text="Runs made then or later.")
+    until = models.DateTimeField(null=True, blank=True, help_text="Runs made before.")
+    ids = models.JSONField(
+        "executions", default=list, blank=True, help_text="Their ids; none: all of the range."
+    )
+    with_code = models.BooleanField(
+        "with code", default=False, help_text="Whether the code itself is in it, or its hash alone."
+    )
+    made_by = models.CharField(max_length=200, editable=False)
+    state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    started_at = models.DateTimeField(null=True, editable=False)
+    claimed_until = models.DateTimeField(null=True, editable=False)
+    finished_at = models.DateTimeField(null=True, editable=False)
+    tries = models.PositiveSmallIntegerField(default=0, editable=False)
+    progress = models.CharField(max_length=200, blank=True, editable=False)
+    runs = models.PositiveIntegerField(default=0, editable=False)
+    truncated = models.BooleanField(default=False, editable=False)
+    findings = models.PositiveIntegerField(null=True, editable=False)
+    ledger_sequence = models.BigIntegerField(null=True, editable=False)
+    json_hash = models.CharField(max_length=71, blank=True, editable=False)
+    pdf_hash = models.CharField(max_length=71, blank=True, editable=False)
+    problem = models.CharField(max_length=500, blank=True, editable=False)
+    files_removed_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ("-id",)
+        default_permissions = ("view",)
+        permissions = (("make_report", "Can make and download audit reports"),)
+        indexes = (
+            models.Index(
+                fields=("id",),
+                name="report_to_make",
+                condition=Q(state__in=("waiting", "making")),
+            ),
+        )
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(state__in=("waiting", "making", "ready", "failed")),
+                name="report_state_is_known",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state="ready") | (~Q(json_hash="") & ~Q(pdf_hash="")),
+                name="report_ready_has_its_hashes",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return str(self.pk)

@@ -1,0 +1,1 @@
+"""Reports for auditors: what ran, and what the ledger says of it, as signed files."""

@@ -1,0 +1,184 @@
+"""Reports that are asked for in the admin: made at once or by the workers, and kept a while."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from executions.models import Report
+from executions.services.actor import acting_as
+from executions.services.ledger import LedgerUnavailable
+from executions.services.reports.making import make
+from executions.services.reports.scope import Scope
+from executions.storage import REPORTS, Pieces, kept
+from providers.errors import InvalidConfiguration
+
+logger = logging.getLogger(__name__)
+
+JSON, PDF = "json", "pdf"
+KEPT_DAYS = 30
+MOST_TRIES = 3
+MOST_WAITING = 20
+_CLAIM = timedelta(minutes=5)
+_SAY_EVERY = timedelta(seconds=2)
+_AT_ONCE = 100
+
+
+class Superseded(Exception):
+    """Somebody else makes it by now."""
+
+
+def scope_of(report: Report) -> Scope:
+    ids = tuple(UUID(pk) for pk in report.ids)
+    return Scope(report.tenant_slug, report.since, report.until, ids, report.with_code)
+
+
+def ask(report: Report) -> None:
+    """Store it, and make it now if that is soon done; the workers make it within a minute or two
+    where it is not. Raises InvalidConfiguration for what no report can be of."""
+    scope = scope_of(report)
+    check(scope)
+    report.save(force_insert=True)
+    if scope.is_small():
+        transaction.on_commit(lambda: make_one(report.pk))
+
+
+def check(scope: Scope) -> None:
+    """Raises InvalidConfiguration for what no report can be of, and where too many wait already."""
+    scope.check()
+    if _to_make().count() >= MOST_WAITING:
+        raise InvalidConfiguration(
+            f"{MOST_WAITING} reports wait to be made. Ask again when some are done."
+        )
+
+
+def make_waiting() -> int:
+    """Make what waits, and what whoever made it left; how many were made."""
+    made = 0
+    for pk in list(_to_make().values_list("pk", flat=True)[:_AT_ONCE]):
+        made += make_one(pk)
+    return made
+
+
+def make_one(pk: UUID) -> bool:
+    """Make it, if nobody else does. What is wrong is told by its row."""
+    now = timezone.now()
+    claimed = (
+        _to_make()
+        .filter(pk=pk)
+        .update(
+            state=Report.State.MAKING,
+            started_at=now,
+            claimed_until=now + _CLAIM,
+            tries=F("tries") + 1,
+            progress="",
+        )
+    )
+    if not claimed:
+        return False
+    mine = Report.objects.filter(pk=pk, state=Report.State.MAKING, started_at=now)
+    report = Report.objects.get(pk=pk)
+    if report.tries > MOST_TRIES:
+        _fail(mine, f"It was begun {MOST_TRIES} times and never done. Ask for less at a time.")
+        return False
+    try:
+        return _make(report, mine)
+    except Superseded:
+        logger.warning("report %s is made by somebody else", pk)
+    except LedgerUnavailable as error:
+        _fail(mine, error.message)
+    except OSError as error:
+        logger.exception("report %s could not be written", pk)
+        _fail(mine, f"It could not be written: {error.strerror or type(error).__name__}")
+    except Exception:
+        logger.exception("report %s could not be made", pk)
+        _fail(mine, "It could not be made; the log says why.")
+    return False
+
+
+def _make(report: Report, mine: QuerySet[Report]) -> bool:
+    storage = kept(REPORTS)
+    last = timezone.now() - _SAY_EVERY
+
+    def said(progress: str) -> None:
+        nonlocal last
+        now = timezone.now()
+        if now - last < _SAY_EVERY:
+            return
+        last = now
+        if not mine.update(progress=progress, claimed_until=now + _CLAIM):
+            raise Superseded
+
+    with acting_as(lambda: report.made_by):
+        made = make(
+            str(report.pk),
+            scope_of(report),
+            report.made_by,
+            lambda pieces: storage.save_stream(name_of(report, JSON), pieces),
+            lambda pieces: storage.save_stream(name_of(report, PDF), pieces),
+            said,
+        )
+    return bool(
+        mine.update(
+            state=Report.State.READY,
+            finished_at=timezone.now(),
+            claimed_until=None,
+            runs=made.runs,
+            truncated=made.truncated,
+            findings=made.findings,
+            json_hash=made.json_hash,
+            pdf_hash=made.pdf_hash,
+            ledger_sequence=made.ledger_sequence,
+        )
+    )
+
+
+def open_file(report: Report, file_format: str) -> Pieces:
+    """Raises OSError where it is not there."""
+    return kept(REPORTS).open_range(name_of(report, file_format))
+
+
+def name_of(report: Report, file_format: str) -> str:
+    """By attempt: of two makers neither writes the other's file."""
+    return f"{report.pk.hex}-{report.tries}.{file_format}"
+
+
+def remove_old() -> int:
+    """Remove the files of what was made long ago: they may hold code that retention has erased."""
+    before = timezone.now() - timedelta(days=KEPT_DAYS)
+    old = Report.objects.filter(
+        state__in=(Report.State.READY, Report.State.FAILED),
+        files_removed_at=None,
+        created_at__lt=before,
+    )
+    removed = 0
+    for report in old[:_AT_ONCE]:
+        try:
+            for tried in range(1, report.tries + 1):
+                report.tries = tried
+                for file_format in (JSON, PDF):
+                    kept(REPORTS).delete(name_of(report, file_format))
+        except OSError:
+            logger.exception("the files of report %s could not be removed", report.pk)
+            continue
+        removed += Report.objects.filter(pk=report.pk).update(files_removed_at=timezone.now())
+    return removed
+
+
+def _to_make() -> QuerySet[Report]:
+    silent = Q(state=Report.State.MAKING, claimed_until__lt=timezone.now())
+    return Report.objects.filter(Q(state=Report.State.WAITING) | silent).order_by("pk")
+
+
+def _fail(mine: QuerySet[Report], problem: str) -> None:
+    mine.update(
+        state=Report.State.FAILED,
+        problem=problem[:500],
+        finished_at=timezone.now(),
+        claimed_until=None,
+    )

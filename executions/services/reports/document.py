@@ -1,0 +1,181 @@
+"""The JSON file of a report: canonical, signed, and written as it is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from executions.models import LegalHold, Policy
+from executions.services.ledger.canonical import canonical, moment
+from executions.services.ledger.findings import Verification
+from executions.services.ledger.formats import DOMAIN
+from executions.services.ledger.keyring import SigningKey, keyring
+from executions.services.ledger.sealing import sealable
+from executions.services.reports import scope as scopes
+from executions.services.reports.reading import Reading
+from executions.services.reports.signing import JSON, JSON_START, Signed, json_end, sign
+from providers.models import ConfigVersion
+
+FORMAT = 1
+_MOST_HOLDS = 1000
+_MOST_USED = 1000
+_PIECE = 65_536
+
+
+class Document:
+    """`pieces` is the file. `kept` is told each run; once all pieces are taken, `signed` is what
+    was signed and `told` all that the report says beside its runs."""
+
+    def __init__(
+        self, report_id: str, reading: Reading, key: SigningKey, made_by: str, made_at: datetime
+    ) -> None:
+        self.reading = reading
+        self.key = key
+        self.told: dict[str, Any] = {
+            "asked": reading.scope.stated(),
+            "domain": DOMAIN.decode().strip(),
+            "format": FORMAT,
+            "holds": _holds(reading.scope.tenant),
+            "id": report_id,
+            "keys": [
+                {"key_id": each.key_id, "algorithm": "Ed25519", "public_key": each.public_key}
+                for each in keyring().values()
+            ],
+            "made_at": moment(made_at),
+            "made_by": sealable(made_by),
+        }
+        self.signed: Signed | None = None
+
+    def pieces(self, keep: Callable[[str, dict[str, Any]], None]) -> Iterator[bytes]:
+        """The whole file. `keep` is called with "gone" or "runs" and each of these."""
+        digest = hashlib.sha256()
+        buffer: list[bytes] = []
+        size = 0
+        yield JSON_START
+        for text in self._report(keep):
+            data = text.encode()
+            digest.update(data)
+            buffer.append(data)
+            size += len(data)
+            if size > _PIECE:
+                yield b"".join(buffer)
+                buffer.clear()
+                size = 0
+        yield b"".join(buffer)
+        self.signed = sign(self.key, JSON, digest.hexdigest())
+        yield json_end(self.signed)
+
+    def _report(self, keep: Callable[[str, dict[str, Any]], None]) -> Iterator[str]:
+        """Its members in the order of their names, which the canonical form has; what is known at
+        the end alone is named so that it stands there."""
+        reading = self.reading
+        lists = {"gone": reading.gone, "runs": reading.runs}
+        separator = "{"
+        for name in sorted((*self.told, *lists)):
+            yield f"{separator}{canonical(name)}:"
+            separator = ","
+            if name in lists:
+                yield from _listed(lists[name](), partial(keep, name))
+            else:
+                yield canonical(self.told[name])
+        verification = reading.verification()
+        end = {
+            "summary": {
+                "runs": reading.read - reading.gone_read,
+                "gone": reading.gone_read,
+                "statuses": dict(reading.statuses),
+                "bodies": dict(reading.bodies),
+            },
+            "truncated": scopes.MOST_RUNS if reading.truncated else None,
+            "unknown": reading.unknown(),
+            "used": _used(reading),
+            "verification": _verification(verification, reading),
+        }
+        self.told.update(end)
+        for name in sorted(end):
+            yield f",{canonical(name)}:{canonical(end[name])}"
+        yield "}"
+
+
+def _listed(
+    values: Iterable[dict[str, Any]], keep: Callable[[dict[str, Any]], None]
+) -> Iterator[str]:
+    separator = "["
+    for value in values:
+        keep(value)
+        yield separator + canonical(value)
+        separator = ","
+    yield "[]" if separator == "[" else "]"
+
+
+def _holds(tenant: str) -> list[dict[str, Any]]:
+    rows = LegalHold.objects.filter(tenant_slug=tenant) if tenant else LegalHold.objects.all()
+    return [
+        {
+            "tenant": sealable(hold.tenant_slug),
+            "execution": str(hold.execution_id) if hold.execution_id else None,
+            "reason": sealable(hold.reason),
+            "since": moment(hold.created_at),
+        }
+        for hold in rows[:_MOST_HOLDS]
+    ]
+
+
+def _verification(found: Verification, reading: Reading) -> Mapping[str, Any]:
+    first, last = reading.span
+    return {
+        "intact": found.is_intact,
+        "entries": found.entries,
+        "first_entry": first,
+        "last_entry": last,
+        "head": found.head or None,
+        "executions": found.executions,
+        "findings": [
+            {"kind": each.kind, "entry": each.sequence, "detail": sealable(each.detail)}
+            for each in found.findings
+        ],
+        "more_findings": found.omitted,
+    }
+
+
+def _used(reading: Reading) -> dict[str, Any]:
+    """The configuration and policy versions that runs name, as their rows are now."""
+    pairs = sorted(reading.configurations)[:_MOST_USED]
+    versions = ConfigVersion.objects.defer("content").filter(
+        subject__in={provider for provider, _ in pairs},
+        version__in={version for _, version in pairs},
+    )
+    rows = {(row.subject, row.version): row for row in versions}
+    named = sorted(reading.policies)[:_MOST_USED]
+    policies = {str(row.pk): row for row in Policy.objects.filter(pk__in={pk for pk, _ in named})}
+    return {
+        "configurations": [
+            _configuration(provider, version, rows.get((provider, version)))
+            for provider, version in pairs
+        ],
+        "policies": [
+            {
+                "id": pk,
+                "version": version,
+                "name": sealable(str(policies[pk])) if pk in policies else None,
+            }
+            for pk, version in named
+        ],
+    }
+
+
+def _configuration(provider: str, version: int, row: ConfigVersion | None) -> dict[str, Any]:
+    said: dict[str, Any] = {"provider": sealable(provider), "version": version}
+    if row is None:
+        return {**said, "hash": None}
+    return {
+        **said,
+        "hash": row.content_hash,
+        "made_at": moment(row.created_at),
+        "made_by": sealable(row.author),
+        "approved_by": sealable(row.approved_by) or None,
+        "reason": sealable(row.reason) or None,
+    }

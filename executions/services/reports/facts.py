@@ -1,0 +1,112 @@
+"""What a report says of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from executions.models import Artifact, Execution, LedgerEntry
+from executions.services.ledger.canonical import moment
+from executions.services.ledger.records import Erasures
+from executions.services.ledger.sealing import body_hashes, sealable
+from executions.services.policies.told import policy_of
+
+# Of a body: it is there, was never kept, was erased as an entry says, or is gone without one.
+KEPT, NOT_KEPT, NONE, ERASED, REMOVED = "kept", "not kept", "none", "erased", "removed"
+_OUTPUTS = ("result", "outputs", "stdout", "stderr")
+
+
+def run_facts(
+    execution: Execution,
+    entry: LedgerEntry | None,
+    stated: Mapping[str, Any] | None,
+    erasures: Erasures,
+    *,
+    problem: str,
+    held: bool,
+    with_code: bool,
+) -> dict[str, Any]:
+    """All of it as JSON that has a canonical form. `stated` is what its entry says, where it is
+    authentic; `problem` what is wrong with the record, "" where nothing is."""
+    artifacts = list(execution.artifacts.all())
+    return {
+        "id": str(execution.pk),
+        **{name: sealable(getattr(execution, name)) for name in _COLUMNS},
+        "api_key": sealable({"name": execution.api_key_name, "prefix": execution.api_key_prefix}),
+        "asked_by": {name: sealable(getattr(execution, name)) for name in _ASKED},
+        "code": sealable(execution.code) if with_code and execution.code else None,
+        "error": _error(execution),
+        "policy": sealable(policy_of(execution)),
+        "bodies": {
+            "code": _code_state(execution, stated, erasures),
+            "output": _output_state(execution, stated, erasures),
+        },
+        "artifacts": [_artifact(artifact, execution, erasures) for artifact in artifacts],
+        "held": held,
+        "problem": sealable(problem),
+        "receipt": entry.receipt if entry is not None and stated is not None else None,
+    }
+
+
+_COLUMNS = (
+    *("tenant_slug", "created_at", "run_at", "started_at", "finished_at", "mode", "language"),
+    *("entrypoint", "subject", "request_id", "client_address", "session_id", "schedule_id"),
+    *("replay_of_id", "code_hash", "timeout", "status", "exit_code", "provider"),
+    *("config_version", "runtime", "isolation", "sharing", "cost", "queue_ms", "start_ms"),
+    *("run_ms", "total_ms"),
+)
+_ASKED = ("agent", "model", "conversation", "on_behalf_of", "traceparent")
+
+
+def _error(execution: Execution) -> dict[str, Any] | None:
+    if not execution.error_code:
+        return None
+    return {
+        "code": execution.error_code,
+        "field": sealable(execution.error_field) or None,
+        "message": sealable(execution.error_message),
+    }
+
+
+def _code_state(execution: Execution, stated: Mapping[str, Any] | None, erasures: Erasures) -> str:
+    if execution.code:
+        return KEPT
+    if stated is None or not stated.get("code_kept"):
+        return NOT_KEPT
+    return ERASED if erasures.covers(execution, "code") else REMOVED
+
+
+def _output_state(
+    execution: Execution, stated: Mapping[str, Any] | None, erasures: Erasures
+) -> str:
+    there = body_hashes(execution)
+    if stated is None or not any(stated.get(f"{name}_hash") for name in _OUTPUTS):
+        return KEPT if any(there[f"{name}_hash"] for name in _OUTPUTS) else NONE
+    gone = [name for name in _OUTPUTS if stated.get(f"{name}_hash") and not there[f"{name}_hash"]]
+    if not gone:
+        return KEPT
+    return ERASED if erasures.covers(execution, "output") else REMOVED
+
+
+def _artifact(artifact: Artifact, execution: Execution, erasures: Erasures) -> dict[str, Any]:
+    state = KEPT
+    if not artifact.file:
+        state = ERASED if erasures.covers(execution, "artifacts") else REMOVED
+    return {
+        "name": sealable(artifact.name),
+        "mime_type": sealable(artifact.mime_type),
+        "size_bytes": artifact.size_bytes,
+        "hash": f"sha256:{artifact.sha256}",
+        "bytes": state,
+    }
+
+
+def gone_facts(entry: LedgerEntry, stated: Mapping[str, Any], how: str) -> dict[str, Any]:
+    """Of a run whose record is gone: what its entry still says, which is its receipt."""
+    return {
+        "id": str(entry.execution_id),
+        "tenant_slug": sealable(stated.get("tenant")),
+        "finished_at": moment(entry.at),
+        "record": how,
+        "receipt": entry.receipt,
+    }

@@ -1,0 +1,201 @@
+"""The runs of a report, one after the other, each compared with what the ledger says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from executions.models import Execution, LedgerEntry
+from executions.services.holds import Held, held_by_ledger, held_of
+from executions.services.ledger.findings import Finding, Verification
+from executions.services.ledger.held import authentic
+from executions.services.ledger.records import Erasures, compare
+from executions.services.ledger.trust import trusted_keys
+from executions.services.ledger.verification import verify_entries
+from executions.services.reports import scope as scopes
+from executions.services.reports.facts import ERASED, REMOVED, gone_facts, run_facts
+from executions.services.reports.scope import Scope
+
+# Each may hold several hundred kilobytes.
+_AT_ONCE = 25
+_UNREADABLE = (TypeError, ValueError, AttributeError, KeyError, ArithmeticError)
+
+
+class Reading:
+    """Reads in two passes: `gone`, then `runs`; then `verification` says what came of it all.
+
+    Of runs and records that are gone, MOST_RUNS are read, and `truncated` says that there were
+    more. Raises LedgerUnavailable when nothing can be trusted.
+    """
+
+    def __init__(self, scope: Scope, said: Callable[[str], None] = lambda progress: None) -> None:
+        self.scope = scope
+        self.said = said
+        self.public_keys = trusted_keys()
+        self.erasures = Erasures(self.public_keys)
+        self.found = Verification()
+        self.read = 0
+        self.gone_read = 0
+        self.truncated = False
+        self.statuses: Counter[str] = Counter()
+        self.bodies: Counter[str] = Counter()
+        self.configurations: set[tuple[str, int]] = set()
+        self.policies: set[tuple[str, str]] = set()
+        self.without_entry = 0
+        self.span = (0, 0)
+        self._seen: set[UUID] = set()
+        self._by_ledger = held_by_ledger(thorough=False)
+        self._held: dict[str, Held] = {}
+
+    def gone(self) -> Iterator[dict[str, Any]]:
+        """Runs that the ledger has and the records have not."""
+        entries, after = self.scope.entries_without_rows(), None
+        while chunk := list(
+            (entries.filter(execution_id__gt=after) if after else entries)[:_AT_ONCE]
+        ):
+            after = chunk[-1].execution_id
+            for entry in chunk:
+                stated = authentic(entry, self.public_keys)
+                # One that is not authentic, and so may say anything, is left out of no report.
+                tenant = stated.get("tenant") if stated else self.scope.tenant
+                if self.scope.tenant and tenant != self.scope.tenant:
+                    continue
+                if self._is_full():
+                    return
+                self._note(entry.execution_id)
+                self.gone_read += 1
+                if stated is None:
+                    self._find("altered", entry.sequence, "its entry is not as it was signed")
+                    continue
+                erased = self._was_erased(stated)
+                if not erased:
+                    detail = f"the record of execution {entry.execution_id} was removed"
+                    self._find("missing record", entry.sequence, detail)
+                yield gone_facts(entry, stated, ERASED if erased else REMOVED)
+
+    def runs(self) -> Iterator[dict[str, Any]]:
+        rows, after = self.scope.executions().defer("pending"), None
+        rows = rows.select_related("tenant", "api_key").prefetch_related("artifacts")
+        while chunk := list((rows.filter(pk__gt=after) if after else rows)[:_AT_ONCE]):
+            after = chunk[-1].pk
+            entries = LedgerEntry.objects.in_bulk(
+                [execution.pk for execution in chunk], field_name="execution_id"
+            )
+            for execution in chunk:
+                if self._is_full():
+                    return
+                self._note(execution.pk)
+                yield self._run(execution, entries.get(execution.pk))
+            self.said(f"{self.read} runs read")
+
+    def unknown(self) -> list[str]:
+        """Of the executions that were asked for, those that neither records nor ledger have, or
+        that are another tenant's."""
+        if self.truncated:
+            return []
+        return sorted(str(pk) for pk in set(self.scope.ids) - self._seen)
+
+    def verification(self) -> Verification:
+        """What was found in the records, and in the entries of the range, which are read now."""
+        first, last = self.span = self.scope.span()
+
+        def progress(found: Verification) -> None:
+            self.said(f"{found.entries} of {last - first + 1} entries of the ledger read")
+
+        chain = verify_entries(first, last, progress)
+        for finding in self.found.findings:
+            chain.add(finding)
+        chain.omitted += self.found.omitted
+        chain.executions = self.found.executions
+        chain.sort()
+        return chain
+
+    def is_held(self, tenant: str, execution_id: UUID) -> bool:
+        if tenant not in self._held:
+            self._held[tenant] = held_of(tenant, self._by_ledger.get(tenant, Held()))
+        held = self._held[tenant]
+        return held.everything or execution_id in held.executions
+
+    def _run(self, execution: Execution, entry: LedgerEntry | None) -> dict[str, Any]:
+        if entry is None:
+            # It may have ended since its row was read.
+            execution.refresh_from_db()
+            entry = LedgerEntry.objects.filter(execution_id=execution.pk).first()
+        elif execution.is_open:
+            execution.refresh_from_db()
+        stated = authentic(entry, self.public_keys) if entry else None
+        held = self.is_held(execution.tenant_slug, execution.pk)
+
+        def facts_of(row: Execution, problem: str, with_code: bool) -> dict[str, Any]:
+            return run_facts(
+                *(row, entry, stated, self.erasures),
+                problem=problem,
+                held=held,
+                with_code=with_code,
+            )
+
+        try:
+            problem = self._problem(execution, entry, stated)
+            facts = facts_of(execution, problem, self.scope.with_code)
+        except _UNREADABLE as error:
+            # Whoever wrote nonsense into it must not keep the others from being reported.
+            problem = f"it cannot be read: {type(error).__name__}"
+            number = entry.sequence if entry else 0
+            detail = f"the record of execution {execution.pk} cannot be read"
+            self._find("altered record", number, detail)
+            blank = Execution(pk=execution.pk, tenant_slug=execution.tenant_slug, timeout=0)
+            facts = facts_of(blank, problem, False)
+        self.statuses[execution.status] += 1
+        for body, state in facts["bodies"].items():
+            self.bodies[f"{body} {state}"] += 1
+        if execution.provider and execution.config_version is not None:
+            self.configurations.add((execution.provider, execution.config_version))
+        policy = facts["policy"] or {}
+        if isinstance(policy.get("id"), int):
+            self.policies.add((str(policy["id"]), str(policy["version"])))
+        return facts
+
+    def _problem(
+        self, execution: Execution, entry: LedgerEntry | None, stated: Mapping[str, Any] | None
+    ) -> str:
+        """What is wrong with it, which is then also a finding."""
+        if entry is None:
+            if execution.is_open:
+                return ""
+            self.without_entry += 1
+            self._find("missing", 0, f"execution {execution.pk} ended and has no entry")
+            return "it ended and has no entry in the ledger"
+        self.found.executions += 1
+        if stated is None or stated.get("subject") != str(execution.pk):
+            self._find("altered", entry.sequence, "its entry is not as it was signed")
+            return "its entry is not as it was signed"
+        problem = compare(execution, stated, self.erasures)
+        if problem:
+            # Bodies may have been erased since it was read.
+            self.erasures.read_on()
+            execution.refresh_from_db()
+            problem = compare(execution, stated, self.erasures)
+        if problem:
+            detail = f"in the record of execution {execution.pk}, {problem}"
+            self._find("altered record", entry.sequence, detail)
+        return problem
+
+    def _was_erased(self, stated: Mapping[str, Any]) -> bool:
+        if self.erasures.covers_record(stated):
+            return True
+        self.erasures.read_on()
+        return self.erasures.covers_record(stated)
+
+    def _is_full(self) -> bool:
+        self.truncated = self.truncated or self.read >= scopes.MOST_RUNS
+        return self.truncated
+
+    def _note(self, execution_id: UUID | None) -> None:
+        self.read += 1
+        if self.scope.ids and execution_id:
+            self._seen.add(execution_id)
+
+    def _find(self, kind: str, sequence: int, detail: str) -> None:
+        self.found.add(Finding(kind, sequence, detail))
