@@ -175,6 +175,8 @@ class Playground:
             "title": "Playground",
             "typed": typed,
             "session": session,
+            "session_name": visible(session.name) if session else "",
+            "contexts": _contexts(session) if session else [],
             "transcript": transcript_of(str(session.pk), request.GET.get("page", ""))
             if session
             else None,
@@ -213,6 +215,14 @@ def _session(request: HttpRequest, typed: Typed) -> Session | None:
         return session_of(None, typed.session)
     except NoSuchSession:
         raise Http404 from None
+
+
+def _contexts(session: Session) -> list[tuple[str, str, str]]:
+    """Id, language, and both to be read, of each."""
+    return [
+        (each["id"], each["language"], visible(f"{each['id']} ({each['language']})"))
+        for each in session.contexts
+    ]
 
 
 def _not_kept(execution: Execution) -> str:
