@@ -177,13 +177,16 @@ def test_what_takes_an_approval_waits_and_is_approved_by_somebody_else(
     may = ("view_approval", "decide_approval", "use_playground", "view_execution")
     asker, other = signed_in("ann", *may), signed_in("ada", *may)
 
-    assert sent(asker, f"print('x')\n{HELLO}").json()["waits_for_approval"] is True
+    body = {"code": f"print('x')\n{HELLO}", "provider": "scripted"}
+    assert sent(asker, **body).json()["waits_for_approval"] is True
 
     approval = Approval.objects.get()
     # A new name makes no other person.
     User.objects.filter(username="ann").update(username="anna")
     decide = f"/admin/executions/approval/{approval.pk}/decide/"
     body = {"approve": "1", "request_hash": approval.request_hash}
+    page = other.get(f"/admin/executions/approval/{approval.pk}/change/").content.decode()
+    assert all(text in page for text in ("playground by user:ann", "Provider", "scripted"))
     said = asker.post(decide, body, follow=True).content.decode()
     assert "somebody else approves it" in said
     run_queued()

@@ -100,4 +100,6 @@ def test_nothing_runs_in_a_session_that_has_ended_or_whose_tenant_is_not_active(
     charlie.tenant.save()
     assert in_session(operator, other, "pass").json()["error"]["message"].startswith("tenant:")
     assert operator.get(f"{PAGE}?session=x").status_code == 404
+    for wrong in ("x", str(charlie.tenant.pk), "00000000-0000-0000-0000-000000000000"):
+        assert in_session(operator, {"id": wrong}, "pass").status_code == 404
     assert not Execution.objects.exists()

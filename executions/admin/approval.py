@@ -130,6 +130,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Timeout": "" if wanted.timeout is None else f"{wanted.timeout:g} s",
         "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
+        "Provider": wanted.provider,
         "Asked for by": wanted.subject,
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.

@@ -33,7 +33,6 @@ from executions.admin.filters import (
     ProviderFilter,
     TenantFilter,
 )
-from executions.admin.playground import may_use
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.claims import CLAIMS
 from executions.services.code_search import search_code
@@ -255,7 +254,6 @@ class ExecutionAdmin(ReadOnly, ExecutionModelAdmin):
         may_replay = request.user.has_perm(REPLAY)
         may_cancel = request.user.has_perm(CANCEL)
         context = {**(extra_context or {}), "may_replay": may_replay, "may_cancel": may_cancel}
-        context["may_play"] = may_use(request.user)
         return super().change_view(request, object_id, form_url, context)
 
     @admin.display(description="id")

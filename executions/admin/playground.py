@@ -143,6 +143,9 @@ class Playground:
         if request.method != "POST":
             raise Http404
         typed = Typed.sent(request)
+        if typed.session is None and request.POST.get("session"):
+            # What is no session must not run outside of one.
+            raise Http404
         if typed.session is not None and not may_use_sessions(request.user):
             raise PermissionDenied
         return answer(request, told(request, self._refusable(request, typed, work)))

@@ -16,7 +16,6 @@ from django.utils.timezone import localtime
 
 from executions.admin.bases import SessionModelAdmin
 from executions.admin.filters import BoundedPaginator, SessionProviderFilter, SessionTenantFilter
-from executions.admin.playground import may_use_sessions
 from executions.admin.saved_files import SavedFiles
 from executions.admin.session_views import OPERATE, SessionViews
 from executions.admin.transcript import transcript_of
@@ -93,10 +92,7 @@ class SessionAdmin(ReadOnly, SessionModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        context: dict[str, Any] = {
-            "may_operate": request.user.has_perm(OPERATE),
-            "may_play": may_use_sessions(request.user),
-        }
+        context: dict[str, Any] = {"may_operate": request.user.has_perm(OPERATE)}
         if self.has_view_permission(request):
             context["transcript"] = transcript_of(object_id, request.GET.get("page", ""))
         return super().change_view(

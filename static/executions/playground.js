@@ -26,6 +26,15 @@
     return made;
   };
 
+  // Text that may be long enough to be scrolled, which takes the keyboard's focus.
+  const block = (label, text) => {
+    const made = element("pre", text, "record");
+    made.tabIndex = 0;
+    made.setAttribute("role", "region");
+    made.setAttribute("aria-label", label);
+    return made;
+  };
+
   // The editor.
 
   const {
@@ -59,7 +68,8 @@
     ".cm-gutters": {
       color: "var(--soft)", backgroundColor: "var(--darkened-bg)", borderRight: "1px solid var(--line)",
     },
-    ".cm-activeLine, .cm-activeLineGutter": { backgroundColor: "rgb(128 128 128 / 10%)" },
+    ".cm-activeLine": { backgroundColor: "rgb(128 128 128 / 10%)" },
+    ".cm-activeLineGutter": { color: "var(--ink)", backgroundColor: "transparent" },
     "&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground":
       { background: "rgb(37 99 235 / 30%)" },
     ".cm-specialChar": { color: "var(--bad)" },
@@ -181,9 +191,11 @@
     parts.whole = made.querySelector("article");
     parts.page.href = begun.page;
     parts.page.textContent = `Execution ${begun.id}`;
+    parts.text.setAttribute("aria-label", `Output of ${begun.id}`);
     if (inSession) {
       parts.code.textContent = visible(code);
       parts.code.hidden = false;
+      parts.code.setAttribute("aria-label", `Code of ${begun.id}`);
     } else {
       output.replaceChildren();
     }
@@ -258,7 +270,7 @@
     const more = (heading, ...shown) =>
       parts.more.append(element("p", heading, "record-note"), ...shown);
     if (execution.has_result) {
-      more("Result", element("pre", JSON.stringify(execution.result, null, 2), "record"));
+      more("Result", block("Result", JSON.stringify(execution.result, null, 2)));
     }
     execution.outputs.forEach((bundle, number) => {
       if (IMAGES.some((type) => type in bundle)) {
@@ -268,7 +280,7 @@
         image.src = begun.page.replace(/change\/$/, `outputs/${number}/image`);
         parts.more.append(image);
       } else if (typeof bundle["text/plain"] === "string") {
-        parts.more.append(element("pre", bundle["text/plain"], "record"));
+        parts.more.append(block(`Output ${number + 1}`, bundle["text/plain"]));
       }
     });
     if (execution.artifacts.length) {
@@ -286,9 +298,7 @@
     list.replaceChildren();
     for (const [name, text] of Object.entries(snippets)) {
       const heading = element("h3", name);
-      const pre = element("pre", text, "record");
-      pre.tabIndex = 0;
-      pre.setAttribute("aria-label", name);
+      const pre = block(name, text);
       const copy = element("button", "Copy", "button button-quiet");
       copy.type = "button";
       copy.setAttribute("aria-label", `Copy ${name}`);
