@@ -82,7 +82,9 @@
   const modeNow = () => (MODES[language()] ? StreamLanguage.define(MODES[language()]) : []);
 
   const run = () => {
-    form.requestSubmit(runButton);
+    if (!runButton.disabled) {
+      form.requestSubmit(runButton);
+    }
     return true;
   };
   const host = element("div", "", "play-editor");
@@ -334,7 +336,8 @@
         runButton.disabled = runButton.disabled && !isRun;
       } else if (isRun) {
         follow(said, code);
-        if (inSession) {
+        // Unless the next cell was begun meanwhile.
+        if (inSession && area.value === code) {
           setCode("");
         }
       } else {
