@@ -9,7 +9,7 @@ from django.db.models import Model
 
 from executions.empty_lists import EMPTY
 from executions.models import Execution, LedgerEntry
-from executions.services.first_steps import Step
+from executions.services.first_steps import NEW_BELOW, Step
 from executions.services.first_steps import first_steps as steps_of
 from providers.models import ConfigVersion, ProviderConfig
 
@@ -42,4 +42,5 @@ def ledger_entry_of(row: Model) -> LedgerEntry | None:
 
 @register.simple_tag(takes_context=True)
 def first_steps(context: template.Context) -> list[Step]:
-    return steps_of(context["request"].user)
+    counted = context["figures"].total
+    return steps_of(context["request"].user) if counted < NEW_BELOW else []
