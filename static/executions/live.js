@@ -13,6 +13,8 @@
   );
   const MOST_CHARACTERS = 100_000;
   const MOST_OF_LINE = 2_000;
+  // Of two streams that take turns with every character.
+  const MOST_PIECES = 2_000;
   const NEAR_END = 24;
   const OPEN = ["queued", "running"];
   const AGAIN_SECONDS = 3;
@@ -57,7 +59,8 @@
         element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_END;
       for (const { stream, text } of this.waiting) this.append(stream, text);
       this.waiting = [];
-      while (this.size > MOST_CHARACTERS && element.children.length > 1) {
+      const isMuch = () => this.size > MOST_CHARACTERS || element.children.length > MOST_PIECES;
+      while (isMuch() && element.children.length > 1) {
         this.size -= element.firstElementChild.lastChild.length;
         element.firstElementChild.remove();
         this.isCut = true;
