@@ -73,6 +73,15 @@ UNFOLD: dict[str, Any] = {
                         "link": reverse_lazy("admin:index"),
                     },
                     _item("Executions", "terminal", "execution", "executions"),
+                    {
+                        "title": "Playground",
+                        "icon": "play_circle",
+                        "link": reverse_lazy("playground"),
+                        "permission": lambda request: (
+                            request.user.has_perm("executions.use_playground")
+                            and request.user.has_perm("executions.view_execution")
+                        ),
+                    },
                     _item("Schedules", "schedule", "schedule", "executions"),
                     _item("Sessions", "forum", "session", "executions"),
                     _item("Snapshots", "photo_library", "snapshot", "executions"),

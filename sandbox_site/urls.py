@@ -5,6 +5,7 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from executions.admin.dashboard import figures_view, pool_view
+from executions.admin.playground import Playground
 from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz, readyz
 from sandbox_site.login import login, logout, own_password
@@ -26,6 +27,7 @@ urlpatterns = [
     path("admin/figures/", admin.site.admin_view(figures_view), name="dashboard-figures"),
     path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
     path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
+    path("admin/playground/", include(Playground(admin.site).urls)),
     path("admin/login/", login, name="login"),
     path("admin/logout/", logout, name="logout"),
     path("admin/password_change/", admin.site.admin_view(own_password), name="own-password"),

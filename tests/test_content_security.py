@@ -15,6 +15,7 @@ PAGES = (
     "/admin/",
     "/admin/login/",
     "/admin/pool/",
+    "/admin/playground/",
     "/admin/authenticator/",
     "/admin/providers/providerconfig/",
     "/admin/providers/providerconfig/add/",

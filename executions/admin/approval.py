@@ -14,7 +14,13 @@ from unfold.admin import ModelAdmin
 
 from executions.admin.policy import VIEW_EXECUTION
 from executions.models import Approval
-from executions.services.policies.approvals import DECIDE, AlreadyDecided, decide, request_of
+from executions.services.policies.approvals import (
+    DECIDE,
+    AlreadyDecided,
+    AskedBySame,
+    decide,
+    request_of,
+)
 from executions.services.presentation import visible
 from executions.services.record import file_facts
 from executions.services.requests import ExecutionRequest
@@ -85,7 +91,7 @@ class ApprovalAdmin(ReadOnly, _ApprovalAdmin):
                 approve=approve,
                 request_hash=request.POST.get("request_hash", ""),
             )
-        except AlreadyDecided as error:
+        except (AlreadyDecided, AskedBySame) as error:
             messages.error(request, error.message)
         else:
             said = "approved" if approve else "rejected"
@@ -124,6 +130,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Timeout": "" if wanted.timeout is None else f"{wanted.timeout:g} s",
         "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
+        "Provider": wanted.provider,
         "Asked for by": wanted.subject,
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.

@@ -229,6 +229,7 @@ class Execution(models.Model):
             ("export_execution", "Can export executions"),
             ("replay_execution", "Can replay executions"),
             ("cancel_execution", "Can cancel executions"),
+            ("use_playground", "Can run code in the playground"),
         )
         indexes = [
             models.Index(fields=("tenant", "-id"), name="execution_tenant_id"),

@@ -13,6 +13,7 @@ from django.db import transaction
 
 from executions.models import Execution
 from executions.services.actor import current_actor
+from executions.services.choosing import choices_for, require_choice
 from executions.services.declared import refuse
 from executions.services.ledger import append
 from executions.services.record import Caller, Outcome
@@ -24,9 +25,7 @@ from executions.services.waiting import Waits, wait_for
 from executions.text import from_json
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig
-from providers.services import two_person_rule
 from providers.services.apart import waiting_apart
-from providers.services.routing import planned
 from providers.starting import start_provider
 
 MAX_LINES = 1_000
@@ -46,8 +45,7 @@ def replaying(execution: Execution, provider_id: str = "") -> Waits[Outcome]:
     """
     wanted = provider_id or execution.provider
     request = recorded_request(execution)
-    if two_person_rule() and wanted not in providers_for(execution):
-        refuse("provider", "The tenant's code does not go there; two persons can change that.")
+    require_choice(wanted, execution.tenant_slug, execution.language)
     route = route_to(wanted)
     with transaction.atomic():
         content = {"provider": wanted}
@@ -83,20 +81,8 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
 
 
 def providers_for(execution: Execution) -> list[str]:
-    """The providers a replay can be run on.
-
-    Under the two-person rule those alone that the tenant's code may go to now: where it runs is
-    not for one person to choose.
-    """
-    rows = ProviderConfig.objects.order_by("provider_id").values_list("provider_id", "is_active")
-    if not two_person_rule():
-        return [provider_id for provider_id, _ in rows]
-    route = planned(execution.tenant_slug, execution.language)
-    return [
-        provider_id
-        for provider_id, is_active in rows
-        if (provider_id in route if route else is_active)
-    ]
+    """The providers a replay can be run on."""
+    return choices_for(execution.tenant_slug, execution.language)
 
 
 def route_to(provider_id: str) -> Route:

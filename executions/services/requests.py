@@ -32,6 +32,7 @@ from executions.services.kinds import (
     Id,
     LanguageName,
     Moment,
+    ShortName,
     Subject,
     Timeout,
 )
@@ -118,7 +119,8 @@ class ExecutionRequest:
     Raises InvalidConfiguration naming the field at fault. `subject` is whom the caller acts for.
     `session`, with the `context` and the environment `env` in it, is where it runs; `background` is
     a command there that nobody waits for. `usual_timeout` is what it takes where `timeout` is None,
-    cut to what the provider carries out; its bound is for whoever names it.
+    cut to what the provider carries out; its bound is for whoever names it. `provider` is the one
+    that somebody signed in has chosen in place of the tenant's route.
     """
 
     code: Annotated[Code, Field(description="Its bound is bytes of UTF-8.")]
@@ -167,6 +169,7 @@ class ExecutionRequest:
         Moment | None,
         Field(description="Not before this time, which is to come; only with mode async."),
     ] = None
+    provider: ShortName = ""
     arguments_json: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -175,6 +178,8 @@ class ExecutionRequest:
         for name in ("context", "env"):
             if self.session is None and getattr(self, name):
                 refuse(name, "Only what runs in a session has one.")
+        if self.session is not None and self.provider:
+            refuse("provider", "A session stays where it was opened.")
         if self.priority != "normal" and self.mode != "async":
             refuse("priority", "Only what is queued has one, with mode async.")
         if self.priority != "normal" and self.session is not None:
@@ -236,6 +241,8 @@ class ExecutionRequest:
             parts += [str(self.session), self.context, to_json(dict(self.env))]
         if self.run_at is not None:
             parts.append(f"run_at {self.run_at.isoformat()}")
+        if self.provider:
+            parts.append(f"provider {self.provider}")
         return parts
 
     def to_stored(self) -> dict[str, Any]:
@@ -253,6 +260,7 @@ class ExecutionRequest:
             "mode": self.mode,
             "subject": self.subject,
             **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),
+            **({"provider": self.provider} if self.provider else {}),
             **self._place(),
         }
 
@@ -290,7 +298,7 @@ _ONLY_ASYNC = {
 RUN = Body(
     ExecutionRequest,
     "ExecutionRequest",
-    ours=("subject", "background", "usual_timeout", "traceparent"),
+    ours=("subject", "background", "usual_timeout", "traceparent", "provider"),
     only={"entrypoint": API_ENTRYPOINTS},
     says={
         "anyOf": [
@@ -318,7 +326,7 @@ CELL = Body(
     "Cell",
     ours=(
         *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
-        *("traceparent", "priority", "run_at"),
+        *("traceparent", "priority", "run_at", "provider"),
     ),
     says={"allOf": [_ONLY_ASYNC]},
 )

@@ -38,6 +38,7 @@ _OPERATES = Q(
         "change_apikey",
         "replay_execution",
         "cancel_execution",
+        "use_playground",
         "pause_schedule",
         "operate_session",
         "acknowledge_alert",

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import DatabaseError
 
 from executions.services.asking import guarded
+from executions.services.choosing import require_choice
 from executions.services.isolation import require_provider
 from executions.services.languages import supported_languages
 from executions.services.policies.in_force import BlockedByPolicy
@@ -52,10 +53,16 @@ class Unfit(PassedOver):
     """It could never carry out this request."""
 
 
-def steps_for(language: str, tenant_slug: str, route: Route | None = None) -> list[Step]:
-    """What to try for a request, in order; `route` alone where the caller has chosen."""
+def steps_for(
+    language: str, tenant_slug: str, route: Route | None = None, *, chosen: str = ""
+) -> list[Step]:
+    """What to try for a request, in order; `route` or the provider `chosen` alone where there is
+    one. Raises InvalidConfiguration for one that cannot be chosen."""
     if route is not None:
         return [Step(route)]
+    if chosen:
+        require_choice(chosen, tenant_slug, language)
+        return [Step(lender(chosen), chosen)]
     ids = planned(tenant_slug, language)
     if not ids:
         return [Step(manager.lease)]

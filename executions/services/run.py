@@ -82,7 +82,7 @@ def running(
     elif request.session is not None:
         request, steps = cell_of(request.session, request, caller)
     else:
-        steps = steps_for(request.language, caller.tenant.slug, route)
+        steps = steps_for(request.language, caller.tenant.slug, route, chosen=request.provider)
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
         refuse_unsupported(request.language, steps)

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from executions.models import Approval, Execution, LedgerEntry
 from executions.services import payloads
+from executions.services.by_hand import was_run_by
 from executions.services.execution_log import log_execution
 from executions.services.ledger import append
 from executions.services.ledger.formats import parse
@@ -36,6 +37,10 @@ _KIND = "approval"
 
 class AlreadyDecided(InvalidConfiguration):
     """It was decided before, has ended, or is not what was looked at. Nothing was changed."""
+
+
+class AskedBySame(InvalidConfiguration):
+    """Whoever wants to approve it has asked for it. Nothing was changed."""
 
 
 def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]) -> None:
@@ -101,10 +106,12 @@ def request_of(approval: Approval) -> ExecutionRequest | None:
 def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str) -> None:
     """Let it run, or end it as blocked, in the name of somebody signed in.
 
-    `request_hash` is what was shown. Raises PermissionDenied, and AlreadyDecided.
+    `request_hash` is what was shown. Raises PermissionDenied, AlreadyDecided, and AskedBySame.
     """
     if not person.has_perm(DECIDE):
         raise PermissionDenied
+    if approve and was_run_by(person, approval.execution_id):
+        raise AskedBySame("You have asked for it yourself: somebody else approves it.")
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     verdict = Status.APPROVED if approve else Status.REJECTED
     with transaction.atomic():

@@ -16,7 +16,7 @@ SCHEDULED = Body(
     "ScheduledExecution",
     ours=(
         *("subject", "background", "usual_timeout", "traceparent", "mode", "run_at"),
-        *("idempotency_key", "session", "context", "env"),
+        *("idempotency_key", "session", "context", "env", "provider"),
     ),
     only={"entrypoint": API_ENTRYPOINTS},
 )

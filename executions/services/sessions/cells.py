@@ -57,9 +57,10 @@ def cell_of(
 def steps_of(
     request: ExecutionRequest, tenant_slug: str, route: Route | None = None
 ) -> Sequence[Step]:
-    """Where a request that was queued is to run. Raises Conflict for a session that has ended."""
+    """Where a request that was queued is to run. Raises Conflict for a session that has ended, and
+    InvalidConfiguration for a provider that cannot be chosen any more."""
     if request.session is None:
-        return steps_for(request.language, tenant_slug, route)
+        return steps_for(request.language, tenant_slug, route, chosen=request.provider)
     session = Session.objects.get(pk=request.session)
     refuse_ended(session)
     return [step_in(session, request.context, request.env, None)]

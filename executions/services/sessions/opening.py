@@ -48,16 +48,17 @@ from providers.services.routing import planned
 logger = logging.getLogger(__name__)
 
 
-def opening(request: SessionRequest, caller: Caller) -> Waits[Session]:
+def opening(request: SessionRequest, caller: Caller, *, may_choose: bool = False) -> Waits[Session]:
     """An open session. Its provider is chosen now, and never again.
 
+    With `may_choose` it need not be on the tenant's route (`services.choosing`).
     Raises InvalidConfiguration for a language or provider that the tenant's route does not lead
     to, BeyondKey for what the caller's key is not for, BlockedByPolicy for what the tenant's policy
     does not allow, Conflict for a name that is taken,
     RateLimited where there is no room, and what the provider does; the session is then closed.
     """
     slug = caller.tenant.slug
-    steps: Sequence[Step] = _steps(request, slug)
+    steps: Sequence[Step] = _steps(request, slug, may_choose)
     require_template(caller, request.template)
     steps = allowed_steps(caller, request.language, steps)
     held = Held(rules_for(slug))
@@ -80,9 +81,9 @@ def opening(request: SessionRequest, caller: Caller) -> Waits[Session]:
     return session
 
 
-def _steps(request: SessionRequest, slug: str) -> list[Step]:
-    if not request.provider:
-        return steps_for(request.language, slug)
+def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
+    if may_choose or not request.provider:
+        return steps_for(request.language, slug, chosen=request.provider)
     on_route = planned(slug, request.language) or [manager.in_force()]
     if request.provider not in on_route:
         refuse("provider", "Must be a configuration on the tenant's route.")

@@ -1,0 +1,89 @@
+"""What somebody signed in has run by hand, as a tenant: by the path of what comes with a key.
+
+Nothing is allowed here that is not allowed there, but to choose a provider (`services.choosing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from executions.models import Execution, Session, Tenant
+from executions.services import by_hand
+from executions.services.actor import current_actor
+from executions.services.declared import refuse
+from executions.services.record import Caller
+from executions.services.requests import ExecutionRequest
+from executions.services.run import running
+from executions.services.sessions.errors import tenant_of
+from executions.services.sessions.finding import living_session_of
+from executions.services.sessions.opening import opening
+from executions.services.sessions.requests import SessionRequest
+from executions.services.tenants import INTERNAL, internal_tenant
+from executions.services.waiting import Waits
+
+RAN = "Ran it in the playground."
+
+
+def playing(
+    read: Callable[..., ExecutionRequest],
+    tenant_slug: str,
+    person: Any,
+    *,
+    address: str,
+    request_id: str,
+) -> Waits[Execution]:
+    """The execution, queued as the tenant's, or as that of the tenant of the request's session.
+
+    `read` makes the request, given what is not the person's to say. The record's subject names who
+    asked, and so does the admin's log. Raises InvalidConfiguration for a tenant that is not there
+    or not active, and what `read` and `running` do.
+    """
+    request = read(mode="async", subject=_subject())
+    if request.session is not None:
+        tenant = tenant_of(living_session_of(None, request.session))
+        _refuse_inactive(tenant)
+    else:
+        tenant = _tenant(tenant_slug)
+    caller = Caller(tenant, request_id=request_id, client_address=address)
+    outcome = yield from running(
+        request, caller, waits=True, beside=lambda execution: by_hand.note(person, execution, RAN)
+    )
+    return outcome.execution
+
+
+def opening_by_hand(
+    read: Callable[..., SessionRequest],
+    tenant_slug: str,
+    person: Any,
+    *,
+    address: str,
+    request_id: str,
+) -> Waits[Session]:
+    """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
+    request = read(subject=_subject())
+    caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
+    session = yield from opening(request, caller, may_choose=True)
+    by_hand.note(person, session, "Opened it in the playground.")
+    return session
+
+
+def _subject() -> str:
+    return f"playground by {current_actor()}"[:255]
+
+
+def _tenant(slug: str) -> Tenant:
+    if slug == INTERNAL:
+        tenant = internal_tenant()
+    else:
+        found = Tenant.objects.filter(slug=slug).first()
+        if found is None:
+            refuse("tenant", "There is no tenant of this slug.")
+        tenant = found
+    _refuse_inactive(tenant)
+    return tenant
+
+
+def _refuse_inactive(tenant: Tenant) -> None:
+    if not tenant.is_active:
+        refuse("tenant", "Is not active: nothing is run for it.")
