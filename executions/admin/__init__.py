@@ -2,6 +2,7 @@ from executions.admin.alert import AlertAdmin, AuditExportAdmin
 from executions.admin.api_key import ApiKeyAdmin
 from executions.admin.approval import ApprovalAdmin
 from executions.admin.execution import ExecutionAdmin
+from executions.admin.ledger_check import LedgerCheckAdmin
 from executions.admin.ledger_entry import LedgerEntryAdmin
 from executions.admin.legal_hold import LegalHoldAdmin
 from executions.admin.policy import PolicyAdmin
@@ -20,6 +21,7 @@ __all__ = (
     "AuditExportAdmin",
     "BudgetAdmin",
     "ExecutionAdmin",
+    "LedgerCheckAdmin",
     "LedgerEntryAdmin",
     "LegalHoldAdmin",
     "PolicyAdmin",

@@ -24,6 +24,7 @@ EVERY_MINUTES = {
     "executions.tasks.index_new_code": 1,
     "executions.tasks.watch_alerts": 1,
     "executions.tasks.export_ledger": 1,
+    "executions.tasks.check_ledger": 1,
     "executions.tasks.watch_spending": 5,
     "executions.tasks.give_space_back": 5,
     "executions.tasks.collect_blobs": 20,

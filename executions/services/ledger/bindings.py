@@ -191,6 +191,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.alert": {
         "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
     },
+    "executions.ledgercheck": {
+        "*": "What a verification found, told when it was read; read anew, the ledger tells it again."
+    },
     "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
     "executions.savedfilter": {"*": "A way to look at the list, made by whoever looks."},
     "executions.codetext": {"*": "A copy of code for searching it; what is found is bound."},
