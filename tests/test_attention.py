@@ -128,7 +128,9 @@ def test_each_kind_is_counted_and_listed_for_who_may_see_all_of_it(
     ):
         assert text in page
     # Names and findings are other people's words.
-    assert "<b>\u202ebad" not in page and "[U+202E]bad" in page and "&lt;b&gt;x" in page
+    assert "<b>\u202ebad" not in page
+    assert "[U+202E]bad" in page
+    assert "&lt;b&gt;x" in page
     # As many as the list behind it has.
     listed = admin_client.get("/admin/providers/pendingchange/?status__exact=waiting")
     assert listed.context["cl"].result_count == 2
@@ -140,7 +142,8 @@ def test_nobody_is_told_of_what_he_may_not_open(alice: Caller, django_user_model
     client = Client()
     client.force_login(clerk)
     page = client.get("/admin/").content.decode()
-    assert badges(page) == {} and "Calls for attention" not in page
+    assert badges(page) == {}
+    assert "Calls for attention" not in page
 
     clerk.user_permissions.add(
         *Permission.objects.filter(codename__in=("view_pendingchange", "view_tenant"))
@@ -148,7 +151,8 @@ def test_nobody_is_told_of_what_he_may_not_open(alice: Caller, django_user_model
     page = client.get("/admin/").content.decode()
     # That of an account is on no page of his.
     assert badges(page) == {"/admin/providers/pendingchange/": "1"}
-    assert "user ben" not in page and "It is so." not in page
+    assert "user ben" not in page
+    assert "It is so." not in page
 
     for role in (OPERATOR, AUDITOR):
         of_accounts = role == AUDITOR
@@ -158,7 +162,8 @@ def test_nobody_is_told_of_what_he_may_not_open(alice: Caller, django_user_model
 
 def test_where_nothing_waits_no_count_is_shown(admin_client: Client) -> None:
     page = admin_client.get("/admin/").content.decode()
-    assert badges(page) == {} and "menu-badge" not in page
+    assert badges(page) == {}
+    assert "menu-badge" not in page
     assert "Nothing waits for you." in page
 
 

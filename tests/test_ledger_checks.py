@@ -53,13 +53,18 @@ def test_an_auditor_has_it_verified_and_sees_what_came_of_it(alice: Caller) -> N
     assert (noted.user.username, noted.change_message) == ("auditor", "Had the ledger verified.")
     assert LedgerEntry.objects.filter(kind="admin_action").exists()
     waiting = auditor.get(STATE).content.decode()
-    assert "waits for a worker" in waiting and "every 2s" in waiting
+    assert "waits for a worker" in waiting
+    assert "every 2s" in waiting
     assert "<button" not in waiting
 
     check = carry_out()
-    assert check is not None and check.state == "intact" and check.executions == 1
+    assert check is not None
+    assert check.state == "intact"
+    assert check.executions == 1
     shown = auditor.get(STATE).content.decode()
-    assert "Intact" in shown and "by auditor" in shown and "every 2s" not in shown
+    assert "Intact" in shown
+    assert "by auditor" in shown
+    assert "every 2s" not in shown
     assert auditor.get("/admin/executions/ledgercheck/").status_code == 200
     assert auditor.get(f"/admin/executions/ledgercheck/{check.pk}/change/").status_code == 200
 
@@ -128,7 +133,8 @@ def test_what_a_dead_process_read_is_closed_and_may_be_asked_for_again(
         ),
     )
     check = carry_out()
-    assert check is not None and (check.state, check.entries) == ("failed", 0)
+    assert check is not None
+    assert (check.state, check.entries) == ("failed", 0)
 
 
 def test_progress_is_stored_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +161,9 @@ def test_an_altered_entry_is_found_shown_and_opens_an_alert(admin_client: Client
     changed_entry()
     ask("ada")
     check = carry_out()
-    assert check is not None and check.state == "not_intact" and check.findings
+    assert check is not None
+    assert check.state == "not_intact"
+    assert check.findings
     assert "Not intact" in admin_client.get(STATE).content.decode()
     front = admin_client.get("/admin/").content.decode()
     assert "The ledger is not intact" in front

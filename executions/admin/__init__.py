@@ -7,6 +7,7 @@ from executions.admin.ledger_entry import LedgerEntryAdmin
 from executions.admin.legal_hold import LegalHoldAdmin
 from executions.admin.policy import PolicyAdmin
 from executions.admin.process import ProcessAdmin
+from executions.admin.route import TenantRouteAdmin
 from executions.admin.schedule import ScheduleAdmin
 from executions.admin.session import SessionAdmin
 from executions.admin.snapshot import SnapshotAdmin
@@ -32,6 +33,7 @@ __all__ = (
     "SpendingAdmin",
     "SpendingAlertAdmin",
     "TenantAdmin",
+    "TenantRouteAdmin",
     "WebhookDeliveryAdmin",
     "WebhookSecretAdmin",
 )

@@ -4,16 +4,15 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import escape
 
 from executions.admin.bases import TenantModelAdmin
+from executions.admin.tenant_overview import overview
 from executions.models import Tenant
+from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
-from executions.services.quotas import COLUMNS, Quota, installed_in_column
-from executions.services.usage import Use, usage_of
+from executions.services.quotas import COLUMNS, installed_in_column
 from providers.admin.guarded import GuardedAdmin
 
 
@@ -22,13 +21,14 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     list_display = ("slug", "name", "minimum_isolation", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
-    readonly_fields = ("created_at", "in_use", "snapshots")
+    change_form_template = "admin/executions/tenant/change_form.html"
+    readonly_fields = ("created_at", "snapshots")
     fieldsets = (
         (None, {"fields": ("slug", "name", "is_active", "minimum_isolation", "created_at")}),
         (
             "Quotas",
             {
-                "fields": ("in_use", "snapshots", *COLUMNS),
+                "fields": ("snapshots", *COLUMNS),
                 "description": "They hold over all web processes and workers together. Budgets "
                 "have a page of their own.",
             },
@@ -59,20 +59,28 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
             if name in form.base_fields:
                 installed = str(installed_in_column(name))
                 form.base_fields[name].widget.attrs["placeholder"] = installed
+        active = form.base_fields.get("is_active")
+        if active is not None and obj is not None and (told := _without_it(obj)):
+            # The theme takes a help text for HTML.
+            active.help_text = escape(f"{active.help_text} Without it: {told}")
         return form
 
-    @admin.display(description="in use")
-    def in_use(self, tenant: Tenant) -> SafeString | str:
-        if tenant.pk is None:
-            return "Nothing."
-        # The theme asks for it several times while it draws a page.
-        if (known := vars(tenant).get("_in_use")) is None:
-            found = usage_of(tenant).items()
-            lines = (
-                (_told(quota, use, use.limit),) for quota, use in found if use.limit is not None
-            )
-            known = vars(tenant)["_in_use"] = format_html_join(mark_safe("<br>"), "{}", lines)
-        return known
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        tenant = self.get_object(request, object_id) if request.method == "GET" else None
+        may = tenant is not None and self.has_view_permission(request, tenant)
+        shown = overview(request, tenant) if may and tenant is not None else None
+        context = {**(extra_context or {}), "overview": shown}
+        answer: HttpResponse = super().change_view(request, object_id, form_url, context)
+        return answer
+
+    def consequences(self, row: Tenant) -> list[str]:
+        return without_tenant(row)
 
     @admin.display(description="snapshots")
     def snapshots(self, tenant: Tenant) -> str:
@@ -83,8 +91,8 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         return str(known)
 
 
-def _told(quota: Quota, use: Use, limit: float) -> str:
-    shown = filesizeformat if "bytes" in quota else "{:,.12g}".format
-    until = f", until {use.resets_at:%Y-%m-%d %H:%M} UTC" if use.resets_at else ""
-    words = quota.replace("_", " ").capitalize()
-    return f"{words}: {shown(use.used)} of {shown(limit)}{until}"
+def _without_it(tenant: Tenant) -> str:
+    # A form is made several times while a page is drawn.
+    if (known := vars(tenant).get("_without_it")) is None:
+        known = vars(tenant)["_without_it"] = " ".join(inactive_tenant(tenant))
+    return str(known)

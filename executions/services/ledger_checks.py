@@ -78,7 +78,7 @@ def close_left() -> int:
 
 
 def carry_out() -> LedgerCheck | None:
-    """Read the ledger for whoever waits for it; None where nobody does, or another process reads."""
+    """Read the ledger for whoever waits for it; None where nobody does, or another reads it."""
     mine = leases.mine()
     check = LedgerCheck.objects.filter(active_key=LedgerCheck.ONE, state=State.WAITING).first()
     if check is None or mine is None:

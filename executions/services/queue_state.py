@@ -1,4 +1,4 @@
-"""Whether what is queued is being worked on: how much waits, since when, and who is there for it."""
+"""Whether what is queued is being worked on: how much waits, since when, and for whom."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 
 from providers import registry
+from providers.admin.consequences import SaysWhatHappens
 from providers.admin.pages import (
     ProviderConfigModelAdmin,
     account_of,
@@ -38,6 +39,7 @@ from providers.services import (
     two_person_rule,
 )
 from providers.services.configuration import Unreadable, is_readable
+from providers.services.consequences import without_provider
 from providers.services.trial import Trial, try_provider
 
 Action = PendingChange.Action
@@ -63,7 +65,7 @@ def _form_of(provider_id: str, stored: Mapping[str, Any] | None) -> type[Provide
 
 
 @admin.register(ProviderConfig)
-class ProviderConfigAdmin(ProviderConfigModelAdmin):
+class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     list_display = _STATE
     readonly_fields = (*_SHOWN, "configuration")
     actions = ("activate_selected",)
@@ -305,6 +307,9 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
             return
         self.log_change(request, row, "Activated.")
         self.message_user(request, f"{self.provider_name(row)} runs the code now.")
+
+    def consequences(self, row: ProviderConfig) -> list[str]:
+        return without_provider(row)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Removing is done one by one, on a page that says what it means.

@@ -192,7 +192,7 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
         "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
     },
     "executions.ledgercheck": {
-        "*": "What a verification found, told when it was read; read anew, the ledger tells it again."
+        "*": "What was found when it was read; who asked is an entry of its own."
     },
     "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
     "executions.savedfilter": {"*": "A way to look at the list, made by whoever looks."},

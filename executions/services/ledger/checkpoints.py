@@ -156,8 +156,8 @@ def newest_line() -> tuple[int, datetime] | None:
     place = place_of_checkpoints()
     text = ""
     with _readable():
-        for text in place.lines() if place else ():
-            pass
+        for line_text in place.lines() if place else ():
+            text = line_text
     try:
         line = json.loads(text)
         signature = line.pop("signature")
