@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 from django.contrib import admin, messages
@@ -19,6 +20,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 
 from providers import registry
 from providers.admin.consequences import SaysWhatHappens
+from providers.admin.exchange import export_view, import_view
 from providers.admin.pages import (
     ProviderConfigModelAdmin,
     account_of,
@@ -71,13 +73,15 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     actions = ("activate_selected",)
     warn_unsaved_form = True
     change_form_template = "admin/providers/providerconfig/change_form.html"
+    change_list_template = "admin/providers/providerconfig/change_list.html"
     show_full_result_count = False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ProviderConfig]:
         # One row whose key is lost must not take the whole list down.
         found = ProviderHealth.objects.filter(provider_id=OuterRef("provider_id"))
         health = {f"health_{name}": Subquery(found.values(name)) for name in _HEALTH}
-        return super().get_queryset(request).defer("config").annotate(**health)
+        rows: QuerySet[ProviderConfig] = super().get_queryset(request).defer("config")
+        return rows.annotate(**health)
 
     @admin.display(description="Provider", ordering="provider_id")
     def provider_name(self, row: ProviderConfig) -> str:
@@ -156,6 +160,14 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
         if row is None:
             return self.has_add_permission(request)
         return self.has_change_permission(request, row)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        may = self.has_add_permission(request) and self.has_change_permission(request)
+        context = {"may_import": may, **(extra_context or {})}
+        answer: HttpResponse = super().changelist_view(request, context)
+        return answer
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         # The address names the provider; it must not prefill a field that has the same name.
@@ -338,6 +350,8 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
                 name="providers_validate",
             ),
             path("live/<str:provider_id>/test/", wrap(self.test_view), name="providers_test"),
+            path("export/", wrap(partial(export_view, admin=self)), name="providers_export"),
+            path("import/", wrap(partial(import_view, admin=self)), name="providers_import"),
             *super().get_urls(),
         ]
 
