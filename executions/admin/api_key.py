@@ -218,18 +218,6 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         response["Cache-Control"] = "no-store"
         return response
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        api_key = self.get_object(request, object_id)
-        may = api_key is not None and self.has_change_permission(request, api_key)
-        context = {**(extra_context or {}), "may_revoke": may}
-        return super().change_view(request, object_id, form_url, context)
-
     def revoke_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Asks, with what will happen then, and does it."""
         api_key = ApiKey.objects.select_related("tenant").filter(pk=pk).first()

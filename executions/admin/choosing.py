@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.http import HttpRequest
 
 from executions.models import Tenant
-from providers.admin.choosing import choice
+from providers.admin.choosing import choice, once
 
 # A page with more choices is slow, and nobody finds anything in it.
 MOST = 500
 
 
-def tenant_choice(field: Any, nobody: str, stored: str = "") -> Any:
+def tenant_choice(request: HttpRequest, field: Any, nobody: str, stored: str = "") -> Any:
     """A form field of a tenant's slug as a list of them. `nobody` says what empty means.
 
     Of very many it stays a text, which is refused where it is no tenant's slug.
     """
-    slugs = list(Tenant.objects.values_list("slug", flat=True)[: MOST + 1])
+    rows = Tenant.objects.values_list("slug", flat=True)
+    slugs = once(request, "tenants", lambda: list(rows[: MOST + 1]))
     if len(slugs) <= MOST:
         return choice(field, slugs, nobody, stored)
 

@@ -13,6 +13,7 @@ from executions.models import Tenant
 from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
 from executions.services.quotas import COLUMNS, installed_in_column
+from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 
 
@@ -60,23 +61,19 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
                 installed = str(installed_in_column(name))
                 form.base_fields[name].widget.attrs["placeholder"] = installed
         active = form.base_fields.get("is_active")
-        if active is not None and obj is not None and (told := _without_it(obj)):
+        if active is not None and obj is not None:
+            told = once(request, "inactive tenant", lambda: inactive_tenant(obj))
             # The theme takes a help text for HTML.
-            active.help_text = escape(f"{active.help_text} Without it: {told}")
+            without = f" Without it: {' '.join(told)}" if told else ""
+            active.help_text = escape(f"{active.help_text}{without}")
         return form
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        tenant = self.get_object(request, object_id) if request.method == "GET" else None
-        may = tenant is not None and self.has_view_permission(request, tenant)
-        shown = overview(request, tenant) if may and tenant is not None else None
-        context = {**(extra_context or {}), "overview": shown}
-        answer: HttpResponse = super().change_view(request, object_id, form_url, context)
+        if (tenant := kwargs.get("obj")) is not None:
+            context["overview"] = overview(request, tenant)
+        answer: HttpResponse = super().render_change_form(request, context, *args, **kwargs)
         return answer
 
     def consequences(self, row: Tenant) -> list[str]:
@@ -89,10 +86,3 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         if (known := vars(tenant).get("_snapshots")) is None:
             known = vars(tenant)["_snapshots"] = snapshots_of(tenant).count()
         return str(known)
-
-
-def _without_it(tenant: Tenant) -> str:
-    # A form is made several times while a page is drawn.
-    if (known := vars(tenant).get("_without_it")) is None:
-        known = vars(tenant)["_without_it"] = " ".join(inactive_tenant(tenant))
-    return str(known)

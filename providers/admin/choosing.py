@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from django import forms
+from django.http import HttpRequest
 from unfold.widgets import UnfoldAdminSelectWidget
+
+T = TypeVar("T")
+
+
+def once(request: HttpRequest, name: str, load: Callable[[], T]) -> T:
+    """What `load` returns, once for a request: a form is made several times for a page."""
+    known: dict[str, Any] = request.__dict__.setdefault("_looked_up", {})
+    if name not in known:
+        known[name] = load()
+    return cast("T", known[name])
 
 
 def choice(

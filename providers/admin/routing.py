@@ -11,7 +11,7 @@ from django.utils.html import escape
 from unfold.admin import ModelAdmin, TabularInline
 
 from providers import registry
-from providers.admin.choosing import choice
+from providers.admin.choosing import choice, once
 from providers.admin.guarded import GuardedAdmin
 from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
@@ -65,7 +65,11 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
             stored = (obj.language, obj.region) if obj else ("", "")
             fields["language"] = choice(fields["language"], languages, "Every language", stored[0])
             fields["region"] = choice(fields["region"], known_regions(), "Any", stored[1])
-        if "is_active" in fields and obj is not None and (told := without_route(obj)):
+        if (
+            "is_active" in fields
+            and obj is not None
+            and (told := once(request, "without route", lambda: without_route(obj)))
+        ):
             # The theme takes a help text for HTML.
             fields["is_active"].help_text = escape(f"Without it: {' '.join(told)}")
         return form
@@ -96,8 +100,8 @@ class PriceAdmin(GuardedAdmin, _PriceAdmin):
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
         if (field := form.base_fields.get("provider_id")) is not None:
-            configured = ProviderConfig.objects.values_list("provider_id", flat=True)
-            known = {*registry.all_providers(), *configured}
+            rows = ProviderConfig.objects.values_list("provider_id", flat=True)
+            known = {*registry.all_providers(), *once(request, "configured", lambda: list(rows))}
             stored = obj.provider_id if obj else ""
             form.base_fields["provider_id"] = choice(field, known, stored=stored)
         return form
