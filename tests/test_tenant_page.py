@@ -48,6 +48,14 @@ def test_it_shows_use_quotas_budget_keys_sessions_and_runs(
     for hostile in ("<script>k", "<b>s</b>", "<i>\u202ewonder"):
         assert hostile not in page
     assert "[U+202E]" in page
+    listed = admin_client.get("/admin/executions/tenant/").content.decode()
+    assert "&lt;i&gt;[U+202E]wonder" in listed
+    sent = {"slug": "other", "name": "a\u202eb", "is_active": "on"}
+    refused = admin_client.post("/admin/executions/tenant/add/", sent).content.decode()
+    assert "characters that cannot be seen" in refused
+    key = {"tenant": alice.tenant.pk, "name": "a\u202eb", "scopes": ["read"]}
+    refused = admin_client.post("/admin/executions/apikey/add/", key).content.decode()
+    assert "characters that cannot be seen" in refused
 
 
 def test_each_part_is_for_who_may_see_its_page(alice: Caller, django_user_model: Any) -> None:
@@ -85,8 +93,8 @@ def test_the_form_says_what_follows_from_making_it_inactive(
 ) -> None:
     waiting(alice)
     page = admin_client.get(of(alice.tenant)).content.decode()
-    assert "Without it: 1 keys are refused from the next request on." in page
-    assert "1 queued executions are not run." in page
+    assert "Without it: 1 key is refused from the next request on." in page
+    assert "1 queued execution is not run." in page
     asked = admin_client.get(of(alice.tenant).replace("change", "delete")).content.decode()
     assert "What will happen then" in asked
     assert "its keys, schedules and saved files go with it" in asked

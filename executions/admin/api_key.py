@@ -21,6 +21,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
 from executions.admin.example_call import example_call
+from executions.admin.naming import refuse_hidden
 from executions.models import ApiKey, Scope
 from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, as_words
 from executions.services.consequences import revoked_key
@@ -87,7 +88,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
 
     list_display = (
         "prefix",
-        "name",
+        "shown_name",
         "tenant",
         "scopes",
         "state",
@@ -118,6 +119,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm[ApiKey]]:
         form = super().get_form(request, obj, change, **kwargs)
+        refuse_hidden(form)
         has_it = obj is not None and obj.has_scope(Scope.ADMIN)
         if "scopes" in form.base_fields and not has_it and not request.user.has_perm(CONFIGURE):
             # As key_power has it, which refuses it as well.
@@ -285,6 +287,10 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         self.log_addition(request, made[0], f"In the place of {api_key}.")
         self.log_change(request, api_key, f"Rotated; valid until {api_key.expires_at}.")
         return made
+
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, api_key: ApiKey) -> str:
+        return visible(api_key.name)
 
     @admin.display(description="state")
     def state(self, api_key: ApiKey) -> str:

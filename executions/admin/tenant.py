@@ -8,10 +8,12 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import escape
 
 from executions.admin.bases import TenantModelAdmin
+from executions.admin.naming import refuse_hidden
 from executions.admin.tenant_overview import overview
 from executions.models import Tenant
 from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
+from executions.services.presentation import visible
 from executions.services.quotas import COLUMNS, installed_in_column
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
@@ -19,7 +21,7 @@ from providers.admin.guarded import GuardedAdmin
 
 @admin.register(Tenant)
 class TenantAdmin(GuardedAdmin, TenantModelAdmin):
-    list_display = ("slug", "name", "minimum_isolation", "is_active", "created_at")
+    list_display = ("slug", "shown_name", "minimum_isolation", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
     change_form_template = "admin/executions/tenant/change_form.html"
@@ -56,6 +58,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> type[forms.ModelForm[Tenant]]:
         """With what holds for an empty field shown in it."""
         form = super().get_form(request, obj, change, **kwargs)
+        refuse_hidden(form)
         for name in COLUMNS:
             if name in form.base_fields:
                 installed = str(installed_in_column(name))
@@ -78,6 +81,10 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
 
     def consequences(self, row: Tenant) -> list[str]:
         return without_tenant(row)
+
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, tenant: Tenant) -> str:
+        return visible(tenant.name)
 
     @admin.display(description="snapshots")
     def snapshots(self, tenant: Tenant) -> str:

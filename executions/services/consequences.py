@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import ngettext
 
 from executions.models import ApiKey, Budget, Execution, Schedule, Session, Tenant
 from executions.services.presentation import visible
@@ -29,13 +30,15 @@ def revoked_key(key: ApiKey) -> list[str]:
     told = []
     schedules = Schedule.objects.filter(api_key=key, next_at__isnull=False)
     if number := _counted(schedules):
-        told.append(f"{number} schedules have its power, and pause when they are due next.")
+        have = ngettext("%d schedule has", "%d schedules have", number) % number
+        told.append(f"{have} its power: when due next, each pauses.")
     # By the index of what has a time, and by that of the tenant's open rows.
     later = Execution.objects.filter(
         tenant_slug=key.tenant.slug, api_key=key, finished_at=None, run_at__isnull=False
     )
     if number := _counted(later):
-        told.append(f"{number} runs that were asked for at a later time are not run.")
+        are = ngettext("%d run is not begun", "%d runs are not begun", number) % number
+        told.append(f"{are} that was asked for at a later time.")
     if not _others(key).exists():
         told.append(f"It is the last valid key of {visible(key.tenant.slug)}: nobody else gets in.")
     return told
@@ -56,12 +59,16 @@ def _without_its_power(tenant: Tenant) -> list[str]:
     schedules = Schedule.objects.filter(tenant=tenant, next_at__isnull=False)
     sessions = Session.objects.filter(tenant=tenant, state__in=Session.LIVING)
     counts = (
-        (keys, "{} keys are refused from the next request on."),
-        (queued, "{} queued executions are not run."),
-        (schedules, "{} schedules begin nothing more."),
-        (sessions, "{} sessions are left without anybody who may use them."),
+        (keys, "%d key is refused", "%d keys are refused", "from the next request on"),
+        (queued, "%d queued execution is", "%d queued executions are", "not run"),
+        (schedules, "%d schedule begins", "%d schedules begin", "nothing more"),
+        (sessions, "%d session is", "%d sessions are", "left with nobody who may use it"),
     )
-    return [text.format(number) for rows, text in counts if (number := _counted(rows))]
+    return [
+        f"{ngettext(one, many, number) % number} {rest}."
+        for rows, one, many, rest in counts
+        if (number := _counted(rows))
+    ]
 
 
 def _others(key: ApiKey) -> QuerySet[ApiKey]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db.models import Q
+from django.utils.translation import ngettext
 
 from executions.models import Approval, Execution, Process
 from executions.services.queue import takeable
@@ -27,7 +28,8 @@ class QueueState:
     def problem(self, most_seconds: float) -> str:
         """Why nobody seems to work on it; "" while all is well."""
         if self.waiting and not self.workers:
-            return f"{self.waiting} executions are queued, and no worker is running."
+            are = ngettext("%d execution is", "%d executions are", self.waiting) % self.waiting
+            return f"{are} queued, and no worker is running."
         if self.waited_seconds > most_seconds:
             return (
                 f"An execution has been queued for {self.waited_seconds:.0f} s, and {self.waiting} "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from django.utils.translation import ngettext
+
 from executions.models import LedgerCheck
 from executions.services.alerts.found import Found
 from executions.services.ledger import LedgerUnavailable
@@ -24,7 +26,8 @@ def changes(now: datetime, _: float) -> Iterator[Found]:
     if oldest is not None:
         number = waiting.count()
         since = f"{oldest:%Y-%m-%d %H:%M} UTC"
-        message = f"{number} changes wait for a second administrator, the oldest since {since}."
+        wait = ngettext("%d change waits", "%d changes wait", number) % number
+        message = f"{wait} for a second administrator, the oldest since {since}."
         yield Found("changes", number, message)
 
 
