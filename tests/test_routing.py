@@ -22,6 +22,7 @@ from providers.tasks import check_health, sweep_leftovers
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller, require
 from tests.e2b_server import E2BServer
+from tests.policies import in_force
 from tests.provider_fixtures import activate
 from tests.remote_providers import e2b_config
 from tests.routing import hops, last_execution, make_route
@@ -154,6 +155,20 @@ def test_a_provider_that_cannot_do_it_is_passed_over(services: Services, alice: 
     assert (response.status_code, response.json()["error"]["code"]) == (400, "SB002")
     assert "100 s at most" in response.json()["error"]["message"]
     assert run(alice, "x", language="cobol").json()["error"]["code"] == "SB002"
+
+
+@pytest.mark.parametrize(
+    "route", [("aliyun_codeinterpreter", "e2b"), ("e2b", "aliyun_codeinterpreter")]
+)
+@pytest.mark.usefixtures("policies_forgotten")
+def test_what_the_policy_keeps_from_the_only_provider_that_could_do_it_is_blocked(
+    services: Services, alice: Caller, route: tuple[str, ...]
+) -> None:
+    make_route(*route)
+    in_force(alice.tenant.slug, network="none")
+    told = run(alice, "echo 1", language="bash").json()
+    assert (told["status"], told["error"]["code"]) == ("blocked", "SB007")
+    assert last_execution().error_field == "network"
 
 
 def test_without_a_route_the_active_provider_serves(services: Services, alice: Caller) -> None:

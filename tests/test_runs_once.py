@@ -73,7 +73,7 @@ def world(
         pool = PoolProxy(url)
         save_config("e2b", e2b_config(e2b))
         save_config("aliyun_codeinterpreter", aliyun_config(aliyun))
-        patient = {"pool_size": 1, "queue_timeout": 5, "max_retries": 2}
+        patient = {"pool_size": 1, "queue_timeout": 2, "max_retries": 2}
         save_config("self_managed", {"endpoint": pool.url, **patient})
         save_config("local", {"launcher": "bubblewrap", "pool_size": 1})
         yield World(Outside(tmp_path), e2b, aliyun, pool)

@@ -244,7 +244,11 @@ def test_all_tries_together_take_no_more_than_a_day() -> None:
 
 
 def test_of_several_that_look_one_tries_and_one_that_died_is_made_good(
-    scripted: object, alice: Caller, secret: str, receiver: Receiver
+    scripted: object,
+    alice: Caller,
+    secret: str,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delivery = ended(alice, receiver.url())
     everybody = lambda tenants: tenants  # noqa: E731
@@ -252,6 +256,10 @@ def test_of_several_that_look_one_tries_and_one_that_died_is_made_good(
     assert claimed is not None
     assert outbox.claim(everybody) is None
     assert not Sender().look()
+    with monkeypatch.context() as elsewhere:
+        skewed = timezone.now() + timedelta(minutes=5)
+        elsewhere.setattr(timezone, "now", lambda: skewed)
+        assert outbox.claim(everybody) is None
     # Whoever had it is not heard of any more; another has its turn.
     assert tried(delivery).state == "delivered"
     outbox.note_answer(claimed, 500)

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import WebhookDelivery
@@ -57,7 +58,7 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def url(self, path: str = "/hook?token=7f3a9c", host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -94,7 +95,7 @@ def ended(caller: Caller, url: str, **body: Any) -> WebhookDelivery:
 def tried(delivery: WebhookDelivery, sender: Sender | None = None) -> WebhookDelivery:
     """After one try that is due now."""
     sender = sender or Sender()
-    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=timezone.now())
+    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=Now())
     assert sender.look()
     wait_for(sender.is_idle)
     delivery.refresh_from_db()

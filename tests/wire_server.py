@@ -139,7 +139,7 @@ class WireServer:
 
         self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def serve_tls(self, context: ssl.SSLContext) -> None:
         """From now on over TLS, as localhost."""

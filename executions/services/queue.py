@@ -21,6 +21,7 @@ from django.utils import timezone
 from executions.models import Approval, Execution
 from executions.services import leases, payloads
 from executions.services.admission import counted_alone, may_claim
+from executions.services.database_clock import NOW
 from executions.services.disk import disk_problem
 from executions.services.quotas import bound_on_running
 from executions.services.record import QUEUE_ALLOWANCE, deadline_after
@@ -67,12 +68,6 @@ FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
     )
 )
 """  # noqa: S608
-
-# As `Now()` has it.
-_NOW = {
-    "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')",
-    "postgresql": "STATEMENT_TIMESTAMP()",
-}
 
 # When this process last served each tenant. Another process has turns of its own: of P of them a
 # tenant who runs the fewest waits for at most P executions of each other one, never for a backlog.
@@ -201,7 +196,7 @@ def takeable() -> list[str]:
 def _running_of() -> dict[str, int]:
     """How many runs each tenant has that has something in the queue."""
     with connection.cursor() as cursor:
-        cursor.execute(_WAITING.format(now=_NOW[connection.vendor]), [])
+        cursor.execute(_WAITING.format(now=NOW[connection.vendor]), [])
         return dict(cursor.fetchall())
 
 

@@ -176,7 +176,8 @@ class Hops:
         self._unfit_only = True
         self._unfit_for: set[str | None] = set()
         self._unmet = False
-        self._blocked_only = True
+        self._blocked: BlockedByPolicy | None = None
+        self._refused_only = True
 
     def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         """Note a failure, for the record and for the breaker."""
@@ -184,7 +185,9 @@ class Hops:
         blocked = isinstance(error, BlockedByPolicy)
         passed_over = isinstance(error, PassedOver) or unmet or blocked
         self._unmet = self._unmet or unmet
-        self._blocked_only = self._blocked_only and blocked
+        if isinstance(error, BlockedByPolicy):
+            self._blocked = error
+        self._refused_only = self._refused_only and (blocked or isinstance(error, Unfit))
         if (unmet or blocked) and step.provider_id:
             with _reporting(step.provider_id):
                 breaker.give_back(step.provider_id)
@@ -241,8 +244,9 @@ class Hops:
 
     def telling(self, error: SandboxError) -> SandboxError:
         """The error to tell: what went wrong, rather than that the last one was passed over."""
-        if self._blocked_only:
-            return error
+        if self._blocked is not None and self._refused_only:
+            # Where it could run it may not.
+            return self._blocked
         not_asked = isinstance(error, PassedOver | IsolationUnmet | BlockedByPolicy)
         failure = self._failure if not_asked else error
         if failure is not None and (

@@ -14,6 +14,7 @@ from uuid import UUID
 from django.db import connection
 
 from executions.models import Execution, Session
+from executions.services.database_clock import NOW
 
 _TABLE = Execution._meta.db_table
 _FIELDS = Execution._meta.concrete_fields
@@ -25,11 +26,6 @@ _INSERT = (
 )
 
 _SESSIONS = Session._meta.db_table
-# As `Now()` has it.
-_NOW = {
-    "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')",
-    "postgresql": "STATEMENT_TIMESTAMP()",
-}
 # Something begins or ends that may change its files.
 _TOUCH = (
     "touched = touched + 1, unsaved_since ="
@@ -97,7 +93,7 @@ def take_turn(session_id: UUID, context: str) -> tuple[int, bool] | None:
     """
     key = _COLUMNS["id"].get_db_prep_save(session_id, connection)
     with connection.cursor() as cursor:
-        cursor.execute(_TAKE_TURN.format(now=_NOW[connection.vendor]), [key])
+        cursor.execute(_TAKE_TURN.format(now=NOW[connection.vendor]), [key])
         taken = cursor.fetchone()
         if taken is None:
             return None
@@ -114,7 +110,7 @@ def use_session(session_id: UUID, wakes: int | None = None) -> bool:
     was so.
     """
     key = _COLUMNS["id"].get_db_prep_save(session_id, connection)
-    sql, values = _USE.format(now=_NOW[connection.vendor]), [key]
+    sql, values = _USE.format(now=NOW[connection.vendor]), [key]
     if wakes is not None:
         sql, values = f"{sql} AND state = 'open' AND wakes = %s", [key, wakes]
     with connection.cursor() as cursor:

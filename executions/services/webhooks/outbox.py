@@ -2,6 +2,7 @@
 
 Every step is an UPDATE whose count says who has made it. A claim is the next time of a try put
 off by CLAIM: whoever dies with it has it tried again then, so what is due is sent at least once.
+Times are the database's: a host whose clock is ahead takes nothing that another is sending.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import F, Q
-from django.utils import timezone
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q
+from django.db.models.functions import Now
 
 from executions.models import Execution, Tenant, WebhookDelivery
+from executions.services.database_clock import NOW
 from executions.services.declared import refuse
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
 from executions.services.webhooks.secrets import in_force
@@ -51,7 +53,7 @@ WITH RECURSIVE tenants (slug) AS (
 )
 SELECT tenants.slug FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
     SELECT 1 FROM {_TABLE}
-    WHERE state = 'due' AND tenant_slug = tenants.slug AND next_try_at <= %s
+    WHERE state = 'due' AND tenant_slug = tenants.slug AND next_try_at <= {{now}}
 )
 """  # noqa: S608
 
@@ -79,12 +81,8 @@ def expect_end(execution: Execution, tenant: Tenant, webhook: Webhook) -> None:
 
 def tell_waiting(execution_id: UUID) -> None:
     """Have told that it waits for an approval, in the transaction that inserts it."""
-    now = timezone.now()
     WebhookDelivery.objects.filter(execution=execution_id, state=State.WAITING).update(
-        event=Event.WAITING_FOR_APPROVAL,
-        state=State.DUE,
-        next_try_at=now,
-        give_up_at=now + GIVE_UP,
+        event=Event.WAITING_FOR_APPROVAL, **_due_now()
     )
 
 
@@ -92,28 +90,24 @@ def come_due(execution_id: UUID) -> None:
     """Have the end of this execution told, in the transaction that ends it. That it waited for an
     approval is then no news any more, told or not.
     """
-    now = timezone.now()
     untold = Q(state=State.WAITING) | Q(event=Event.WAITING_FOR_APPROVAL)
     WebhookDelivery.objects.filter(untold, execution=execution_id).update(
-        event=Event.FINISHED, state=State.DUE, tries=0, next_try_at=now, give_up_at=now + GIVE_UP
+        event=Event.FINISHED, tries=0, **_due_now()
     )
 
 
 def catch_up() -> int:
     """Have told what a version without webhooks ended, during an upgrade. How many."""
-    now = timezone.now()
     ended = WebhookDelivery.objects.filter(
         state=State.WAITING, execution__finished_at__isnull=False
     )
     missed = list(ended.order_by("pk").values_list("pk", flat=True)[:_AT_ONCE])
-    return WebhookDelivery.objects.filter(pk__in=missed, state=State.WAITING).update(
-        state=State.DUE, next_try_at=now, give_up_at=now + GIVE_UP
-    )
+    return WebhookDelivery.objects.filter(pk__in=missed, state=State.WAITING).update(**_due_now())
 
 
 def forget_old() -> int:
     """Remove what was over long ago. How many."""
-    old = WebhookDelivery.objects.filter(ended_at__lt=timezone.now() - KEPT)
+    old = WebhookDelivery.objects.filter(ended_at__lt=Now() - KEPT)
     ids = list(old.order_by("ended_at").values_list("pk", flat=True)[:_AT_ONCE])
     return WebhookDelivery.objects.filter(pk__in=ids, ended_at__isnull=False).delete()[0]
 
@@ -124,25 +118,30 @@ def claim(order: Callable[[list[str]], list[str]]) -> WebhookDelivery | None:
     `order` is given the tenants that have something due, and returns those that may be served, in
     their order.
     """
-    now = timezone.now()
     with connection.cursor() as cursor:
-        cursor.execute(_TENANTS, [connection.ops.adapt_datetimefield_value(now)])
+        cursor.execute(_TENANTS.format(now=NOW[connection.vendor]), [])
         tenants = [slug for (slug,) in cursor.fetchall()]
     for slug in order(tenants):
-        due = WebhookDelivery.objects.filter(state=State.DUE, tenant_slug=slug)
-        found = due.filter(next_try_at__lte=now).order_by("next_try_at").defer("url").first()
+        due = WebhookDelivery.objects.filter(
+            state=State.DUE, tenant_slug=slug, next_try_at__lte=Now()
+        )
+        found = due.order_by("next_try_at").annotate(now=Now()).defer("url").first()
         if found is None:
             continue
-        mine = due.filter(pk=found.pk, next_try_at=found.next_try_at)
-        if mine.update(next_try_at=now + CLAIM, tries=F("tries") + 1):
-            found.next_try_at, found.tries = now + CLAIM, found.tries + 1
+        # The same try of the same event: neither was begun anew meanwhile.
+        mine = due.filter(pk=found.pk, event=found.event, tries=found.tries)
+        until = found.now + CLAIM
+        if mine.update(next_try_at=until, tries=F("tries") + 1):
+            found.next_try_at, found.tries = until, found.tries + 1
             return found
     return None
 
 
 def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = "") -> None:
     """What came of a try. Nothing, where it was somebody else's by then."""
-    now = timezone.now()
+    now = WebhookDelivery.objects.filter(pk=delivery.pk).values_list(Now(), flat=True).first()
+    if now is None:
+        return
     values: dict[str, Any] = {"last_status": status, "last_problem": problem[:100]}
     if status is not None and 200 <= status < 300:
         values |= {"state": State.DELIVERED, "next_try_at": None, "ended_at": now}
@@ -170,10 +169,10 @@ def wait_after(tries: int) -> float:
 
 def send_again(delivery: WebhookDelivery) -> bool:
     """Begin anew with one that is over. False where it is not."""
-    now = timezone.now()
     over = WebhookDelivery.objects.filter(pk=delivery.pk, state__in=(State.DELIVERED, State.FAILED))
-    return bool(
-        over.update(
-            state=State.DUE, tries=0, next_try_at=now, give_up_at=now + GIVE_UP, ended_at=None
-        )
-    )
+    return bool(over.update(tries=0, ended_at=None, **_due_now()))
+
+
+def _due_now() -> dict[str, Any]:
+    give_up_at = ExpressionWrapper(Now() + GIVE_UP, output_field=DateTimeField())
+    return {"state": State.DUE, "next_try_at": Now(), "give_up_at": give_up_at}
