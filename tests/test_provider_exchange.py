@@ -19,7 +19,7 @@ from executions.services.roles import AUDITOR, OPERATOR
 from providers import registry
 from providers.admin import exchange
 from providers.models import PendingChange, ProviderConfig
-from providers.services import approve, save_config
+from providers.services import activate, approve, save_config
 from providers.services.exchange import MOST_BYTES
 from tests.provider_package import Packages, install_probe
 from tests.test_roles import member
@@ -184,6 +184,25 @@ def test_nobody_makes_more_than_what_was_looked_at(
     answer = admin_client.post(IMPORT, {"_looked_at": token}).content.decode()
     assert "changed by somebody else" in answer
     assert config()["size"] == 9
+
+
+def test_what_was_active_when_it_was_looked_at_is_not_made_active_again(
+    admin_client: Client,
+) -> None:
+    save_config("probe", GOOD)
+    save_config("local", {"pool_size": 2})
+    activate("probe")
+    page = looked_at(
+        admin_client,
+        record("sandbox.provider_type", "probe"),
+        record("sandbox.local", {"pool_size": 3}),
+    )
+    assert "will be the active provider" not in page
+    activate("local")
+    answer = admin_client.post(IMPORT, {"_looked_at": token_of(page)}).content.decode()
+    assert "Another provider was activated" in answer
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
+    assert config("local")["pool_size"] == 2
 
 
 def test_all_of_a_file_is_made_or_nothing(admin_client: Client) -> None:

@@ -96,6 +96,7 @@ def _look(request: HttpRequest, text: bytes) -> dict[str, Any]:
     _refuse_to_activate(request, found)
     shown = [(provider_name(each.provider_id), diff_table(each.diff)) for each in found.changes]
     looked_at = {"at": time.time(), "document": document, "versions": found.versions}
+    looked_at["active"] = found.active
     return {"plan": found, "shown": shown, "looked_at": _sealed(request, looked_at)}
 
 
@@ -106,6 +107,7 @@ def _make(request: HttpRequest) -> None:
     done = bring_in(
         looked_at["document"],
         looked_at["versions"],
+        looked_at["active"],
         author=author_of(request),
         author_id=account_of(request),
         reason=request.POST.get("_reason", "").replace("\0", "")[:500] or "Imported.",

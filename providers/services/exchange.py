@@ -16,6 +16,7 @@ from providers.models import PendingChange, ProviderConfig
 from providers.services import history
 from providers.services.approval import request_change
 from providers.services.configuration import merged_config, stored_config
+from providers.services.rule import ConfigurationConflict
 from providers.services.system_settings import naming, read_settings
 
 Action = PendingChange.Action
@@ -90,6 +91,7 @@ def plan(document: Any) -> Plan:
 def bring_in(
     document: Any,
     versions: Mapping[str, int],
+    active: str,
     *,
     author: str,
     author_id: int,
@@ -97,10 +99,14 @@ def bring_in(
 ) -> list[ProviderConfig | PendingChange | None]:
     """Make what the file asks for, all or none; or leave each change waiting for a second person.
 
-    `versions` are those that the plan was compared with. Raises InvalidConfiguration, and
+    `versions` and `active` are those of the plan that was looked at. Raises InvalidConfiguration, and
     ConfigurationConflict where something was changed meanwhile.
     """
     now = plan(document)
+    if now.active != active:
+        raise ConfigurationConflict(
+            "Another provider was activated in the meantime. Look at the file again."
+        )
     wanted = read_settings(document)
     who = {"author": author, "author_id": author_id, "reason": reason}
     done: list[ProviderConfig | PendingChange | None] = []
