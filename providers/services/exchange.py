@@ -99,7 +99,7 @@ def bring_in(
 ) -> list[ProviderConfig | PendingChange | None]:
     """Make what the file asks for, all or none; or leave each change waiting for a second person.
 
-    `versions` and `active` are those of the plan that was looked at. Raises InvalidConfiguration, and
+    `versions` and `active` are of the plan that was looked at. Raises InvalidConfiguration, and
     ConfigurationConflict where something was changed meanwhile.
     """
     now = plan(document)
