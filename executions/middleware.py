@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views import defaults
@@ -13,6 +13,8 @@ from django.views import defaults
 from executions.api.errors import render_error
 from executions.services.actor import SYSTEM, acting_as
 from executions.services.away import RETRY_SECONDS, DatabaseAway, problem_of
+
+_API = ("/api/", "/v1/")
 
 
 class ActorMiddleware:
@@ -50,6 +52,13 @@ def server_error(request: HttpRequest) -> HttpResponse:
     error = sys.exc_info()[1]
     answer = away_answer(request, error) if isinstance(error, Exception) else None
     return answer or defaults.server_error(request)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Programs are answered in the API's own words, and people with a page."""
+    if request.path.startswith(_API):
+        return render_error(Http404(), {})
+    return defaults.page_not_found(request, exception)
 
 
 def away_answer(request: HttpRequest, error: Exception) -> HttpResponse | None:

@@ -1,0 +1,75 @@
+"""What a new installation is led through: a few steps, each with the page where it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib.auth.models import User
+
+from executions.models import ApiKey, Execution
+from executions.services.roles import AUDITOR
+from providers.models import ConfigVersion, ProviderConfig
+from providers.services.history import SYSTEM
+
+# Whoever has run as many has found the way.
+NEW_BELOW = 50
+
+
+@dataclass(frozen=True)
+class Step:
+    title: str
+    what: str
+    page: str
+    permission: str
+    is_done: bool
+
+
+def first_steps(user: User) -> list[Step]:
+    """Those that this account may take; none once all are taken, or the installation is not new."""
+    if Execution.objects.order_by()[NEW_BELOW - 1 :].exists():
+        return []
+    steps = [step for step in _steps() if user.has_perm(step.permission)]
+    return [] if all(step.is_done for step in steps) else steps
+
+
+def _steps() -> list[Step]:
+    saved_by_somebody = ConfigVersion.objects.filter(
+        subject__in=ProviderConfig.objects.values("provider_id")
+    ).exclude(author=SYSTEM)
+    return [
+        Step(
+            "Run something",
+            "With the key of credentials.txt, in the API's own pages. It is then in the list.",
+            "docs",
+            "executions.view_execution",
+            Execution.objects.exists(),
+        ),
+        Step(
+            "Choose the isolation",
+            "The active provider's page says what sandboxes are made of, and what else there is.",
+            "admin:providers_providerconfig_changelist",
+            "providers.change_providerconfig",
+            saved_by_somebody.exists(),
+        ),
+        Step(
+            "Add a provider",
+            "E2B, Aliyun or a second pool: to fail over to, or for some tenants alone.",
+            "admin:providers_providerconfig_add",
+            "providers.add_providerconfig",
+            ProviderConfig.objects.order_by()[1:].exists(),
+        ),
+        Step(
+            "Make a key",
+            "One for each agent, with the scopes and bounds that it needs.",
+            "admin:executions_apikey_add",
+            "executions.add_apikey",
+            ApiKey.objects.order_by()[1:].exists(),
+        ),
+        Step(
+            "Invite an auditor",
+            "An account with the role Auditor looks at everything and changes nothing.",
+            "admin:auth_user_add",
+            "auth.add_user",
+            User.objects.filter(groups__name=AUDITOR).exists(),
+        ),
+    ]

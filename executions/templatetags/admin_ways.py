@@ -1,0 +1,46 @@
+"""What pages of the admin say beside their own: what a list is for, and a row's history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.db.models import Model
+
+from executions.empty_lists import EMPTY
+from executions.models import Execution, LedgerEntry
+from executions.services.first_steps import NEW_BELOW, Step
+from executions.services.first_steps import first_steps as steps_of
+from providers.models import ConfigVersion, ProviderConfig
+
+register = template.Library()
+
+_SHOWN = 50
+
+
+@register.simple_tag
+def empty_list(options: Any) -> str:
+    """What fills a list that is empty; "" where nothing is known of it."""
+    return EMPTY.get(options.label_lower, "")
+
+
+@register.simple_tag
+def versions_of(row: Model) -> list[ConfigVersion]:
+    """The last versions of a row that is kept in versions, newest first."""
+    named = row.provider_id if isinstance(row, ProviderConfig) else ""
+    subject = named or f"{row._meta.label_lower}:{row.pk}"
+    versions = ConfigVersion.objects.filter(subject=subject).defer("content")
+    return list(versions.order_by("-version")[:_SHOWN])
+
+
+@register.simple_tag
+def ledger_entry_of(row: Model) -> LedgerEntry | None:
+    if not isinstance(row, Execution):
+        return None
+    return LedgerEntry.objects.filter(execution_id=row.pk).defer("statement").first()
+
+
+@register.simple_tag(takes_context=True)
+def first_steps(context: template.Context) -> list[Step]:
+    counted = context["figures"].total
+    return steps_of(context["request"].user) if counted < NEW_BELOW else []
