@@ -4,7 +4,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
-from executions.admin.dashboard import pool_view
+from executions.admin.dashboard import figures_view, pool_view
 from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz, readyz
 from sandbox_site.login import login, logout, own_password
@@ -23,6 +23,7 @@ urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
+    path("admin/figures/", admin.site.admin_view(figures_view), name="dashboard-figures"),
     path("admin/pool/", admin.site.admin_view(pool_view), name="pool-utilisation"),
     path("admin/authenticator/", admin.site.admin_view(authenticator), name="authenticator"),
     path("admin/login/", login, name="login"),

@@ -12,6 +12,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from executions.models import Execution
+from providers.manager import manager
+from providers.models import ConfigVersion
+from providers.services import activate as switch_to
+from providers.services import save_config
 from tests.browser import browser, caller, complaints, keep_picture, page
 from tests.conftest import Caller
 from tests.running import LOCAL, activate, run
@@ -67,7 +71,85 @@ def test_an_auditor_reads_an_execution(page: Page, drawn: Execution) -> None:
     expect(page.locator("svg.timeline rect")).to_have_count(3)
     assert not [text for text in messages if "Content Security" in text or "Error" in text]
     page.evaluate("scrollTo(0, 0)")
+    keep_picture(page, "execution-hostile")
+
+
+REPORT = """
+import csv, sys, time
+from pathlib import Path
+
+ROWS = [(f"2026-{month:02}", 18_000 + 2_150 * month, 11_000 + 1_400 * month) for month in range(1, 13)]
+
+
+def main(quarter):
+    folder = Path("artifacts")
+    folder.mkdir(exist_ok=True)
+    with open(folder / "revenue.csv", "w") as file:
+        csv.writer(file).writerows([("month", "revenue", "cost"), *ROWS])
+    for month, revenue, cost in ROWS[3 * quarter - 3 : 3 * quarter]:
+        print(f"{month}  {revenue:>8,}  {cost:>8,}", flush=True)
+        time.sleep(0.05)
+        if cost > 0.62 * revenue:
+            print(f"{month}: cost is above 62 % of revenue", file=sys.stderr, flush=True)
+            time.sleep(0.05)
+    forecast = ROWS[12]
+    return {"forecast": forecast}
+""".strip()
+
+
+def test_a_failed_run_says_why_first_and_its_code_can_be_linked_to_and_copied(
+    page: Page, caller: Caller, complaints: list[str]
+) -> None:
+    row = save_config("local", LOCAL)
+    switch_to("local")
+    # What another test has loaded goes; the next one who asks waits for what is active.
+    manager.close()
+    answer = run(caller, REPORT, arguments={"quarter": 2}, agent="reporter")
+    assert answer.json()["status"] == "failed", answer.content
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"/admin/executions/execution/{answer.json()['id']}/change/#L18")
+
+    expect(page.locator(".run-error")).to_have_text("IndexError: list index out of range")
+    expect(page.locator(".run-status")).to_have_text("Failed")
+    links = page.locator(".run-facts")
+    version = ConfigVersion.objects.get(subject="local", version=row.version)
+    for name, path in (
+        ("wonderland", f"executions/tenant/{caller.tenant.pk}"),
+        ("local", f"providers/providerconfig/{row.pk}"),
+        ("bubblewrap", f"providers/configversion/{version.pk}"),
+    ):
+        link = links.get_by_role("link", name=name)
+        expect(link).to_have_attribute("href", f"/admin/{path}/change/")
+    line = page.locator("#L18")
+    expect(line).to_contain_text("forecast = ROWS[12]")
+    expect(line).to_be_in_viewport()
+    plain = page.locator("#L1").evaluate("line => getComputedStyle(line).backgroundColor")
+    expect(line).not_to_have_css("background-color", plain)
+    expect(page.get_by_role("region", name="Output").locator(".from-stderr")).to_have_count(3)
+    preview = page.get_by_role("region", name="The beginning of revenue.csv").get_by_role("table")
+    expect(preview).to_contain_text("2026-02")
+    page.evaluate("scrollTo(0, 0)")
     keep_picture(page, "execution")
+
+    page.get_by_role("button", name="Copy Code").click()
+    expect(page.get_by_text("Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == REPORT
+    page.get_by_role("button", name="Copy the id").click()
+    assert page.evaluate("navigator.clipboard.readText()") == answer.json()["id"]
+    wrap = page.get_by_role("button", name="Wrap the lines of Code")
+    code = page.get_by_role("region", name="Code")
+    is_wide = "code => code.scrollWidth > code.clientWidth"
+    assert code.evaluate(is_wide)
+    wrap.click()
+    expect(wrap).to_have_attribute("aria-pressed", "true")
+    assert not code.evaluate(is_wide)
+
+    page.set_viewport_size({"width": 390, "height": 860})
+    assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    page.evaluate("scrollTo(0, 0)")
+    page.evaluate("document.documentElement.classList.add('dark')")
+    keep_picture(page, "execution-phone")
+    assert complaints == []
 
 
 def test_an_auditor_replays_an_execution(page: Page, drawn: Execution) -> None:

@@ -56,13 +56,11 @@ def test_one_that_runs_is_cancelled_on_its_page(
 ) -> None:
     with running(caller) as execution:
         look(page, execution, width, scheme, "running")
-        if width < 1000:
-            # Where there is no room for it, it is in a menu.
-            page.evaluate("document.querySelector('.record-tool form').submit()")
-        else:
-            page.get_by_role("button", name="Cancel").click()
+        page.locator("summary", has_text="Cancel").click()
+        keep_picture(page, f"execution-cancel-{width}-{scheme}")
+        page.get_by_role("button", name="Cancel this execution").click()
         expect(page.locator("#content")).to_contain_text("Cancelled by")
-        expect(page.locator(".record-tool button", has_text="Cancel")).to_have_count(0)
+        expect(page.locator(".confirm")).to_have_count(0)
         keep_picture(page, f"execution-cancelled-{width}-{scheme}", whole=True)
     execution.refresh_from_db()
     assert execution.status == "cancelled"

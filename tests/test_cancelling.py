@@ -189,10 +189,10 @@ def test_the_admin_needs_the_permission(alice: Caller) -> None:
     page = f"/admin/executions/execution/{execution.pk}"
 
     assert client.post(f"{page}/cancel").status_code == 403
-    assert "Cancel</button>" not in client.get(f"{page}/change/").content.decode()
+    assert "Cancel this execution</button>" not in client.get(f"{page}/change/").content.decode()
     user.user_permissions.add(Permission.objects.get(codename="cancel_execution"))
     assert client.get(f"{page}/cancel").status_code == 404
-    assert "Cancel</button>" in client.get(f"{page}/change/").content.decode()
+    assert "Cancel this execution</button>" in client.get(f"{page}/change/").content.decode()
     assert client.post(f"{page}/cancel").status_code == 302
 
     assert Execution.objects.get().error_message == "Cancelled by user:operator."

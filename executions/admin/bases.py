@@ -8,11 +8,9 @@ from django import forms
 from django.contrib import admin
 from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
-from unfold.admin import TabularInline as UnfoldTabularInline
 
 from executions.models import (
     ApiKey,
-    Artifact,
     Execution,
     LedgerEntry,
     Process,
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     WebhookSecretModelAdmin = admin.ModelAdmin[WebhookSecret]
     WebhookSecretModelForm = forms.ModelForm[WebhookSecret]
     ExecutionPaginator = Paginator[Execution]
-    ArtifactTabularInline = admin.TabularInline[Artifact, Execution]
 else:
     TenantModelAdmin = ApiKeyModelAdmin = ExecutionModelAdmin = UnfoldModelAdmin
     LedgerEntryModelAdmin = ProcessModelAdmin = SessionModelAdmin = UnfoldModelAdmin
@@ -44,4 +41,3 @@ else:
     WebhookDeliveryModelAdmin = WebhookSecretModelAdmin = UnfoldModelAdmin
     ApiKeyModelForm = WebhookSecretModelForm = forms.ModelForm
     ExecutionPaginator = Paginator
-    ArtifactTabularInline = UnfoldTabularInline

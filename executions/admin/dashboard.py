@@ -10,6 +10,7 @@ from django.template.response import TemplateResponse
 
 from executions.admin.attention import inbox
 from executions.admin.charts import stacked_bars
+from executions.admin.fragments import fragment_of
 from executions.admin.ledger_check import VIEW as VIEW_CHECKS
 from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
 from executions.services.ledger import LedgerUnavailable
@@ -50,6 +51,15 @@ def _ledger_problem() -> str:
     except LedgerUnavailable as error:
         return error.message
     return ""
+
+
+def figures_view(request: HttpRequest) -> HttpResponse:
+    """The figures alone, for a front page that is looked at."""
+    if not request.user.has_perm(_VIEW):
+        raise PermissionDenied
+    context = dashboard_context(request, {"shell": "admin/fragment.html"})
+    page = TemplateResponse(request, "admin/index.html", context)
+    return fragment_of(request, page, "admin/index.html")
 
 
 def pool_view(request: HttpRequest) -> HttpResponse:

@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
 from executions.admin.display import artifact_image_type
+from executions.admin.execution_page import CANCEL, REPLAY
 from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.api.later import answer
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
 
 TEXTS = ("code", "arguments", "result", "outputs", "stdout", "stderr")
-REPLAY = "executions.replay_execution"
-CANCEL = "executions.cancel_execution"
 
 Response = TypeVar("Response", bound=HttpResponseBase)
 

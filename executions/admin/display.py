@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
@@ -15,22 +15,19 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from executions.models import Artifact, Execution
-from executions.services.following import in_order
 from executions.services.late_results import late_result_of
 from executions.services.ledger.records import Erasures, compare
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import MAX_CHARACTERS, Shown, shown, visible
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
+from executions.services.workspaces.preview import preview_of_start
 from executions.storage import ARTIFACTS, kept
 from providers.languages import language_of
 
 # Beyond it, colours cost more than they tell.
-_MAX_HIGHLIGHTED = 50_000
+MAX_HIGHLIGHTED = 50_000
 _FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
-# What is shown in its order. A page of more would be slow, and nobody reads it so.
-_MAX_PIECES = 500
-_MAX_IN_ORDER = 50_000
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.
 _COMPARED_BYTES = 16 * 2**20
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
@@ -60,53 +57,37 @@ def code_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeString |
     if not execution.code:
         return "Not kept, see the code hash."
     text = shown(execution.code, most)
-    if len(text.text) <= _MAX_HIGHLIGHTED:
-        known = language_of(execution.language)
-        lexer = get_lexer_by_name(known.lexer if known else "text", stripnl=False, ensurenl=False)
-        # Pygments escapes: https://pygments.org/docs/formatters/#HtmlFormatter
-        coloured = mark_safe(highlight(text.text, lexer, _FORMATTER))  # noqa: S308
-    else:
-        coloured = format_html("{}", text.text)
+    known = execution.language if len(text.text) <= MAX_HIGHLIGHTED else ""
     return format_html(
         '<pre class="record hl">{}</pre>{}',
-        coloured,
+        coloured(text.text, known),
         _notes(execution, "code", text, brief=most < MAX_CHARACTERS),
     )
+
+
+def coloured(text: str, language: str) -> SafeString:
+    """The text, escaped, in the colours of a language; plain in one that nobody knows."""
+    if not (known := language_of(language)):
+        return format_html("{}", text)
+    lexer = get_lexer_by_name(known.lexer, stripnl=False, ensurenl=False)
+    # Pygments escapes: https://pygments.org/docs/formatters/#HtmlFormatter
+    html: str = highlight(text, lexer, _FORMATTER)
+    return mark_safe(html)  # noqa: S308
 
 
 @once
 def text_block(
     execution: Execution, name: str, *, truncated: bool = False, most: int = MAX_CHARACTERS
 ) -> SafeString | str:
-    """Text as it was, set apart; a dash where there is none."""
+    """Text as it was, set apart; empty where there is none."""
     whole: str = getattr(execution, name)
     if not whole:
-        return "-"
+        return ""
     text = shown(whole, most)
     return format_html(
         '<pre class="record">{}</pre>{}',
         text.text,
         _notes(execution, name, text, truncated, brief=most < MAX_CHARACTERS),
-    )
-
-
-@once
-def streams_block(execution: Execution) -> SafeString | str:
-    """stdout and stderr as they came, where the record knows their order."""
-    pieces = list(in_order(execution)) if execution.output_order else []
-    if not pieces:
-        return "-"
-    if len(pieces) > _MAX_PIECES or sum(len(data) for _, data in pieces) > _MAX_IN_ORDER:
-        return "Too long to be shown in its order, see below."
-    texts = [(stream, shown(data.decode("utf-8", "replace"))) for stream, data in pieces]
-    drawn = format_html_join(
-        "",
-        '<span class="from-{}"><span class="stream-name">{}: </span>{}</span>',
-        ((stream, stream, text.text) for stream, text in texts),
-    )
-    notes = sorted({text.note for _, text in texts if text.note})
-    return format_html(
-        '<pre class="record streams">{}</pre><p class="record-note">{}</p>', drawn, " ".join(notes)
     )
 
 
@@ -126,7 +107,7 @@ def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeStrin
             part = format_html('<pre class="record">{}</pre>', shown(output.text, most).text)
         drawn.append((visible(output.mime_type), part))
     if not drawn:
-        return "-"
+        return ""
     return format_html(
         "{}{}",
         format_html_join("", '<p class="record-note">{}</p>{}', drawn),
@@ -136,10 +117,10 @@ def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeStrin
 
 @once
 def late_result_block(execution: Execution) -> SafeString | str:
-    """What came of a run that had been closed as lost; a dash where nothing did."""
+    """What came of a run that had been closed as lost; empty where nothing did."""
     late = late_result_of(execution)
     if late is None:
-        return "-"
+        return ""
     texts = format_html_join(
         "",
         '<p class="record-note">{}</p><pre class="record">{}</pre>',
@@ -161,7 +142,7 @@ def timeline(execution: Execution) -> SafeString | str:
     """How long each phase took, drawn to scale and in figures."""
     total = execution.total_ms
     if not total:
-        return "-"
+        return ""
     bars, offset = [], 0.0
     for name, column in _PHASES:
         took: float | None = getattr(execution, column)
@@ -225,20 +206,52 @@ def receipt(execution: Execution) -> SafeString | str:
 
 @once
 def artifact_preview(artifact: Artifact) -> SafeString | str:
-    """A small picture, or the start of a text; a dash for anything else."""
+    """A picture, or the start of a text; empty for anything else."""
     if not artifact.file:
         return "erased"
+    name = visible(artifact.name)
     if artifact_image_type(artifact):
         url = reverse("admin:executions_artifact_image", args=[artifact.execution_id, artifact.pk])
         return format_html(
-            '<img class="artifact-image" src="{}" alt="{}" loading="lazy">', url, artifact.name
+            '<a href="{}"><img class="artifact-image" src="{}" alt="{}" loading="lazy"></a>',
+            url,
+            url,
+            name,
         )
-    text = text_start(artifact)
-    return format_html('<pre class="record">{}</pre>', text) if text else "-"
+    preview = preview_of_start(
+        _start(artifact, _MAX_TEXT_BYTES), artifact.size_bytes, artifact.name
+    )
+    if preview.table:
+        drawn = _table(preview.table[: _MOST_ROWS + 1])
+    elif preview.text and preview.text.text:
+        drawn = format_html('<pre class="record">{}</pre>', preview.text.text)
+    else:
+        return ""
+    is_cut = preview.is_cut or len(preview.table) > _MOST_ROWS + 1
+    return format_html(
+        '<div class="begun" tabindex="0" role="region" aria-label="The beginning of {}">{}</div>{}',
+        name,
+        drawn,
+        format_html('<p class="record-note">{}</p>', "This is its beginning.") if is_cut else "",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> SafeString:
+    head, *body = rows
+    return format_html(
+        "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>",
+        format_html_join("", '<th scope="col">{}</th>', ((cell,) for cell in head)),
+        format_html_join(
+            "",
+            "<tr>{}</tr>",
+            ((format_html_join("", "<td>{}</td>", ((cell,) for cell in row)),) for row in body),
+        ),
+    )
 
 
 _MAX_IMAGE_BYTES = 10_000_000
-_MAX_TEXT_BYTES = 4_000
+_MAX_TEXT_BYTES = 8_000
+_MOST_ROWS = 10
 
 
 def artifact_image_type(artifact: Artifact) -> str:
@@ -246,21 +259,6 @@ def artifact_image_type(artifact: Artifact) -> str:
     if not 0 < artifact.size_bytes <= _MAX_IMAGE_BYTES:
         return ""
     return image_type(_start(artifact, SIGNATURE_BYTES))
-
-
-def text_start(artifact: Artifact) -> str:
-    """The first lines of a text, harmless; "" for what is none."""
-    start = _start(artifact, _MAX_TEXT_BYTES)
-    try:
-        text = start.decode()
-    except UnicodeDecodeError as error:
-        # The last character may be cut in two.
-        if error.start < len(start) - 4:
-            return ""
-        text = start[: error.start].decode()
-    if "\0" in text:
-        return ""
-    return visible(text) + ("…" if artifact.size_bytes > len(start) else "")
 
 
 def _start(artifact: Artifact, size: int) -> bytes:

@@ -69,8 +69,7 @@ class Cell:
 
     @property
     def outputs(self) -> SafeString | str:
-        drawn = outputs_block(self.execution, MOST_CHARACTERS)
-        return "" if drawn == "-" else drawn
+        return outputs_block(self.execution, MOST_CHARACTERS)
 
     @property
     def error(self) -> str:
@@ -78,8 +77,7 @@ class Cell:
         return visible(" ".join(filter(None, (execution.error_code, execution.error_message))))
 
     def _text(self, name: str, truncated: bool) -> SafeString | str:
-        drawn = text_block(self.execution, name, truncated=truncated, most=MOST_CHARACTERS)
-        return "" if drawn == "-" else drawn
+        return text_block(self.execution, name, truncated=truncated, most=MOST_CHARACTERS)
 
 
 def transcript_of(session_id: str, number: str) -> Transcript | None:

@@ -32,19 +32,23 @@ class Preview:
 
 def preview_of(blob: Blob, path: str) -> Preview:
     """Raises ProviderUnavailable where storage does not give it."""
-    start = b"".join(browsing.read(blob, 0, MOST_BYTES))
+    return preview_of_start(b"".join(browsing.read(blob, 0, MOST_BYTES)), blob.size, path)
+
+
+def preview_of_start(start: bytes, size: int, path: str) -> Preview:
+    """Of the first bytes of a file that has so many."""
     if mime_type := image_type(start[:SIGNATURE_BYTES]):
-        return Preview(mime_type if blob.size <= MOST_IMAGE_BYTES else "")
-    text = _decoded(start, is_cut=blob.size > len(start))
+        return Preview(mime_type if size <= MOST_IMAGE_BYTES else "")
+    text = _decoded(start, is_cut=size > len(start))
     if text is None:
         return Preview()
     delimiter = _TABLES.get(path[-4:].lower())
     if delimiter and (table := _table(text, delimiter)):
         is_wide = any(len(row) > MOST_COLUMNS for row in table)
         rows = [[visible(cell[:_MOST_CELL]) for cell in row[:MOST_COLUMNS]] for row in table]
-        is_cut = blob.size > len(start) or len(rows) > MOST_ROWS or is_wide
+        is_cut = size > len(start) or len(rows) > MOST_ROWS or is_wide
         return Preview(table=rows[:MOST_ROWS], is_cut=is_cut)
-    return Preview(text=shown(text), is_cut=blob.size > len(start))
+    return Preview(text=shown(text), is_cut=size > len(start))
 
 
 def image_of(blob: Blob) -> str:

@@ -1,0 +1,370 @@
+"""What the page of one execution shows, part by part; a part that is empty is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.db.models import Model
+from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from executions.admin.boxes import Box, code_box, output_boxes, text_box
+from executions.admin.display import (
+    artifact_preview,
+    late_result_block,
+    outputs_block,
+    receipt,
+    timeline,
+)
+from executions.models import ApiKey, Execution, Schedule, Session, Tenant
+from executions.services.claims import CLAIMS
+from executions.services.observations import in_words
+from executions.services.presentation import shown, visible
+from providers.models import ConfigVersion, ProviderConfig
+
+CANCEL = "executions.cancel_execution"
+REPLAY = "executions.replay_execution"
+
+# Of the line that says what went wrong.
+_MOST_OF_ERROR = 500
+_TONES = {
+    Execution.Status.SUCCEEDED: "good",
+    Execution.Status.QUEUED: "warn",
+    Execution.Status.RUNNING: "warn",
+    Execution.Status.CANCELLED: "quiet",
+}
+
+
+class Fact(NamedTuple):
+    name: str
+    value: SafeString | str
+
+
+class Facts(NamedTuple):
+    title: str
+    facts: Sequence[Fact]
+
+
+class Record:
+    """One execution for one reader: links lead only to what she may see."""
+
+    def __init__(self, execution: Execution, user: AbstractBaseUser | AnonymousUser) -> None:
+        self.execution = execution
+        self._may: Any = user.has_perm  # type: ignore[union-attr]
+
+    @property
+    def may_cancel(self) -> bool:
+        return self.execution.is_open and bool(self._may(CANCEL))
+
+    @property
+    def may_replay(self) -> bool:
+        return bool(self._may(REPLAY))
+
+    @property
+    def tone(self) -> str:
+        return _TONES.get(Execution.Status(self.execution.status), "bad")
+
+    @property
+    def took(self) -> str:
+        """How long it took from being asked for, or has taken by now."""
+        execution = self.execution
+        if execution.total_ms is not None:
+            return in_time(execution.total_ms)
+        return in_time(self.elapsed_ms) if execution.is_open else ""
+
+    @cached_property
+    def elapsed_ms(self) -> int:
+        """Since it began to run, or to wait."""
+        since = self.execution.started_at or self.execution.created_at
+        return max(0, round((timezone.now() - since).total_seconds() * 1000))
+
+    @property
+    def created(self) -> SafeString:
+        return moment(self.execution.created_at)
+
+    @property
+    def error(self) -> str:
+        """The line that says best what went wrong, made harmless."""
+        execution = self.execution
+        if message := _last_line(execution.error_message):
+            return f"{execution.error_code}: {message}" if execution.error_code else message
+        if execution.error_code:
+            return execution.error_code
+        return _last_line(execution.stderr) if execution.status == "failed" else ""
+
+    @property
+    def whole_error(self) -> str:
+        """The error as it was told, where that is more than its last line."""
+        text = self.execution.error_message.strip()
+        return shown(text).text if "\n" in text else ""
+
+    @property
+    def observations(self) -> list[str]:
+        return [visible(line) for line in in_words(self.execution)]
+
+    @property
+    def headlines(self) -> list[Fact]:
+        execution = self.execution
+        runtime = " · ".join(filter(None, (execution.runtime, execution.isolation)))
+        version = self._to_version
+        return _filled(
+            ("Tenant", self._tenant),
+            ("Provider", self._provider),
+            (
+                "Runtime",
+                _link(version, runtime or "-") if version else runtime,
+            ),
+            ("Language", execution.language),
+            ("Created", self.created),
+            ("To be run at", moment(execution.run_at if execution.status == "queued" else None)),
+            ("Exit code", _text(execution.exit_code)),
+            ("Session", self._session),
+        )
+
+    @cached_property
+    def code(self) -> Box | None:
+        return code_box(self.execution)
+
+    @property
+    def given(self) -> list[Box]:
+        """What went in beside the code."""
+        return [box for box in (text_box(self.execution, "arguments", "Arguments"),) if box]
+
+    @property
+    def input_files(self) -> list[tuple[str, str, str]]:
+        return [
+            (
+                visible(str(file.get("path", ""))),
+                _size(file.get("size")),
+                visible(str(file.get("hash", ""))),
+            )
+            for file in self.execution.input_files
+        ]
+
+    @cached_property
+    def output(self) -> list[Box]:
+        boxes = output_boxes(self.execution)
+        result = text_box(self.execution, "result", "Result")
+        return [*boxes, result] if result else boxes
+
+    @property
+    def outputs(self) -> SafeString | str:
+        return outputs_block(self.execution)
+
+    @property
+    def artifacts(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": visible(artifact.name),
+                "url": reverse("admin:executions_artifact", args=[self.execution.pk, artifact.pk]),
+                "is_kept": bool(artifact.file),
+                "preview": artifact_preview(artifact),
+                "type": visible(artifact.mime_type),
+                "size": _size(artifact.size_bytes),
+                "sha256": visible(artifact.sha256),
+            }
+            for artifact in self.execution.artifacts.all()
+        ]
+
+    @property
+    def late_result(self) -> SafeString | str:
+        return late_result_block(self.execution)
+
+    @property
+    def receipt(self) -> SafeString | str:
+        return receipt(self.execution)
+
+    @property
+    def hops(self) -> list[dict[str, str]]:
+        return [
+            {
+                "provider": visible(str(hop["provider"])),
+                "outcome": visible(str(hop["outcome"])),
+                "code": visible(str(hop.get("code", ""))),
+                "reason": visible(str(hop.get("reason", ""))),
+                "took": in_time(hop["ms"]),
+            }
+            for hop in self.execution.hops
+        ]
+
+    @property
+    def timeline(self) -> SafeString | str:
+        return timeline(self.execution)
+
+    @property
+    def meta(self) -> str:
+        meta = self.execution.meta
+        return visible(json.dumps(meta, indent=2, ensure_ascii=False)) if meta else ""
+
+    @property
+    def facts(self) -> list[Facts]:
+        """The record beyond the headlines."""
+        execution = self.execution
+        said = [(name, getattr(execution, name)) for name in (*CLAIMS, "traceparent")]
+        who = _filled(
+            ("Tenant", execution.tenant_slug),
+            ("API key", self._key),
+            ("Subject", execution.subject),
+            *(
+                (f"{name.replace('_', ' ').capitalize()}, as the caller says", value or "")
+                for name, value in said
+            ),
+            ("Client address", execution.client_address),
+            ("Request id", execution.request_id),
+            ("Idempotency key", execution.idempotency_key or ""),
+        )
+        where = _filled(
+            ("Provider", execution.provider),
+            ("Configuration version", _text(execution.config_version)),
+            ("Runtime", execution.runtime),
+            ("Isolation", execution.isolation),
+            ("Sharing", execution.sharing),
+            ("Entrypoint", execution.entrypoint),
+            ("Mode", execution.get_mode_display()),
+            ("Priority", execution.get_priority_display()),
+            ("Time limit", f"{execution.timeout:g} s"),
+            ("Code hash", execution.code_hash),
+            ("Session", self._place),
+            ("Cost, estimated", _text(execution.cost)),
+        )
+        when = _filled(
+            ("Created", moment(execution.created_at)),
+            ("To be run at", moment(execution.run_at)),
+            ("Started", moment(execution.started_at)),
+            ("Ended", moment(execution.finished_at)),
+            ("Schedule", self._schedule),
+            ("Replay of", self._replay_of),
+        )
+        found = (Facts("Who", who), Facts("Where", where), Facts("When", when))
+        return [group for group in found if group.facts]
+
+    @property
+    def _tenant(self) -> SafeString:
+        execution = self.execution
+        url = self._page_of(Tenant, execution.tenant_id)
+        return _link(url or _listed(tenant_slug=execution.tenant_slug), execution.tenant_slug)
+
+    @property
+    def _provider(self) -> SafeString | str:
+        name = self.execution.provider
+        if not name:
+            return ""
+        pk = None
+        if self._may("providers.view_providerconfig"):
+            found = ProviderConfig.objects.filter(provider_id=name)
+            pk = found.values_list("pk", flat=True).first()
+        return _link(self._page_of(ProviderConfig, pk) or _listed(provider=name), name)
+
+    @cached_property
+    def _to_version(self) -> str:
+        """The page of the configuration that it ran under."""
+        execution = self.execution
+        if not execution.config_version or not self._may("providers.view_configversion"):
+            return ""
+        found = ConfigVersion.objects.filter(
+            subject=execution.provider, version=execution.config_version
+        )
+        return self._page_of(ConfigVersion, found.values_list("pk", flat=True).first())
+
+    @property
+    def _key(self) -> SafeString | str:
+        execution = self.execution
+        name = " ".join(filter(None, (execution.api_key_name, execution.api_key_prefix)))
+        url = self._page_of(ApiKey, execution.api_key_id)
+        return _link(url, name) if url else name
+
+    @property
+    def _session(self) -> SafeString | str:
+        pk = self.execution.session_id
+        url = self._page_of(Session, pk)
+        return _link(url, str(pk)) if url else _text(pk)
+
+    @property
+    def _place(self) -> str:
+        execution = self.execution
+        if execution.session_id is None:
+            return ""
+        place = f"context {execution.context}" if execution.context else "a command"
+        lost = "; the context lost its state" if execution.context_kept is False else ""
+        return f"turn {execution.turn}, {place}{lost}"
+
+    @property
+    def _schedule(self) -> SafeString | str:
+        pk = self.execution.schedule_id
+        url = self._page_of(Schedule, pk)
+        return _link(url, str(pk)) if url else _text(pk)
+
+    @property
+    def _replay_of(self) -> SafeString | str:
+        pk = self.execution.replay_of_id
+        url = reverse("admin:executions_execution_change", args=[pk]) if pk else ""
+        return _link(url, str(pk)) if url else ""
+
+    def _page_of(self, model: type[Model], pk: Any) -> str:
+        """Its page in the admin; "" where there is none, or none for this reader."""
+        app, name = model._meta.app_label, model._meta.model_name
+        if pk is None or not self._may(f"{app}.view_{name}"):
+            return ""
+        return reverse(f"admin:{app}_{name}_change", args=[pk])
+
+
+def in_time(milliseconds: float) -> str:
+    """A duration in the units that a person would use."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.2f} s"
+    minutes, seconds = divmod(round(milliseconds / 1000), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(when: datetime | None) -> SafeString:
+    """With seconds and zone; hovering tells it as ISO 8601, with milliseconds."""
+    if when is None:
+        return SafeString()
+    local = timezone.localtime(when)
+    exact = local.isoformat(timespec="milliseconds")
+    text = f"{local:%Y-%m-%d %H:%M:%S %Z}"
+    return format_html('<time datetime="{}" title="{}">{}</time>', exact, exact, text)
+
+
+def _filled(*pairs: tuple[str, SafeString | str]) -> list[Fact]:
+    """Those that have a value, each of them harmless."""
+    return [
+        Fact(name, value if isinstance(value, SafeString) else visible(value))
+        for name, value in pairs
+        if value
+    ]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _size(value: Any) -> str:
+    return filesizeformat(value) if isinstance(value, int) else ""
+
+
+def _link(url: str, text: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', url, visible(text))
+
+
+def _listed(**query: str) -> str:
+    return reverse("admin:executions_execution_changelist", query=query)
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something, of what may be very long."""
+    text = text.rstrip()
+    line = text[text.rfind("\n") + 1 :].strip()
+    return visible(line[:_MOST_OF_ERROR]) + ("…" if len(line) > _MOST_OF_ERROR else "")

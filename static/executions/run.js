@@ -1,0 +1,108 @@
+// The page of one execution: copying, wrapping, the clock, and itself anew when the run has got on.
+(() => {
+  "use strict";
+
+  const COPIED_SECONDS = 2;
+  const tools = { copy, wrap };
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("[data-copy], [data-wrap]");
+    if (!button) return;
+    for (const [name, use] of Object.entries(tools)) {
+      const target = document.getElementById(button.dataset[name] ?? "");
+      if (target) use(button, target);
+    }
+  });
+
+  // As it is shown: what cannot be seen is spelled out, and does not reach a terminal.
+  function textOf(element) {
+    const copy = element.cloneNode(true);
+    for (const extra of copy.querySelectorAll(".line > a, .stream-name")) extra.remove();
+    return copy.textContent.replace(/\n$/, "");
+  }
+
+  async function copy(button, target) {
+    const said = button.textContent;
+    const isDone = await toClipboard(textOf(target));
+    button.textContent = isDone ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = said), COPIED_SECONDS * 1000);
+  }
+
+  async function toClipboard(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      // Over plain http there is no clipboard, but the old way.
+      const field = document.createElement("textarea");
+      field.value = text;
+      field.className = "sr-only";
+      document.body.append(field);
+      field.select();
+      const isDone = document.execCommand("copy");
+      field.remove();
+      return isDone;
+    }
+  }
+
+  function wrap(button, target) {
+    const wraps = target.classList.toggle("is-wrapped");
+    button.setAttribute("aria-pressed", String(wraps));
+  }
+
+  function inTime(milliseconds) {
+    const seconds = Math.floor(milliseconds / 1000);
+    if (seconds < 60) return `${seconds} s`;
+    const minutes = Math.floor(seconds / 60);
+    return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  }
+
+  // By the server's clock as it was then, and ours only for what has passed since.
+  let began = performance.now();
+  setInterval(() => {
+    const clock = document.querySelector("[data-elapsed]");
+    if (!clock || document.hidden) return;
+    clock.textContent = inTime(Number(clock.dataset.elapsed) + performance.now() - began);
+  }, 1000);
+
+  async function fetched() {
+    const answer = await fetch(location.pathname, { credentials: "same-origin", cache: "no-store" });
+    if (!answer.ok || answer.redirected) return null;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    return page.getElementById("run");
+  }
+
+  function say() {
+    const parts = [".run-status", ".run-took", ".run-error"].map((name) =>
+      document.querySelector(`#run ${name}`)?.textContent.trim(),
+    );
+    document.getElementById("run-said").textContent = parts.filter(Boolean).join(", ");
+  }
+
+  document.addEventListener("run:started", async () => {
+    if (document.querySelector("#run [data-status]")?.dataset.status !== "queued") return;
+    const fresh = await fetched().catch(() => null);
+    if (!fresh) return;
+    began = performance.now();
+    for (const part of document.querySelectorAll("#run [data-fresh]")) {
+      const other = fresh.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
+      if (other && !part.isEqualNode(other)) part.replaceWith(other);
+    }
+    say();
+  });
+
+  document.addEventListener("run:done", async () => {
+    const fresh = await fetched().catch(() => null);
+    if (!fresh) {
+      document.querySelector("[data-follow-note]").textContent = "It has ended. Reload the page.";
+      return;
+    }
+    const focused = document.activeElement?.id;
+    const place = document.querySelector("pre.code")?.scrollTop ?? 0;
+    document.getElementById("run").replaceWith(fresh);
+    const code = document.querySelector("pre.code");
+    if (code) code.scrollTop = place;
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    say();
+  });
+})();
