@@ -8,6 +8,7 @@ from executions.services import (
     code_search,
     compaction,
     kept_events,
+    ledger_checks,
     retention,
     signals,
     spending,
@@ -49,6 +50,10 @@ def collect_blobs() -> int:
 def write_ledger_checkpoint() -> int | None:
     point = checkpoints.write_checkpoint()
     return point.sequence if point else None
+
+
+def check_ledger() -> None:
+    ledger_checks.begin_waiting()
 
 
 def apply_retention() -> int:

@@ -30,8 +30,11 @@ def _may(permission: str) -> Callable[[HttpRequest], bool]:
     return lambda request: request.user.has_perm(permission)
 
 
-def _item(title: str, icon: str, model: str, app: str) -> dict[str, Any]:
+def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[str, Any]:
+    """`badge` is of `executions.admin.attention`: how much of it calls for attention."""
+    shown = {"badge": f"executions.admin.attention.{badge}_badge"} if badge else {}
     return {
+        **shown,
         "title": title,
         "icon": icon,
         "link": reverse_lazy(f"admin:{app}_{model}_changelist"),
@@ -87,19 +90,26 @@ UNFOLD: dict[str, Any] = {
                     _item("Snapshots", "photo_library", "snapshot", "executions"),
                     _item("Ledger", "link", "ledgerentry", "executions"),
                     _item("Reports", "lab_profile", "report", "executions"),
-                    _item("Processes", "memory", "process", "executions"),
+                    _item("Verifications", "verified", "ledgercheck", "executions", "ledger"),
+                    _item("Processes", "memory", "process", "executions", "queue"),
                 ],
             },
             {
                 "title": "Providers",
                 "separator": True,
                 "items": [
-                    _item("Providers", "dns", "providerconfig", "providers"),
+                    _item("Providers", "dns", "providerconfig", "providers", "unhealthy"),
                     _item("History", "history", "configversion", "providers"),
-                    _item("Pending changes", "how_to_reg", "pendingchange", "providers"),
+                    _item("Pending changes", "how_to_reg", "pendingchange", "providers", "changes"),
                     _item("Routes", "alt_route", "route", "providers"),
-                    _item("Circuit breakers", "electrical_services", "circuitbreaker", "providers"),
-                    _item("Alerts", "notifications", "alert", "executions"),
+                    _item(
+                        "Circuit breakers",
+                        "electrical_services",
+                        "circuitbreaker",
+                        "providers",
+                        "breakers",
+                    ),
+                    _item("Alerts", "notifications", "alert", "executions", "alerts"),
                     _item("Audit export", "upload", "auditexport", "executions"),
                 ],
             },
@@ -108,7 +118,7 @@ UNFOLD: dict[str, Any] = {
                 "separator": True,
                 "items": [
                     _item("Spending", "payments", "spending", "executions"),
-                    _item("Budgets", "savings", "budget", "executions"),
+                    _item("Budgets", "savings", "budget", "executions", "budgets"),
                     _item("Spending alerts", "savings", "spendingalert", "executions"),
                     _item("Prices", "sell", "providerprice", "providers"),
                     {
@@ -125,7 +135,7 @@ UNFOLD: dict[str, Any] = {
                 "items": [
                     _item("Tenants", "domain", "tenant", "executions"),
                     _item("Policies", "policy", "policy", "executions"),
-                    _item("Approvals", "approval", "approval", "executions"),
+                    _item("Approvals", "approval", "approval", "executions", "approvals"),
                     _item("API keys", "key", "apikey", "executions"),
                     _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
                     _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),

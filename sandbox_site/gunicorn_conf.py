@@ -96,6 +96,7 @@ def post_worker_init(worker: Any) -> None:
 
     from executions.models import Process
     from executions.services import journal, leases
+    from executions.services.alerts.standing_in import watch_in_background
     from providers.manager import manager
     from providers.services.ahead import start_ahead
     from providers.services.kept import renew_in_background
@@ -114,6 +115,7 @@ def post_worker_init(worker: Any) -> None:
     start_ahead()
     leases.begin(Process.Kind.WEB)
     journal.start()
+    watch_in_background()
 
 
 def _refuse_foreign_instance() -> None:

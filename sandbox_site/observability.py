@@ -67,6 +67,8 @@ THRESHOLDS = {
     "timed_out_per_hour": 20.0,
     "sigsys_per_hour": 5.0,
     "process_bursts_per_hour": 5.0,
+    "queue_seconds": 300.0,
+    "checkpoint_hours": 3.0,
 }
 
 

@@ -15,6 +15,7 @@ from executions.services import leases
 from executions.services.keys import create_api_key
 from executions.services.workspaces import threads
 from providers.services import probing, trial
+from providers.services.kept import forget_all
 from tests.required import require as require
 
 pytest_plugins = [
@@ -87,6 +88,12 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> leases.Keeper:
     monkeypatch.setattr(keeper, "_start_thread", lambda: None)
     monkeypatch.setattr(leases, "_keeper", keeper)
     return keeper
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    """Each test is a process of its own, which has looked up nothing yet."""
+    forget_all()
 
 
 @dataclass

@@ -17,7 +17,11 @@ __all__ = ("browser", "complaints", "names", "page")
 
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 # Put into a page by a script, and no pages.
-PIECES = {"/admin/pool/", "/admin/figures/?range=7d"}
+PIECES = {
+    "/admin/pool/",
+    "/admin/figures/?range=7d",
+    "/admin/executions/ledgercheck/state/",
+}
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     keep_picture(page, "tenants")
 
     page.get_by_role("link", name="acme", exact=True).last.click()
-    expect(page.locator("#content")).to_contain_text("Running: 0 of 10")
+    expect(page.locator("#content")).to_contain_text("Stored bytes per day")
     expect(page.get_by_label("Most running")).to_have_attribute("placeholder", "10")
     page.get_by_label("Most running").fill("3")
     keep_picture(page, "tenant", whole=True)
@@ -56,6 +56,9 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     shown = page.locator("#new-key")
     expect(shown).to_have_text(re.compile("cfd_"))
     assert authenticate(shown.inner_text()).scope == "admin"
+    page.get_by_role("button", name="Copy the key").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    expect(page.locator("#example-call")).to_contain_text(shown.inner_text())
     page.goto("/admin/executions/apikey/")
     expect(page.get_by_role("row", name=re.compile("cfd_.* ci\\b"))).to_be_visible()
     page.get_by_role("row", name=re.compile("older")).get_by_role("checkbox").check()

@@ -61,7 +61,7 @@ def test_a_route_is_made_and_what_ran_on_it_is_compared(page: Page, caller: Call
     save_config("local", LOCAL)
     save_config("e2b", {"api_key": "e2b_0123456789"})
     page.goto("/admin/providers/providerprice/add/")
-    page.get_by_label("Provider").fill("local")
+    page.get_by_label("Provider").select_option("local")
     page.get_by_label("Per second").fill("0.002")
     save(page)
     assert ProviderPrice.objects.get().provider_id == "local"

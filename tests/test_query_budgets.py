@@ -26,6 +26,7 @@ from executions.models import (
     AuditExport,
     Budget,
     Execution,
+    LedgerCheck,
     LedgerEntry,
     Policy,
     Process,
@@ -80,6 +81,12 @@ def names(
         save_config("probe", GOOD | {"size": size})
     activate("probe")
     route = Route.objects.create(owner="another tenant")
+    LedgerCheck.objects.bulk_create(
+        LedgerCheck(
+            state="intact", asked_by="a", asked_at=timezone.now(), finished_at=timezone.now()
+        )
+        for _ in range(MANY)
+    )
     for n in range(MANY):
         Route.objects.create(owner=f"another {n}")
         Budget.objects.create(tenant_slug=f"t{n}", limit=1)
@@ -183,6 +190,7 @@ def names(
         "entry": LogEntry.objects.order_by("pk")[0].pk,
         "route": route.pk,
         "alert": alert.pk,
+        "check": LedgerCheck.objects.latest("pk").pk,
         "ledger_entry": LedgerEntry.objects.latest("sequence").pk,
         "key_text": key_text,
     }

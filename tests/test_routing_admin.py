@@ -10,6 +10,7 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 
+from executions.models import Tenant
 from executions.services.comparison import compare
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError
@@ -40,6 +41,7 @@ def test_a_route_made_in_the_admin_is_in_force_at_once(
     admin_client: Client, services: Services
 ) -> None:
     assert planned("wonderland", "python") == []
+    Tenant.objects.create(slug="wonderland", name="W")
     form = {
         "owner": "wonderland",
         "language": "",
@@ -76,13 +78,21 @@ def test_a_route_can_be_opened_when_the_key_of_a_configuration_is_lost(
     ("page", "form", "told"),
     [
         ("providers_providerprice", {"provider_id": "e2c", "per_second": "1"}, "no provider"),
-        ("executions_budget", {"tenant_slug": "wonderlnad", "limit": "1"}, "the slug of a tenant"),
+        (
+            "executions_budget",
+            {"tenant_slug": "wonderlnad", "limit": "1"},
+            "one of the available choices",
+        ),
+        ("providers_route", {"owner": "wonderlnad"}, "one of the available choices"),
+        ("providers_route", {"language": "pyhton"}, "one of the available choices"),
+        ("providers_route", {"region": "nowhere"}, "one of the available choices"),
     ],
 )
 def test_a_name_that_nothing_has_is_refused(
     admin_client: Client, page: str, form: dict[str, str], told: str
 ) -> None:
     others = {"per_run": "0", "per_gb_second": "0", "memory_gb": "0", "period": "day"}
+    others |= {"strategy": "priority", "steps-TOTAL_FORMS": "0", "steps-INITIAL_FORMS": "0"}
     sent = {**others, "warn_percent": "80", **form}
     answer = admin_client.post(reverse(f"admin:{page}_add"), sent)
     assert answer.status_code == 200
@@ -94,6 +104,8 @@ def test_the_list_of_routes_shows_their_steps(
 ) -> None:
     for language in ("python", "nodejs", "bash"):
         make_route("aliyun_codeinterpreter", "e2b", language=language)
+    # What the sidebar counts is looked up once in a while.
+    admin_client.get(reverse("admin:providers_route_changelist"))
     with django_assert_max_num_queries(12):
         shown = admin_client.get(reverse("admin:providers_route_changelist")).content.decode()
     assert shown.count("aliyun_codeinterpreter, e2b") == 3
@@ -141,3 +153,70 @@ def test_the_comparison_is_for_who_may_see_spending(client: Client) -> None:
     assert client.get(reverse("admin:executions_comparison")).status_code == 403
     user.user_permissions.add(Permission.objects.get(codename="view_spending"))
     assert client.get(reverse("admin:executions_comparison")).status_code == 200
+
+
+def test_what_is_known_no_more_does_not_refuse_a_row(
+    admin_client: Client, services: Services
+) -> None:
+    route = make_route("e2b", owner="gone")
+    page = reverse("admin:providers_route_change", args=[route.pk])
+    assert "gone (not there any more)" in admin_client.get(page).content.decode()
+    step = route.steps.get()
+    sent = {
+        "owner": "gone",
+        "strategy": "weighted",
+        "is_active": "on",
+        "steps-TOTAL_FORMS": "1",
+        "steps-INITIAL_FORMS": "1",
+        "steps-0-id": step.pk,
+        "steps-0-route": route.pk,
+        "steps-0-provider": step.provider_id,
+        "steps-0-position": "0",
+        "steps-0-weight": "1",
+    }
+    assert admin_client.post(page, sent).status_code == 302
+    assert Route.objects.get().strategy == "weighted"
+
+
+def test_of_very_many_tenants_a_mistyped_one_is_refused_too(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executions.admin.choosing.MOST", 0)
+    Tenant.objects.create(slug="wonderland", name="W")
+    sent = {"strategy": "priority", "steps-TOTAL_FORMS": "0", "steps-INITIAL_FORMS": "0"}
+    page = reverse("admin:providers_route_add")
+    refused = admin_client.post(page, {**sent, "owner": "wonderlnad"}).content.decode()
+    assert "Must be the slug of a tenant" in refused
+    assert admin_client.post(page, {**sent, "owner": "wonderland"}).status_code == 302
+
+
+def test_a_page_that_asks_whether_to_delete_says_what_happens_then(
+    admin_client: Client, services: Services
+) -> None:
+    e2b = ProviderConfig.objects.get(provider_id="e2b")
+    ProviderConfig.objects.filter(pk=e2b.pk).update(is_active=True)
+    alone = make_route("e2b", owner="wonderland")
+    make_route("e2b", "aliyun_codeinterpreter", owner="elsewhere")
+    page = admin_client.get(
+        reverse("admin:providers_providerconfig_delete", args=[e2b.pk])
+    ).content.decode()
+    assert "It is the active provider" in page
+    assert "wonderland, every language: has no provider left, and is refused" in page
+    assert "elsewhere, every language: goes on with aliyun_codeinterpreter" in page
+
+    make_route("aliyun_codeinterpreter")
+    Route.objects.filter(pk=alone.pk).update(minimum_isolation="gvisor")
+    page = admin_client.get(
+        reverse("admin:providers_route_delete", args=[alone.pk])
+    ).content.decode()
+    assert "takes the route every tenant, every language" in page
+    assert "gvisor, does not hold any more" in page
+    shown = admin_client.get(reverse("admin:providers_route_change", args=[alone.pk]))
+    assert "Without it: Code of wonderland" in shown.content.decode()
+
+
+def test_who_may_not_delete_it_is_told_nothing(client: Client, services: Services) -> None:
+    route = make_route("e2b")
+    client.force_login(get_user_model().objects.create_user("clerk", is_staff=True))
+    answer = client.get(reverse("admin:providers_route_delete", args=[route.pk]))
+    assert answer.status_code == 403

@@ -2,11 +2,13 @@ from executions.admin.alert import AlertAdmin, AuditExportAdmin
 from executions.admin.api_key import ApiKeyAdmin
 from executions.admin.approval import ApprovalAdmin
 from executions.admin.execution import ExecutionAdmin
+from executions.admin.ledger_check import LedgerCheckAdmin
 from executions.admin.ledger_entry import LedgerEntryAdmin
 from executions.admin.legal_hold import LegalHoldAdmin
 from executions.admin.policy import PolicyAdmin
 from executions.admin.process import ProcessAdmin
 from executions.admin.report import ReportAdmin
+from executions.admin.route import TenantRouteAdmin
 from executions.admin.schedule import ScheduleAdmin
 from executions.admin.session import SessionAdmin
 from executions.admin.snapshot import SnapshotAdmin
@@ -21,6 +23,7 @@ __all__ = (
     "AuditExportAdmin",
     "BudgetAdmin",
     "ExecutionAdmin",
+    "LedgerCheckAdmin",
     "LedgerEntryAdmin",
     "LegalHoldAdmin",
     "PolicyAdmin",
@@ -32,6 +35,7 @@ __all__ = (
     "SpendingAdmin",
     "SpendingAlertAdmin",
     "TenantAdmin",
+    "TenantRouteAdmin",
     "WebhookDeliveryAdmin",
     "WebhookSecretAdmin",
 )

@@ -11,6 +11,8 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
+from django.middleware.csrf import rotate_token
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
@@ -18,10 +20,14 @@ from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
 from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
+from executions.admin.example_call import example_call
+from executions.admin.naming import refuse_hidden
 from executions.models import ApiKey, Scope
 from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, as_words
+from executions.services.consequences import revoked_key
 from executions.services.key_power import CONFIGURE
 from executions.services.keys import create_api_key, revoke, rotate
+from executions.services.presentation import visible
 from providers.admin.guarded import WAITS, GuardedAdmin, log_request
 from providers.errors import InvalidConfiguration
 from providers.models import PendingChange
@@ -82,7 +88,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
 
     list_display = (
         "prefix",
-        "name",
+        "shown_name",
         "tenant",
         "scopes",
         "state",
@@ -98,11 +104,14 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
     form = KeyForm
     created_template = "admin/executions/apikey/created.html"
     rotate_template = "admin/executions/apikey/rotate.html"
+    revoke_template = "admin/executions/apikey/revoke.html"
 
     def get_urls(self) -> list[URLPattern]:
         rotating = self.admin_site.admin_view(self.rotate_view)
+        revoking = self.admin_site.admin_view(self.revoke_view)
         return [
             path("<int:pk>/rotate/", rotating, name="executions_apikey_rotate"),
+            path("<int:pk>/revoke/", revoking, name="executions_apikey_revoke"),
             *super().get_urls(),
         ]
 
@@ -110,6 +119,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm[ApiKey]]:
         form = super().get_form(request, obj, change, **kwargs)
+        refuse_hidden(form)
         has_it = obj is not None and obj.has_scope(Scope.ADMIN)
         if "scopes" in form.base_fields and not has_it and not request.user.has_perm(CONFIGURE):
             # As key_power has it, which refuses it as well.
@@ -191,17 +201,49 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
 
     @sensitive_variables("key_text")
     def _shown_once(self, request: HttpRequest, api_key: ApiKey, key_text: str) -> HttpResponse:
-        """The page with the key, answered directly: a message would put it into a cookie."""
+        """The page with the key, answered directly: a message would put it into a cookie.
+
+        What made it is refused when it is sent again, as by loading the page anew: that would make
+        another key, which nobody asked for.
+        """
+        rotate_token(request)
         context = {
             **self.admin_site.each_context(request),
             "title": "API key created",
             "opts": self.opts,
             "api_key": api_key,
             "key_text": key_text,
+            "shown_name": visible(api_key.name),
+            "example": example_call(request, api_key, key_text),
         }
         response = TemplateResponse(request, self.created_template, context)
         response["Cache-Control"] = "no-store"
         return response
+
+    def revoke_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Asks, with what will happen then, and does it."""
+        api_key = ApiKey.objects.select_related("tenant").filter(pk=pk).first()
+        if api_key is None:
+            raise Http404
+        if not self.has_change_permission(request, api_key):
+            raise PermissionDenied
+        if request.method == "POST":
+            if revoke(api_key):
+                self.log_change(request, api_key, "Revoked.")
+                messages.success(request, f"{visible(str(api_key))} is revoked.")
+            return redirect("admin:executions_apikey_change", pk)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Revoke the key?",
+            "opts": self.opts,
+            "api_key": api_key,
+            "shown_name": visible(str(api_key)),
+            "consequences": revoked_key(api_key),
+        }
+        return TemplateResponse(request, self.revoke_template, context)
+
+    def consequences(self, row: ApiKey) -> list[str]:
+        return revoked_key(row)
 
     @sensitive_variables("key_text")
     def rotate_view(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -245,6 +287,10 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         self.log_addition(request, made[0], f"In the place of {api_key}.")
         self.log_change(request, api_key, f"Rotated; valid until {api_key.expires_at}.")
         return made
+
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, api_key: ApiKey) -> str:
+        return visible(api_key.name)
 
     @admin.display(description="state")
     def state(self, api_key: ApiKey) -> str:

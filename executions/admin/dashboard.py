@@ -8,8 +8,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
+from executions.admin.attention import inbox
 from executions.admin.charts import stacked_bars
 from executions.admin.fragments import fragment_of
+from executions.admin.ledger_check import VIEW as VIEW_CHECKS
 from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.head import read_head
@@ -22,6 +24,7 @@ _VIEW = "executions.view_execution"
 
 def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """What the theme puts on the front page; the figures only for who may see executions."""
+    context |= {"inbox": inbox(request), "shows_ledger": request.user.has_perm(VIEW_CHECKS)}
     if not request.user.has_perm(_VIEW):
         return context
     chosen = request.GET.get("range", "")

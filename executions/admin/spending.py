@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -11,8 +11,10 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from unfold.admin import ModelAdmin
 
+from executions.admin.choosing import tenant_choice
 from executions.models import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare
+from executions.services.consequences import without_budget
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.read_only import ReadOnly
 
@@ -29,6 +31,17 @@ else:
 @admin.register(Budget)
 class BudgetAdmin(GuardedAdmin, _BudgetAdmin):
     list_display = ("__str__", "tenant_slug", "period", "limit", "warn_percent")
+
+    def get_form(
+        self, request: HttpRequest, obj: Budget | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("tenant_slug")) is not None:
+            form.base_fields["tenant_slug"] = tenant_choice(request, field, "All together")
+        return form
+
+    def consequences(self, row: Budget) -> list[str]:
+        return without_budget(row)
 
 
 @admin.register(Spending)

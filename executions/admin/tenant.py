@@ -4,31 +4,34 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import escape
 
 from executions.admin.bases import TenantModelAdmin
+from executions.admin.naming import refuse_hidden
+from executions.admin.tenant_overview import overview
 from executions.models import Tenant
+from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
-from executions.services.quotas import COLUMNS, Quota, installed_in_column
-from executions.services.usage import Use, usage_of
+from executions.services.presentation import visible
+from executions.services.quotas import COLUMNS, installed_in_column
+from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 
 
 @admin.register(Tenant)
 class TenantAdmin(GuardedAdmin, TenantModelAdmin):
-    list_display = ("slug", "name", "minimum_isolation", "is_active", "created_at")
+    list_display = ("slug", "shown_name", "minimum_isolation", "is_active", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
-    readonly_fields = ("created_at", "in_use", "snapshots")
+    change_form_template = "admin/executions/tenant/change_form.html"
+    readonly_fields = ("created_at", "snapshots")
     fieldsets = (
         (None, {"fields": ("slug", "name", "is_active", "minimum_isolation", "created_at")}),
         (
             "Quotas",
             {
-                "fields": ("in_use", "snapshots", *COLUMNS),
+                "fields": ("snapshots", *COLUMNS),
                 "description": "They hold over all web processes and workers together. Budgets "
                 "have a page of their own.",
             },
@@ -55,24 +58,33 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> type[forms.ModelForm[Tenant]]:
         """With what holds for an empty field shown in it."""
         form = super().get_form(request, obj, change, **kwargs)
+        refuse_hidden(form)
         for name in COLUMNS:
             if name in form.base_fields:
                 installed = str(installed_in_column(name))
                 form.base_fields[name].widget.attrs["placeholder"] = installed
+        active = form.base_fields.get("is_active")
+        if active is not None and obj is not None:
+            told = once(request, "inactive tenant", lambda: inactive_tenant(obj))
+            # The theme takes a help text for HTML.
+            without = f" Without it: {' '.join(told)}" if told else ""
+            active.help_text = escape(f"{active.help_text}{without}")
         return form
 
-    @admin.display(description="in use")
-    def in_use(self, tenant: Tenant) -> SafeString | str:
-        if tenant.pk is None:
-            return "Nothing."
-        # The theme asks for it several times while it draws a page.
-        if (known := vars(tenant).get("_in_use")) is None:
-            found = usage_of(tenant).items()
-            lines = (
-                (_told(quota, use, use.limit),) for quota, use in found if use.limit is not None
-            )
-            known = vars(tenant)["_in_use"] = format_html_join(mark_safe("<br>"), "{}", lines)
-        return known
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        if (tenant := kwargs.get("obj")) is not None:
+            context["overview"] = overview(request, tenant)
+        answer: HttpResponse = super().render_change_form(request, context, *args, **kwargs)
+        return answer
+
+    def consequences(self, row: Tenant) -> list[str]:
+        return without_tenant(row)
+
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, tenant: Tenant) -> str:
+        return visible(tenant.name)
 
     @admin.display(description="snapshots")
     def snapshots(self, tenant: Tenant) -> str:
@@ -81,10 +93,3 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         if (known := vars(tenant).get("_snapshots")) is None:
             known = vars(tenant)["_snapshots"] = snapshots_of(tenant).count()
         return str(known)
-
-
-def _told(quota: Quota, use: Use, limit: float) -> str:
-    shown = filesizeformat if "bytes" in quota else "{:,.12g}".format
-    until = f", until {use.resets_at:%Y-%m-%d %H:%M} UTC" if use.resets_at else ""
-    words = quota.replace("_", " ").capitalize()
-    return f"{words}: {shown(use.used)} of {shown(limit)}{until}"

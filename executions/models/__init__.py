@@ -8,6 +8,7 @@ from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
 from executions.models.key_refusal import KeyRefusal
 from executions.models.late_result import LateResult
+from executions.models.ledger_check import LedgerCheck
 from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
@@ -54,6 +55,7 @@ __all__ = (
     "ExecutionTotal",
     "KeyRefusal",
     "LateResult",
+    "LedgerCheck",
     "LedgerEntry",
     "LegalHold",
     "LooseFile",

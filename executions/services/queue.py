@@ -188,11 +188,21 @@ def _served(execution: Execution) -> Execution:
     return execution
 
 
-def _in_turn() -> list[str]:
-    """The tenants with something in the queue, whose turn is next first."""
+def takeable() -> list[str]:
+    """The tenants with something in the queue that a worker may take now."""
+    return [slug for slug, number in _running_of().items() if number < bound_on_running(slug)]
+
+
+def _running_of() -> dict[str, int]:
+    """How many runs each tenant has that has something in the queue."""
     with connection.cursor() as cursor:
         cursor.execute(_WAITING.format(now=NOW[connection.vendor]), [])
-        running: dict[str, int] = dict(cursor.fetchall())
+        return dict(cursor.fetchall())
+
+
+def _in_turn() -> list[str]:
+    """The tenants with something in the queue, whose turn is next first."""
+    running = _running_of()
     for known in _turns.keys() - running.keys():
         # Whoever comes back to the queue has not been served in it.
         _turns.pop(known, None)

@@ -18,6 +18,8 @@ _OURS = ("executions", "providers")
 _LOOKS = Q(content_type__app_label__in=_OURS) & (
     Q(codename__startswith="view_") | Q(codename__startswith="export_")
 )
+# Whoever looks at the ledger may have it verified, which changes nothing in it.
+_VERIFIES = Q(content_type__app_label="executions", codename="request_ledgercheck")
 # Views that show who did what in the admin, and who may.
 _ACCOUNTS = Q(content_type__app_label="auth", content_type__model__in=("user", "group"))
 _LOG = Q(content_type__app_label="admin", codename="view_logentry") | Q(
@@ -48,8 +50,8 @@ _OPERATES = Q(
 
 _ROLES = {
     ADMINISTRATOR: Q(content_type__app_label__in=_OURS) | _ACCOUNTS | _LOG | _UNLOCKS,
-    OPERATOR: _LOOKS | _OPERATES,
-    AUDITOR: _LOOKS | _LOG | _REPORTS | (_ACCOUNTS & Q(codename__startswith="view_")),
+    OPERATOR: _LOOKS | _OPERATES | _VERIFIES,
+    AUDITOR: (_LOOKS | _VERIFIES | _LOG | _REPORTS | (_ACCOUNTS & Q(codename__startswith="view_"))),
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import F, Sum
+from django.db.models import F, Q, Sum
 from django.utils import timezone
 
 from executions.models import Budget, Spending, SpendingAlert
@@ -75,6 +76,29 @@ def budgets_of(tenant_slug: str) -> dict[Quota, tuple[Decimal, Decimal, datetime
         for budget in _budgets()
         if budget.tenant_slug == tenant_slug
     }
+
+
+def budgets_near() -> list[tuple[Budget, Decimal]]:
+    """The budgets that are used up to their warning or beyond, with what was spent, the worst
+    first. One query, whatever their number, beside that for the budgets."""
+    budgets = _budgets()
+    if not budgets:
+        return []
+    today = _today()
+    rows = Spending.objects.filter(day__gte=today.replace(day=1)).order_by()
+    if all(budget.tenant_slug for budget in budgets):
+        rows = rows.filter(tenant_slug__in={budget.tenant_slug for budget in budgets})
+    spent: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    sums = rows.values_list("tenant_slug").annotate(
+        month=Sum("amount"), day=Sum("amount", filter=Q(day=today))
+    )
+    for slug, of_month, of_day in sums:
+        for whose in (slug, ""):
+            spent[whose, Budget.Period.MONTH] += of_month
+            spent[whose, Budget.Period.DAY] += of_day or 0
+    found = [(budget, spent[budget.tenant_slug, budget.period]) for budget in budgets]
+    near = [each for each in found if each[1] >= each[0].limit * each[0].warn_percent / 100]
+    return sorted(near, key=lambda each: each[0].limit - each[1])
 
 
 def watch_spending() -> int:

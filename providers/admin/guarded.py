@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
 from providers import guarded
+from providers.admin.consequences import SaysWhatHappens
 from providers.models import ConfigVersion, PendingChange
 from providers.services import two_person_rule
 from providers.services.guarded_rows import NotAllowed, carry_out
@@ -29,7 +30,7 @@ WAITS = "It waits for a second administrator, under pending changes."
 _SHOWN = 10
 
 
-class GuardedAdmin(_Admin):
+class GuardedAdmin(SaysWhatHappens, _Admin):
     """Mix it in before the admin class of a guarded model.
 
     The page does what it does; what it made of guarded rows is then kept as versions, or undone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 from django.contrib import admin, messages
@@ -18,6 +19,8 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 
 from providers import registry
+from providers.admin.consequences import SaysWhatHappens
+from providers.admin.exchange import export_view, import_view
 from providers.admin.pages import (
     ProviderConfigModelAdmin,
     account_of,
@@ -38,6 +41,7 @@ from providers.services import (
     two_person_rule,
 )
 from providers.services.configuration import Unreadable, is_readable
+from providers.services.consequences import without_provider
 from providers.services.trial import Trial, try_provider
 
 Action = PendingChange.Action
@@ -63,19 +67,21 @@ def _form_of(provider_id: str, stored: Mapping[str, Any] | None) -> type[Provide
 
 
 @admin.register(ProviderConfig)
-class ProviderConfigAdmin(ProviderConfigModelAdmin):
+class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     list_display = _STATE
     readonly_fields = (*_SHOWN, "configuration")
     actions = ("activate_selected",)
     warn_unsaved_form = True
     change_form_template = "admin/providers/providerconfig/change_form.html"
+    change_list_template = "admin/providers/providerconfig/change_list.html"
     show_full_result_count = False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ProviderConfig]:
         # One row whose key is lost must not take the whole list down.
         found = ProviderHealth.objects.filter(provider_id=OuterRef("provider_id"))
         health = {f"health_{name}": Subquery(found.values(name)) for name in _HEALTH}
-        return super().get_queryset(request).defer("config").annotate(**health)
+        rows: QuerySet[ProviderConfig] = super().get_queryset(request).defer("config")
+        return rows.annotate(**health)
 
     @admin.display(description="Provider", ordering="provider_id")
     def provider_name(self, row: ProviderConfig) -> str:
@@ -154,6 +160,14 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         if row is None:
             return self.has_add_permission(request)
         return self.has_change_permission(request, row)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        may = self.has_add_permission(request) and self.has_change_permission(request)
+        context = {"may_import": may, **(extra_context or {})}
+        answer: HttpResponse = super().changelist_view(request, context)
+        return answer
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         # The address names the provider; it must not prefill a field that has the same name.
@@ -306,6 +320,9 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
         self.log_change(request, row, "Activated.")
         self.message_user(request, f"{self.provider_name(row)} runs the code now.")
 
+    def consequences(self, row: ProviderConfig) -> list[str]:
+        return without_provider(row)
+
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Removing is done one by one, on a page that says what it means.
         return {k: v for k, v in super().get_actions(request).items() if k != "delete_selected"}
@@ -333,6 +350,8 @@ class ProviderConfigAdmin(ProviderConfigModelAdmin):
                 name="providers_validate",
             ),
             path("live/<str:provider_id>/test/", wrap(self.test_view), name="providers_test"),
+            path("export/", wrap(partial(export_view, admin=self)), name="providers_export"),
+            path("import/", wrap(partial(import_view, admin=self)), name="providers_import"),
             *super().get_urls(),
         ]
 

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.db.models import ForeignKey, Prefetch, QuerySet
 from django.http import HttpRequest
+from django.utils.html import escape
 from unfold.admin import ModelAdmin, TabularInline
 
+from providers import registry
+from providers.admin.choosing import choice, once
 from providers.admin.guarded import GuardedAdmin
+from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
+from providers.registry import class_id
+from providers.services.consequences import without_route
+from providers.services.routing import known_regions
 
 if TYPE_CHECKING:
     _RouteAdmin = admin.ModelAdmin[Route]
@@ -47,6 +54,29 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
     list_display = ("__str__", "providers", "strategy", "region", "minimum_isolation", "is_active")
     inlines = (StepInline,)
 
+    def get_form(
+        self, request: HttpRequest, obj: Route | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        """With what there is to choose from, and with what follows from making it inactive."""
+        form = super().get_form(request, obj, change, **kwargs)
+        fields = form.base_fields
+        if "language" in fields:
+            languages = [known.name for known in TABLE]
+            stored = (obj.language, obj.region) if obj else ("", "")
+            fields["language"] = choice(fields["language"], languages, "Every language", stored[0])
+            fields["region"] = choice(fields["region"], known_regions(), "Any", stored[1])
+        if (
+            "is_active" in fields
+            and obj is not None
+            and (told := once(request, "without route", lambda: without_route(obj)))
+        ):
+            # The theme takes a help text for HTML.
+            fields["is_active"].help_text = escape(f"Without it: {' '.join(told)}")
+        return form
+
+    def consequences(self, row: Route) -> list[str]:
+        return without_route(row)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Route]:
         # Naming a provider needs none of its secrets.
         steps = RouteStep.objects.select_related("provider").defer("provider__config")
@@ -60,6 +90,30 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
 @admin.register(ProviderPrice)
 class PriceAdmin(GuardedAdmin, _PriceAdmin):
     list_display = ("provider_id", "per_second", "per_run", "per_gb_second", "memory_gb")
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: ProviderPrice | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("provider_id")) is not None:
+            rows = ProviderConfig.objects.values_list("provider_id", flat=True)
+            known = {*registry.all_providers(), *once(request, "configured", lambda: list(rows))}
+            stored = obj.provider_id if obj else ""
+            form.base_fields["provider_id"] = choice(field, known, stored=stored)
+        return form
+
+    def consequences(self, row: ProviderPrice) -> list[str]:
+        return [f"What {row.provider_id} runs is counted as {_price_without(row)}."]
+
+
+def _price_without(row: ProviderPrice) -> str:
+    first = class_id(row.provider_id)
+    others = ProviderPrice.objects.exclude(pk=row.pk).filter(provider_id=first)
+    return f"what {first} costs" if others.exists() else "costing nothing, and no budget stops it"
 
 
 @admin.register(CircuitBreaker)

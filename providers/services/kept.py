@@ -28,13 +28,15 @@ ASKED_SECONDS = 60.0
 
 
 class Kept(Generic[T]):
-    """What `load` returned, at most KEPT_SECONDS old.
+    """What `load` returned, at most KEPT_SECONDS old, or `seconds` where those are more.
 
     `models` are those whose rows it is made from: this process forgets it when it changes one.
+    What is kept for longer is not looked up ahead.
     """
 
-    def __init__(self, load: Callable[[], T], *models: type[Model]) -> None:
+    def __init__(self, load: Callable[[], T], *models: type[Model], seconds: float = 0.0) -> None:
         self._load = load
+        self._seconds = seconds
         self._value: tuple[float, T] | None = None
         self._asked_at = float("-inf")
         _all.add(self)
@@ -45,7 +47,7 @@ class Kept(Generic[T]):
     def __call__(self) -> T:
         value, now = self._value, time.monotonic()
         self._asked_at = now
-        if value is None or now - value[0] > KEPT_SECONDS:
+        if value is None or now - value[0] > max(KEPT_SECONDS, self._seconds):
             self._value = value = (now, self._load())
         return value[1]
 
@@ -55,7 +57,7 @@ class Kept(Generic[T]):
     def renew(self) -> None:
         """Look it up anew if it was asked for in the last ASKED_SECONDS."""
         value, now = self._value, time.monotonic()
-        if value is None or now - self._asked_at > ASKED_SECONDS:
+        if value is None or self._seconds or now - self._asked_at > ASKED_SECONDS:
             return
         renewed = now, self._load()
         # Forgotten meanwhile, it is left to the next request: what was read may be the former.

@@ -102,6 +102,13 @@ def _load_regions() -> dict[str, str]:
 
 
 _regions = Kept(_load_regions, ProviderConfig)
+
+
+def known_regions() -> set[str]:
+    """Those that some configuration names."""
+    return {region for region in _regions().values() if region}
+
+
 _prices = Kept(
     lambda: {
         row.provider_id: Price(row.per_run, row.of_second) for row in ProviderPrice.objects.all()

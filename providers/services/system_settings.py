@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,27 +39,55 @@ def import_settings(document: Any, *, author: str, reason: str = "") -> Imported
     is not installed here is somebody else's: both are skipped, unless they are to be active.
     Raises InvalidConfiguration naming the record.
     """
-    records = _records(document)
-    active = records.pop(ACTIVE, None)
-    imported = Imported()
+    wanted = read_settings(document)
+    imported = Imported(skipped=wanted.skipped)
     with transaction.atomic():
-        for name, value in records.items():
-            provider_id = name.removeprefix(_PREFIX)
-            if why := _reason_to_skip(provider_id, _json(name, value)):
-                imported.skipped[provider_id] = why
-                continue
-            try:
-                save_config(provider_id, _json(name, value), author=author, reason=reason)
-            except InvalidConfiguration as error:
-                raise InvalidConfiguration(f"{name}: {error.message}", field=name) from None
+        for provider_id, config in wanted.configs.items():
+            with naming(provider_id):
+                save_config(provider_id, config, author=author, reason=reason)
             imported.saved.append(provider_id)
-        if active:
-            if active in imported.skipped:
-                why = imported.skipped[active]
-                raise InvalidConfiguration(f"{ACTIVE}: {active!r}: {why}", field=ACTIVE)
-            activate(active, author=author, reason=reason)
-            imported.active = active
+        if wanted.active:
+            activate(wanted.active, author=author, reason=reason)
+            imported.active = wanted.active
     return imported
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a file asks for: configurations by provider, and which is to be active, "" for none."""
+
+    configs: dict[str, dict[str, Any]]
+    skipped: dict[str, str]
+    active: str
+
+
+@sensitive_variables()
+def read_settings(document: Any) -> Wanted:
+    """The `sandbox.*` records of a document. Raises InvalidConfiguration naming the record."""
+    records = _records(document)
+    active = records.pop(ACTIVE, "")
+    configs: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    for name, text in records.items():
+        provider_id = name.removeprefix(_PREFIX)
+        config = _json(name, text)
+        if why := _reason_to_skip(provider_id, config):
+            skipped[provider_id] = why
+            continue
+        configs[provider_id] = config
+    if active in skipped:
+        raise InvalidConfiguration(f"{ACTIVE}: {active!r}: {skipped[active]}", field=ACTIVE)
+    return Wanted(configs, skipped, active)
+
+
+@contextmanager
+def naming(provider_id: str) -> Iterator[None]:
+    """Have what is refused name the record that it was refused of."""
+    name = _PREFIX + provider_id
+    try:
+        yield
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(f"{name}: {error.message}", field=name) from None
 
 
 @sensitive_variables()
@@ -103,7 +132,7 @@ def _records(document: Any) -> dict[str, str]:
 def _json(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidConfiguration(f"{name}: The value is not JSON.", field=name) from None
     if not isinstance(value, dict):
         raise InvalidConfiguration(f"{name}: The value must be a JSON object.", field=name)

@@ -26,7 +26,7 @@ from executions.models import (
     SpendingAlert,
     Tenant,
 )
-from executions.services.alerts import of_runs
+from executions.services.alerts import of_runs, of_service
 from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts
 from executions.services.statistics import hour_of, milliseconds_of, percentiles
@@ -274,4 +274,9 @@ RULES = (
     Rule("forbidden_calls", WARNING, "sigsys_per_hour", of_runs.FORBIDDEN_CALLS),
     Rule("process_bursts", WARNING, "process_bursts_per_hour", of_runs.PROCESS_BURSTS),
     Rule("audit_export_stalled", CRITICAL, "", _export),
+    Rule("provider_unhealthy", CRITICAL, "", of_service.unhealthy),
+    Rule("queue_dead", CRITICAL, "queue_seconds", of_service.dead_queue),
+    Rule("ledger_findings", CRITICAL, "", of_service.findings),
+    Rule("checkpoint_old", CRITICAL, "checkpoint_hours", of_service.checkpoint_old),
+    Rule("change_waits", WARNING, "", of_service.changes),
 )

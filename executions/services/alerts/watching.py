@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from executions.models import Alert
+from executions.models import Alert, Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
 from executions.services.ledger import append
@@ -37,6 +37,15 @@ def watch(now: datetime | None = None) -> int:
         _resolve(alert, moment)
     Alert.objects.filter(state=Alert.State.RESOLVED, resolved_at__lt=moment - KEPT).delete()
     return opened
+
+
+def watch_without_workers() -> bool:
+    """Look at the rules where no worker is there to do so: that none is, is one of them. Whether
+    that was so."""
+    if Process.objects.filter(kind=Process.Kind.WORKER, ended_at=None).exists():
+        return False
+    watch()
+    return True
 
 
 def _note(rule: Rule, found: Found, now: datetime) -> bool:

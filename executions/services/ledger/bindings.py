@@ -191,6 +191,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.alert": {
         "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
     },
+    "executions.ledgercheck": {
+        "*": "What was found when it was read; who asked is an entry of its own."
+    },
     "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
     "executions.report": {
         "*": "How far a report is. Its files are signed, and their hashes are an entry."

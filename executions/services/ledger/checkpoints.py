@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.db import DatabaseError
@@ -147,6 +148,24 @@ def is_signed(point: Point, public_keys: dict[str, str]) -> bool:
     public_key = public_keys.get(point.key_id)
     message = place_bytes(point.sequence, point.digest)
     return public_key is not None and is_signed_by(public_key, message, point.signature)
+
+
+def newest_line() -> tuple[int, datetime] | None:
+    """The entry of the last line of `checkpoints.jsonl`, and when that was written; None where
+    there is none, or no trusted key signed it. Raises LedgerUnavailable."""
+    place = place_of_checkpoints()
+    text = ""
+    with _readable():
+        for line_text in place.lines() if place else ():
+            text = line_text
+    try:
+        line = json.loads(text)
+        signature = line.pop("signature")
+        if not is_signed_by(trusted_keys()[line["key_id"]], line_bytes(line), signature):
+            return None
+        return _parse(line).sequence, datetime.fromisoformat(line["at"])
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return None
 
 
 def history(public_keys: dict[str, str]) -> History:

@@ -1,0 +1,97 @@
+"""What waits for somebody now, for the sidebar and the front page.
+
+A process looks it up every few seconds at most, in some ten bounded queries, and shows of it what
+whoever asks may see. What anybody may see is decided by whoever draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from django.conf import settings
+from django.utils import timezone
+
+from executions.models import Alert, Approval, Budget, LedgerCheck
+from executions.services.ledger_checks import last_told
+from executions.services.queue_state import queue_state
+from executions.services.spending import budgets_near
+from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
+from providers.services.kept import Kept
+
+SECONDS = 5.0
+# Of each; beyond, it is "99+".
+MOST = 100
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A change that waits for a second administrator. `subject` says of what, as its row has it."""
+
+    pk: int
+    subject: str
+    words: str
+    author: str
+    since: datetime
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Everything, each bounded by MOST. `queue` says why nobody works on it, "" where they do."""
+
+    changes: list[Waiting]
+    approvals: list[tuple[int, str, datetime]]
+    alerts: list[Alert]
+    breakers: list[tuple[str, str]]
+    budgets: list[tuple[Budget, Decimal]]
+    unhealthy: list[tuple[str, str]]
+    queue: str
+    check: LedgerCheck | None
+
+
+def _look() -> Attention:
+    return Attention(
+        _changes(),
+        _approvals(),
+        list(Alert.objects.filter(active_key__isnull=False).order_by("-opened_at", "-id")[:MOST]),
+        list(
+            CircuitBreaker.objects.filter(state=CircuitBreaker.State.OPEN)
+            .order_by("provider_id")
+            .values_list("provider_id", "error_code")[:MOST]
+        ),
+        budgets_near()[:MOST],
+        _unhealthy(),
+        queue_state(timezone.now()).problem(settings.ALERT_THRESHOLDS["queue_seconds"]),
+        last_told(),
+    )
+
+
+def _changes() -> list[Waiting]:
+    rows = PendingChange.objects.filter(status=PendingChange.Status.WAITING).defer("config", "diff")
+    return [
+        Waiting(row.pk, row.subject, str(row), row.author, row.created_at)
+        for row in rows.order_by("-pk")[:MOST]
+    ]
+
+
+def _approvals() -> list[tuple[int, str, datetime]]:
+    rows = Approval.objects.filter(
+        status=Approval.Status.WAITING, execution__finished_at=None
+    ).order_by("-pk")
+    return list(rows.values_list("pk", "tenant_slug", "asked_at")[:MOST])
+
+
+def _unhealthy() -> list[tuple[str, str]]:
+    rows = ProviderHealth.objects.filter(healthy=False).order_by("provider_id")
+    found = list(rows.values_list("provider_id", "config_version", "code")[:MOST])
+    ids = [provider for provider, _, _ in found]
+    configured = ProviderConfig.objects.filter(provider_id__in=ids)
+    versions = dict(configured.values_list("provider_id", "version")) if ids else {}
+    return [(each, code) for each, version, code in found if versions.get(each) == version]
+
+
+attention = Kept(
+    *(_look, PendingChange, Approval, Alert, CircuitBreaker, Budget, ProviderHealth, LedgerCheck),
+    seconds=SECONDS,
+)

@@ -1,0 +1,67 @@
+"""What happens to whose code when a provider or a route goes, in sentences for who decides."""
+
+from __future__ import annotations
+
+from django.db.models import Prefetch, QuerySet
+
+from providers.models import ProviderConfig, Route, RouteStep
+
+
+def without_provider(row: ProviderConfig) -> list[str]:
+    """Once its configuration is removed."""
+    told = []
+    if row.is_active:
+        told.append(
+            "It is the active provider: code that no route leads elsewhere is refused until "
+            "another one is activated."
+        )
+    active = "" if row.is_active else _active()
+    for route in _routes().filter(steps__provider=row).distinct():
+        others = [name for name in _names(route) if name != row.provider_id]
+        told.append(f"Route {route}: {_goes_on(others, active)}.")
+    return told
+
+
+def without_route(route: Route) -> list[str]:
+    """Once it is removed or not active any more. Nothing for one that is not active now."""
+    if route.pk is None or not route.is_active:
+        return []
+    told = [f"Code of {route}: {_instead(route)}."]
+    if route.minimum_isolation:
+        told.append(f"Its floor of isolation, {route.minimum_isolation}, does not hold any more.")
+    return told
+
+
+def _instead(route: Route) -> str:
+    """What takes over most of what this route takes."""
+    others = [other for other in _routes().exclude(pk=route.pk) if _covers(other, route)]
+    if not others:
+        return _goes_on([], _active())
+    best = max(others, key=lambda other: (bool(other.owner), bool(other.language)))
+    return f"takes the route {best}, which {_goes_on(_names(best), _active())}"
+
+
+def _covers(other: Route, route: Route) -> bool:
+    return other.owner in ("", route.owner) and other.language in ("", route.language)
+
+
+def _goes_on(names: list[str], active: str) -> str:
+    if names:
+        return f"goes on with {', '.join(names)}"
+    if active:
+        return f"has no provider of its own left, and goes to the active one, {active}"
+    return "has no provider left, and is refused"
+
+
+def _names(route: Route) -> list[str]:
+    return [step.provider.provider_id for step in route.steps.all()]
+
+
+def _routes() -> QuerySet[Route]:
+    steps = RouteStep.objects.select_related("provider").defer("provider__config")
+    return Route.objects.filter(is_active=True).prefetch_related(Prefetch("steps", steps))
+
+
+def _active() -> str:
+    rows = ProviderConfig.objects.filter(is_active=True)
+    return rows.values_list("provider_id", flat=True).first() or ""
