@@ -56,6 +56,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.storage
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.queue
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.instances
+	@.ci/with-servers $(PY) -m benchmarks.admin
 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)

@@ -9,7 +9,7 @@ import django_q.admin  # noqa: F401
 from axes.admin import AccessAttemptAdmin
 from axes.models import AccessAttempt, AccessFailureLog, AccessLog
 from django.contrib import admin, messages
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import ACTION_FLAG_CHOICES, LogEntry
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import PermissionDenied
@@ -17,12 +17,17 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.safestring import SafeString
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from django_q.models import Failure, OrmQ, Schedule, Success
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from providers.admin.guarded import GuardedAdmin
+from providers.admin.keyset import KeysetAdmin
+from providers.admin.list_fields import ChoiceField, ListField, MomentField
+from providers.admin.moments import shown_moment
+from providers.admin.sifting import Condition
 from providers.services.approvers import persons_behind
 from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock
 
@@ -178,10 +183,43 @@ class ThemedGroupAdmin(GuardedAdmin, GroupAdmin, ModelAdmin):  # type: ignore[mi
     pass
 
 
+class LogFrom(MomentField):
+    title = "from"
+    parameter_name = "action_time__gte"
+    column = "action_time"
+
+
+class LogUntil(LogFrom):
+    title = "before"
+    parameter_name = "action_time__lt"
+    is_end = True
+
+
+class LogUser(ListField):
+    title = "user"
+    parameter_name = "user"
+    column = "user__username"
+    index = "found"
+
+
+class LogAction(ChoiceField):
+    title = "action"
+    parameter_name = column = "action_flag"
+
+    def values(self) -> list[tuple[str, str]]:
+        return [(str(flag), str(label)) for flag, label in ACTION_FLAG_CHOICES]
+
+    def condition(self, text: str) -> Condition:
+        if text not in dict(self.values()):
+            raise ValueError("Must be one of those that are offered.")
+        return super().condition(text)
+
+
 @admin.register(LogEntry)
-class LogEntryAdmin(_ReadOnly):
-    list_display = ("action_time", "user", "content_type", "object_repr", "message")
-    list_filter = ("action_flag", "content_type")
+class LogEntryAdmin(KeysetAdmin, _ReadOnly):
+    list_display = ("shown_time", "user", "content_type", "object_repr", "message")
+    list_filter = (LogFrom, LogUntil, LogUser, LogAction)
+    ordering = ("-id",)
     list_select_related = ("user", "content_type")
     search_fields = ("object_repr", "change_message", "user__username")
     fields = readonly_fields = (
@@ -192,7 +230,10 @@ class LogEntryAdmin(_ReadOnly):
         "object_repr",
         "message",
     )
-    show_full_result_count = False
+
+    @admin.display(description="action time")
+    def shown_time(self, entry: LogEntry) -> SafeString | str:
+        return shown_moment(entry.action_time)
 
     @admin.display(description="what")
     def message(self, entry: LogEntry) -> str:

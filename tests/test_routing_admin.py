@@ -136,11 +136,12 @@ def test_providers_are_compared(admin_client: Client, services: Services, alice:
     run(alice, "print(3)")
     rows = {row.provider: row for row in compare()}
     e2b, aliyun = rows["e2b"], rows["aliyun_codeinterpreter"]
-    assert (e2b.executions, e2b.errors, e2b.failed_over) == (2, 1, 1)
-    assert (aliyun.executions, aliyun.errors, aliyun.failed_over) == (1, 0, 0)
+    assert (e2b.executions, e2b.errors, e2b.left) == (2, 1, 1)
+    assert (aliyun.executions, aliyun.errors, aliyun.left) == (1, 0, 0)
     assert e2b.p50_ms is not None
     assert e2b.cost is not None
-    assert aliyun.cost is None
+    assert (aliyun.cost, aliyun.priced, aliyun.unpriced, aliyun.unknown) == (None, 0, 1, 0)
+    assert e2b.priced + e2b.unpriced == 2
     page = admin_client.get(reverse("admin:executions_comparison")).content.decode()
     assert "aliyun_codeinterpreter" in page
     assert "1 (50.0 %)" in page

@@ -62,13 +62,21 @@ def _axis(top: int, scale: float) -> SafeString:
     lines = []
     for part in (0, 0.5, 1):
         y = f"{HEIGHT - _BOTTOM - top * part * scale:.1f}"
-        lines.append((_LEFT, y, WIDTH, y, _LEFT - 6, y, f"{top * part:g}"))
+        lines.append((_LEFT, y, WIDTH, y, _LEFT - 6, y, _short(top * part)))
     return format_html_join(
         "",
         '<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>'
         '<text class="tick" x="{}" y="{}" text-anchor="end" dominant-baseline="middle">{}</text>',
         lines,
     )
+
+
+def _short(number: float) -> str:
+    """Few enough characters for the space beside the chart."""
+    for least, unit, sign in ((10**9, 10**9, "G"), (10**6, 10**6, "M"), (10**4, 10**3, "k")):
+        if number >= least:
+            return f"{number / unit:g}{sign}"
+    return f"{number:g}"
 
 
 def _labels(starts: list[datetime], step: float) -> SafeString:

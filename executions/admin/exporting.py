@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
@@ -14,8 +13,11 @@ from executions.services.ledger import append
 
 if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
+    from providers.admin.keyset import KeysetList
 
 PERMISSION = "executions.export_execution"
+# Where in the list one was: the file has all of it.
+_PLACES = ("p", "next", "previous", "from", "order")
 
 
 def export_view(model_admin: ExecutionAdmin, request: HttpRequest) -> StreamingHttpResponse:
@@ -30,13 +32,13 @@ def export_view(model_admin: ExecutionAdmin, request: HttpRequest) -> StreamingH
     bodies = filters.get("bodies") == "1"
     if file_format not in FORMATS:
         raise BadRequest(f"format must be one of: {', '.join(FORMATS)}")
-    for name in ("format", "bodies", "p"):
+    for name in ("format", "bodies", *_PLACES):
         filters.pop(name, None)
     request.GET = filters  # type: ignore[assignment]
-    try:
-        executions = model_admin.get_changelist_instance(request).get_queryset(request)
-    except IncorrectLookupParameters:
-        raise BadRequest("There is no such filter.") from None
+    changelist = cast("KeysetList", model_admin.get_changelist_instance(request))
+    if changelist.problems:
+        raise BadRequest(" ".join(changelist.problems))
+    executions = changelist.queryset
     content = {"format": file_format, "bodies": bodies, "filters": filters.dict()}
     append("export", "executions", content)
     pieces = export(executions, file_format, bodies=bodies)

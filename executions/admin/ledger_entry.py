@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Iterator
+from uuid import UUID
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from executions.admin.bases import LedgerEntryModelAdmin
 from executions.admin.display import once
-from executions.admin.filters import BoundedPaginator
 from executions.models import LedgerEntry
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import visible
+from providers.admin.keyset import KeysetAdmin
+from providers.admin.list_fields import ChoiceField, ListField, MomentField
+from providers.admin.moments import shown_moment
 from providers.admin.read_only import ReadOnly
+from providers.admin.sifting import Condition
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_NUMBER = re.compile("[0-9]{1,18}")
 
 KINDS = (
     "execution",
@@ -51,19 +58,31 @@ KINDS = (
 )
 
 
-class KindFilter(admin.SimpleListFilter):
+class KindField(ChoiceField):
     """The kinds that are entered here; finding those in use would read the whole index."""
 
-    title = parameter_name = "kind"
+    title = parameter_name = column = "kind"
+    index = "ordered"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(kind, kind.replace("_", " ")) for kind in KINDS]
+    def values(self) -> Iterator[tuple[str, str]]:
+        return ((kind, kind.replace("_", " ")) for kind in KINDS)
 
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[LedgerEntry]
-    ) -> QuerySet[LedgerEntry]:
-        kind = self.value()
-        return queryset if kind is None else queryset.filter(kind=kind)
+
+class KeyIdField(ListField):
+    title = "signed by (key id)"
+    parameter_name = column = "key_id"
+
+
+class FromField(MomentField):
+    title = "from"
+    parameter_name = "at__gte"
+    column = "at"
+
+
+class UntilField(FromField):
+    title = "before"
+    parameter_name = "at__lt"
+    is_end = True
 
 
 @once
@@ -72,18 +91,14 @@ def _signed(entry: LedgerEntry) -> str:
 
 
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(ReadOnly, LedgerEntryModelAdmin):
+class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
     """The ledger, for reading. What is true of it is what `verify_ledger` says."""
 
-    list_display = ("sequence", "at", "kind", "subject", "key_id")
-    list_filter = (KindFilter,)
-    list_per_page = 50
-    paginator = BoundedPaginator
+    list_display = ("sequence", "shown_at", "kind", "subject", "key_id")
+    list_filter = (FromField, UntilField, KindField, KeyIdField)
     ordering = ("-sequence",)
-    sortable_by = ()
-    search_fields = ("=sequence", "=digest")
-    search_help_text = "A sequence number or a whole digest."
-    show_full_result_count = False
+    search_fields = ("sequence",)
+    search_help_text = "A sequence number, a whole digest, or the whole id of an execution."
     show_facets = admin.ShowFacets.NEVER
     fields = readonly_fields = (
         "sequence",
@@ -99,6 +114,20 @@ class LedgerEntryAdmin(ReadOnly, LedgerEntryModelAdmin):
 
     class Media:
         css = {"all": ("executions/record.css",)}
+
+    def search(self, text: str) -> Condition | str:
+        if _DIGEST.fullmatch(text):
+            return Condition(Q(digest=text))
+        if _NUMBER.fullmatch(text):
+            return Condition(Q(sequence=int(text)), "found")
+        try:
+            return Condition(Q(execution_id=UUID(text)), "found")
+        except ValueError:
+            return "Must be a sequence number, a whole digest, or the whole id of an execution."
+
+    @admin.display(description="at")
+    def shown_at(self, entry: LedgerEntry) -> SafeString | str:
+        return shown_moment(entry.at)
 
     @admin.display(description="subject")
     def subject(self, entry: LedgerEntry) -> SafeString | str:

@@ -14,7 +14,8 @@ from django.shortcuts import redirect
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
-from executions.admin.details import CANCEL, told
+from executions.admin.details import told
+from executions.admin.execution_page import CANCEL
 from executions.admin.playground_form import FIELDS, Typed, id_in
 from executions.admin.session_views import OPERATE
 from executions.admin.transcript import transcript_of

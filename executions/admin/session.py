@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
@@ -15,7 +14,15 @@ from django.utils.timesince import timesince
 from django.utils.timezone import localtime
 
 from executions.admin.bases import SessionModelAdmin
-from executions.admin.filters import BoundedPaginator, SessionProviderFilter, SessionTenantFilter
+from executions.admin.filters import (
+    FromField,
+    SessionConversationField,
+    SessionKeyField,
+    SessionProviderField,
+    SessionStateField,
+    SessionTenantField,
+    UntilField,
+)
 from executions.admin.saved_files import SavedFiles
 from executions.admin.session_views import OPERATE, SessionViews
 from executions.admin.transcript import transcript_of
@@ -23,12 +30,14 @@ from executions.models import Session, Workspace
 from executions.services.presentation import shown, visible
 from executions.services.sessions.finding import expires_at
 from executions.text import to_json
+from providers.admin.keyset import KeysetAdmin, KeysetList
+from providers.admin.moments import shown_moment
 from providers.admin.read_only import ReadOnly
 
 _BADGES = {Session.State.OPEN: "good", Session.State.ASLEEP: "warn", Session.State.LOST: "bad"}
 
 
-class SessionList(ChangeList):
+class SessionList(KeysetList):
     def get_queryset(
         self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
     ) -> QuerySet[Any]:
@@ -36,20 +45,19 @@ class SessionList(ChangeList):
 
 
 @admin.register(Session)
-class SessionAdmin(ReadOnly, SessionModelAdmin):
+class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     """Sandboxes that stay, and what was done in them. They are acted on through services alone."""
 
     list_display = (
-        *("short_id", "shown_state", "shown_name", "tenant_slug", "where", "age", "last_use"),
-        *("owner", "turns"),
+        *("short_id", "shown_created", "shown_state", "shown_name", "tenant_slug", "where"),
+        *("age", "last_use", "owner", "turns"),
     )
-    list_filter = ("state", SessionTenantFilter, SessionProviderFilter)
+    list_filter = (
+        *(FromField, UntilField, SessionStateField, SessionTenantField, SessionProviderField),
+        *(SessionKeyField, SessionConversationField),
+    )
     ordering = ("-id",)
-    sortable_by = ()
-    list_per_page = 50
-    show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    paginator = BoundedPaginator
     fieldsets = (
         (
             None,
@@ -78,7 +86,7 @@ class SessionAdmin(ReadOnly, SessionModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Session]:
         return super().get_queryset(request).defer("env", "ref")
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetList]:
         return SessionList
 
     def get_urls(self) -> list[URLPattern]:
@@ -100,8 +108,8 @@ class SessionAdmin(ReadOnly, SessionModelAdmin):
         )
 
     @admin.display(description="id")
-    def short_id(self, session: Session) -> str:
-        return str(session.pk)
+    def short_id(self, session: Session) -> SafeString:
+        return format_html('<span class="one-line">{}</span>', session.pk)
 
     @admin.display(description="state")
     def shown_state(self, session: Session) -> SafeString:
@@ -123,8 +131,12 @@ class SessionAdmin(ReadOnly, SessionModelAdmin):
         return timesince(session.created_at, session.closed_at or timezone.now(), depth=1)
 
     @admin.display(description="last use")
-    def last_use(self, session: Session) -> str:
-        return date_format(localtime(session.used_at), "Y-m-d H:i:s")
+    def last_use(self, session: Session) -> SafeString | str:
+        return shown_moment(session.used_at)
+
+    @admin.display(description="created at")
+    def shown_created(self, session: Session) -> SafeString | str:
+        return shown_moment(session.created_at)
 
     @admin.display(description="owner")
     def owner(self, session: Session) -> str:

@@ -238,11 +238,20 @@ class Execution(models.Model):
             models.Index(fields=("provider", "-id"), name="execution_provider"),
             models.Index(fields=("language", "-id"), name="execution_language"),
             models.Index(fields=("error_code", "-id"), name="execution_error_code"),
+            models.Index(fields=("api_key_prefix", "-id"), name="execution_key"),
+            models.Index(
+                fields=("exit_code", "-id"),
+                name="execution_exit_code",
+                condition=Q(exit_code__isnull=False),
+            ),
             models.Index(fields=("code_hash",), name="execution_code_hash"),
             models.Index(
                 fields=("replay_of",),
                 name="execution_replay_of",
                 condition=Q(replay_of__isnull=False),
+            ),
+            models.Index(
+                fields=("-id",), name="execution_replays", condition=Q(replay_of__isnull=False)
             ),
             models.Index(fields=("created_at",), name="execution_created_at"),
             # Those that run: what an ended process leaves open is found in it.

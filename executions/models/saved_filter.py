@@ -16,6 +16,7 @@ class SavedFilter(models.Model):
 
     class Meta:
         ordering = ("name",)
+        permissions = (("share_savedfilter", "Can share saved filters"),)
         constraints = [
             models.UniqueConstraint(fields=("owner", "name"), name="saved_filter_name_is_unique")
         ]

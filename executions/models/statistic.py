@@ -20,6 +20,15 @@ class ExecutionCount(models.Model):
         db_default=0,
         help_text="Of these, what the provider failed at before any code of a tenant ran.",
     )
+    priced = models.PositiveBigIntegerField(
+        null=True,
+        help_text="Of these, those that have a cost. Null where an older version counted some.",
+    )
+    went_on = models.PositiveBigIntegerField(
+        default=0,
+        db_default=0,
+        help_text="Beside these, what was tried here and went on to another provider.",
+    )
 
     class Meta:
         constraints = (

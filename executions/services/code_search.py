@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -18,12 +18,18 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Length
 from django.utils import timezone
 
-from executions.ids import first_uuid7
+from executions.ids import first_uuid7, time_of
 from executions.models import CodeSearchProgress, CodeText, Execution
 
 SHORTEST = 3
 # Programs a search looks through the executions of, the newest ones first.
 MOST = 5_000
+COUNTED = 10_000
+_NEWEST_PROGRAMS = (
+    "SELECT code_hash FROM (SELECT rowid AS found FROM executions_codetext_fts"
+    " WHERE executions_codetext_fts MATCH %s ORDER BY rowid DESC LIMIT %s)"
+    " JOIN executions_codetext ON id = found"
+)
 # Of each program.
 _CHARACTERS = 100_000
 # Executions that are looked at in one step, and steps of one call.
@@ -43,10 +49,36 @@ _NIL = UUID(int=0)
 
 def search_code(executions: QuerySet[Execution], text: str) -> QuerySet[Execution]:
     """Those whose kept code contains `text`, at least three characters."""
+    return executions.filter(code_hash__in=programs_with(text)).exclude(code="")
+
+
+def programs_with(text: str) -> list[str]:
+    """The hashes of the newest MOST programs that contain `text`, at least three characters."""
     if len(text) < SHORTEST or "\0" in text:
-        return executions.none()
-    newest = _programs(text).order_by("-pk").values("code_hash")[:MOST]
-    return executions.filter(code_hash__in=newest).exclude(code="")
+        return []
+    if connection.vendor != "sqlite":
+        # Written as UPPER(code) LIKE UPPER(...), which is what the index is over.
+        found = CodeText.objects.filter(code__icontains=text).order_by("-pk")
+        return list(found.values_list("code_hash", flat=True)[:MOST])
+    phrase = '"' + text.replace('"', '""') + '"'
+    with connection.cursor() as cursor:
+        # The index gives them in this order itself: of a text that all programs contain it reads
+        # no more than are taken.
+        cursor.execute(_NEWEST_PROGRAMS, [phrase, MOST])
+        return [code_hash for (code_hash,) in cursor.fetchall()]
+
+
+def not_taken_in() -> tuple[int, datetime | None]:
+    """How many executions the index has not looked at yet, and since when: None if there are none.
+
+    Counted as far as one more than `COUNTED`. Those of the last minute are among them.
+    """
+    progress = CodeSearchProgress.objects.filter(pk=1).first()
+    rows = Execution.objects.filter(pk__gte=progress.before if progress else _NIL)
+    first = rows.order_by("pk").values_list("pk", flat=True).first()
+    if first is None:
+        return 0, None
+    return rows.order_by().values("pk")[: COUNTED + 1].count(), time_of(first)
 
 
 def index_new_code() -> int:
@@ -150,17 +182,3 @@ def _merge_index() -> None:
 def _let_others_write() -> None:
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
         time.sleep(_PAUSE_SECONDS)
-
-
-def _programs(text: str) -> QuerySet[CodeText]:
-    if connection.vendor == "sqlite":
-        phrase = '"' + text.replace('"', '""') + '"'
-        return CodeText.objects.extra(
-            where=[
-                "id IN (SELECT rowid FROM executions_codetext_fts"
-                " WHERE executions_codetext_fts MATCH %s)"
-            ],
-            params=[phrase],
-        )
-    # Written as UPPER(code) LIKE UPPER(...), which is what the index is over.
-    return CodeText.objects.filter(code__icontains=text)

@@ -5,75 +5,88 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
-from decimal import Decimal
 
+from django.db.models import Q, Sum
 from django.utils import timezone
 
-from executions.models import Execution
-
-MOST_EXECUTIONS = 20_000
+from executions.models import Execution, ExecutionCount, ExecutionLatency
+from executions.services.one_moment import one_moment
+from executions.services.statistics import hour_of, percentiles
 
 
 @dataclass(frozen=True)
 class Row:
-    """One provider. Shares are of its executions; times are milliseconds with the sandbox's start.
+    """One provider. Shares are of its executions; times are milliseconds, waiting included.
 
-    `failed_over` counts executions that it was tried for and that then went to another one.
+    `left` counts what was tried with it and then went to another one. `cost` is that of the
+    `priced` executions, None where there are none. Of the others `unpriced` have no price, and of
+    `unknown` it was not counted whether they have one.
     """
 
     provider: str
     executions: int
     errors: int
     timeouts: int
-    failed_over: int
+    left: int
     p50_ms: float | None
     p95_ms: float | None
-    cost: Decimal | None
+    priced: int
+    unknown: int
+    cost: float | None
+
+    @property
+    def unpriced(self) -> int:
+        return self.executions - self.priced - self.unknown
 
     @property
     def error_percent(self) -> float:
         return round(100 * self.errors / self.executions, 1) if self.executions else 0.0
 
     @property
-    def cost_of_thousand(self) -> Decimal | None:
-        return 1000 * self.cost / self.executions if self.cost and self.executions else None
+    def cost_of_thousand(self) -> float | None:
+        return 1000 * self.cost / self.priced if self.cost is not None else None
 
 
 def compare(hours: int = 24) -> list[Row]:
-    """Every provider that was tried in the last `hours`, over at most MOST_EXECUTIONS."""
-    recent = Execution.objects.filter(
-        created_at__gte=timezone.now() - timedelta(hours=hours), finished_at__isnull=False
-    ).values_list("provider", "status", "start_ms", "run_ms", "cost", "hops")
-    times: dict[str, list[float]] = defaultdict(list)
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    costs: dict[str, Decimal] = {}
-    for provider, status, start_ms, run_ms, cost, hops in recent[:MOST_EXECUTIONS]:
-        for hop in hops:
-            if hop["outcome"] == "failed" and hop["provider"] != provider:
-                counts[hop["provider"]]["failed_over"] += 1
-        if not provider:
-            continue
-        counts[provider]["executions"] += 1
-        counts[provider][status] += 1
-        if start_ms is not None and run_ms is not None:
-            times[provider].append(start_ms + run_ms)
-        if cost is not None:
-            costs[provider] = costs.get(provider, Decimal(0)) + cost
-    return [
-        Row(
-            provider,
-            count["executions"],
-            count[Execution.Status.ERROR],
-            count[Execution.Status.TIMED_OUT],
-            count["failed_over"],
-            _percentile(times[provider], 0.50),
-            _percentile(times[provider], 0.95),
-            costs.get(provider),
+    """Every provider that was tried in the last `hours`, the current one included.
+
+    Over all executions that ended in them, from the hourly counts.
+    """
+    since = hour_of(timezone.now()) - timedelta(hours=hours - 1)
+    counts = ExecutionCount.objects.filter(hour__gte=since).exclude(provider="").order_by()
+    with one_moment():
+        summed = list(
+            counts.values("provider").annotate(
+                executions=Sum("count"),
+                errors=Sum("count", filter=Q(status=Execution.Status.ERROR)),
+                timeouts=Sum("count", filter=Q(status=Execution.Status.TIMED_OUT)),
+                hops=Sum("went_on"),
+                with_price=Sum("priced"),
+                unknown=Sum("count", filter=Q(priced=None)),
+                spent=Sum("cost", filter=Q(priced__isnull=False)),
+            )
         )
-        for provider, count in sorted(counts.items())
-    ]
-
-
-def _percentile(values: list[float], share: float) -> float | None:
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 1) if ordered else None
+        latencies = ExecutionLatency.objects.filter(hour__gte=since).exclude(provider="")
+        histograms: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        buckets = latencies.order_by().values_list("provider", "bucket")
+        for provider, bucket, number in buckets.annotate(number=Sum("count")):
+            histograms[provider].append((bucket, number))
+    rows = []
+    for found in sorted(summed, key=lambda row: row["provider"]):
+        p50, p95 = percentiles(histograms[found["provider"]], 0.50, 0.95)
+        priced = found["with_price"] or 0
+        rows.append(
+            Row(
+                found["provider"],
+                found["executions"],
+                found["errors"] or 0,
+                found["timeouts"] or 0,
+                found["hops"],
+                p50,
+                p95,
+                priced,
+                found["unknown"] or 0,
+                found["spent"] if priced else None,
+            )
+        )
+    return rows

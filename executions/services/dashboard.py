@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import Case, CharField, F, Q, Sum, Value, When
 from django.utils import timezone
 
 from executions.models import Execution, ExecutionCount, ExecutionLatency, ExecutionTenantCount
-from executions.services.statistics import percentiles
+from executions.services.one_moment import one_moment
+from executions.services.statistics import LEFT, percentiles
 from providers import errors
 
 TARGET_PERCENT = 95.0
 # Hours shown, and hours a bar.
 RANGES = {"24h": (24, 1), "7d": (24 * 7, 6)}
 
+_NAME = CharField(null=True)
 _TOP = 6
 _OTHERS = "others"
 _RAN = (Execution.Status.SUCCEEDED, Execution.Status.FAILED)
@@ -38,7 +40,8 @@ class Figures:
 
     `success_percent` is of what ended otherwise than by being cancelled, None when nothing did;
     `ran_percent` is the part whose code ran to its own end, whatever its exit code.
-    Latencies are milliseconds. `cost` is None where executions carry none.
+    Latencies are milliseconds. `cost` is None where executions carry none; `unpriced` of them have
+    no price, `unknown` were counted by a version that did not tell.
     """
 
     since: datetime
@@ -55,6 +58,8 @@ class Figures:
     by_tenant: list[Series] = field(default_factory=list)
     tenants: list[dict[str, Any]] = field(default_factory=list)
     cost: float | None = None
+    unpriced: int = 0
+    unknown: int = 0
 
     @property
     def on_target(self) -> bool:
@@ -62,12 +67,21 @@ class Figures:
 
 
 def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
-    """The figures of the last `hours` hours, the current one included, `step` hours a bar."""
+    """The figures of the last `hours` hours, the current one included, `step` hours a bar.
+
+    All are of one moment: what ends meanwhile is in none of them.
+    """
     current = (now or timezone.now()).replace(minute=0, second=0, microsecond=0)
     first = current - timedelta(hours=hours - 1)
     shown = [first + timedelta(hours=after) for after in range(0, hours, step)]
     found = Figures(shown[0], shown)
-    counts = ExecutionCount.objects.filter(hour__gte=found.since).order_by()
+    with one_moment():
+        _read(found, shown, step)
+    return found
+
+
+def _read(found: Figures, shown: list[datetime], step: int) -> None:
+    counts = ExecutionCount.objects.filter(hour__gte=found.since).exclude(status=LEFT).order_by()
     _outcomes(found, counts)
     latencies = ExecutionLatency.objects.filter(hour__gte=found.since).order_by()
     histogram = latencies.values_list("bucket").annotate(number=Sum("count"))
@@ -82,22 +96,30 @@ def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
         shown, step, counts.values_list("hour", "provider").annotate(number=Sum("count"))
     )
     top = [entry["tenant_slug"] for entry in found.tenants]
-    of_top = of_tenants.filter(tenant_slug__in=top).values_list("hour", "tenant_slug")
-    found.by_tenant = _with_others(
-        _series(shown, step, of_top.annotate(number=Sum("count"))),
-        [sum(values) for values in zip(*(s.values for s in found.by_provider), strict=True)],
+    # The others are counted themselves: as what is left of a number of another table they would
+    # be less than none while that one is being corrected.
+    by_name = Case(
+        When(tenant_slug__in=top, then=F("tenant_slug")), default=Value(None), output_field=_NAME
     )
-    return found
+    named = of_tenants.annotate(shown_as=by_name).values_list("hour", "shown_as")
+    found.by_tenant = _series(shown, step, named.annotate(number=Sum("count")))
 
 
 def _outcomes(found: Figures, counts: Any) -> None:
     by_code: dict[str, int] = defaultdict(int)
     statuses: dict[str, int] = defaultdict(int)
     spent = 0.0
-    rows = counts.values_list("status", "error_code")
-    for status, code, number, cost in rows.annotate(number=Sum("count"), spent=Sum("cost")):
+    rows = counts.values_list("status", "error_code").annotate(
+        number=Sum("count"),
+        spent=Sum("cost"),
+        with_price=Sum("priced"),
+        unknown=Sum("count", filter=Q(priced=None)),
+    )
+    for status, code, number, cost, priced, unknown in rows:
         statuses[status] += number
         spent += cost
+        found.unknown += unknown or 0
+        found.unpriced += number - (priced or 0) - (unknown or 0)
         if code:
             by_code[code] += number
     found.statuses = dict(statuses)
@@ -114,23 +136,17 @@ def _outcomes(found: Figures, counts: Any) -> None:
 
 
 def _series(
-    bars: list[datetime], step: int, rows: Iterable[tuple[datetime, str, int]]
+    bars: list[datetime], step: int, rows: Iterable[tuple[datetime, str | None, int]]
 ) -> list[Series]:
-    """The rows by name, the busiest first."""
+    """The rows by name, the busiest first; those without one are the others'."""
     width = timedelta(hours=step)
-    values: dict[str, list[int]] = defaultdict(lambda: [0] * len(bars))
+    values: dict[str | None, list[int]] = defaultdict(lambda: [0] * len(bars))
     for hour, name, number in rows:
         # A clock that was set back leaves counts of hours to come.
         position = min((hour - bars[0]) // width, len(bars) - 1)
-        values[name or "none"][position] += number
+        values["none" if name == "" else name][position] += number
     return [
-        Series(name, values[name]) for name in sorted(values, key=lambda name: -sum(values[name]))
+        Series(_OTHERS if name is None else name, values[name])
+        for name in sorted(values, key=lambda name: (name is None, -sum(values[name])))
+        if name is not None or any(values[name])
     ]
-
-
-def _with_others(series: list[Series], totals: list[int]) -> list[Series]:
-    """The series and, where they are not all, one more for the rest."""
-    rest = [
-        total - sum(line.values[index] for line in series) for index, total in enumerate(totals)
-    ]
-    return [*series, Series(_OTHERS, rest)] if any(rest) else series

@@ -8,11 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Model
+from django.utils import timezone
 
 from executions.models import (
     Execution,
@@ -20,6 +21,7 @@ from executions.models import (
     ExecutionLatency,
     ExecutionTenantCount,
 )
+from executions.services.one_moment import one_moment
 from executions.services.retention import records_erased_until
 from executions.services.statistics import ADD, HAS_COST, KEYS, bucket_of, hour_of
 
@@ -51,7 +53,7 @@ def recount() -> int:
     else does it.
     """
     with _recounting_alone():
-        with _snapshot():
+        with one_moment():
             counted, counts = _count_records()
             since = _since()
             corrections = [each for each in _corrections(counts) if each.key[0] >= since]
@@ -59,7 +61,17 @@ def recount() -> int:
             with transaction.atomic():
                 for correction in corrections[start : start + _CORRECTED]:
                     correction.apply()
+        _tell_priced(counts[ExecutionCount], since)
     return counted
+
+
+def _tell_priced(counts: _Counts, since: datetime) -> None:
+    """Say of each hour that is over what of it has a price, where an older version has counted."""
+    over = hour_of(timezone.now()) - timedelta(hours=1)
+    unknown = ExecutionCount.objects.filter(priced=None, hour__gte=since, hour__lt=over)
+    for key in unknown.order_by().values_list(*KEYS[ExecutionCount]):
+        row = ExecutionCount.objects.filter(**dict(zip(KEYS[ExecutionCount], key, strict=True)))
+        row.filter(priced=None).update(priced=counts.get(key, _Sums()).priced)
 
 
 def _since() -> datetime:
@@ -78,6 +90,7 @@ class _Correction:
     key: tuple[Any, ...]
     count: int
     cost: float
+    priced: int
 
     def apply(self) -> None:
         names = KEYS[self.model]
@@ -85,6 +98,9 @@ class _Correction:
         more: dict[str, Any] = {"count": F("count") + self.count}
         if self.model is not ExecutionLatency:
             more["cost"] = F("cost") + self.cost
+        if self.model is ExecutionCount:
+            # What is not known of a row stays so here, see `_tell_priced`.
+            more["priced"] = F("priced") + self.priced
         if not rows.update(**more) and self.count > 0:
             self._add()
         # What was stored shows in no column of a record, and some of it is gone by now. What was
@@ -100,14 +116,20 @@ class _Correction:
         if self.model is ExecutionTenantCount:
             sums += [0, 0]
         elif self.model is not ExecutionLatency:
-            # Faults.
-            sums.append(0)
+            # Faults, what has a price, and what was left for another.
+            sums += [0, self.priced, 0]
         hour = connection.ops.adapt_datetimefield_value(self.key[0])
         with connection.cursor() as cursor:
             cursor.execute(ADD[self.model], [hour, *self.key[1:], *sums])
 
 
-_Counts = dict[tuple[Any, ...], tuple[int, float]]
+class _Sums(NamedTuple):
+    number: int = 0
+    cost: float = 0.0
+    priced: int = 0
+
+
+_Counts = dict[tuple[Any, ...], _Sums]
 
 
 def _count_records() -> tuple[int, dict[type[Model], _Counts]]:
@@ -128,8 +150,10 @@ def _count_records() -> tuple[int, dict[type[Model], _Counts]]:
             if "bucket" in names and "bucket" not in facts:
                 continue
             key = tuple(facts[name] for name in names)
-            number, costs = counts[model].get(key, (0, 0.0))
-            counts[model][key] = (number + 1, costs + cost)
+            sums = counts[model].get(key, _Sums())
+            counts[model][key] = _Sums(
+                sums.number + 1, sums.cost + cost, sums.priced + (facts.get("cost") is not None)
+            )
     return counted, counts
 
 
@@ -138,41 +162,24 @@ def _corrections(counts: dict[type[Model], _Counts]) -> list[_Correction]:
     found = []
     for model, right in counts.items():
         has_cost = model is not ExecutionLatency
-        columns = (*KEYS[model], "count", *(("cost",) if has_cost else ()))
+        sums = ("count", *(("cost",) if has_cost else ()))
+        if model is ExecutionCount:
+            sums += ("priced",)
+        keys = KEYS[model]
         stored: _Counts = {}
-        for row in model._default_manager.order_by().values_list(*columns).iterator():
-            number, cost = (row[-2], row[-1]) if has_cost else (row[-1], 0.0)
-            stored[row[: len(KEYS[model])]] = (number, cost)
+        for row in model._default_manager.order_by().values_list(*keys, *sums).iterator():
+            key, values = row[: len(keys)], row[len(keys) :]
+            if values[-1] is None:
+                values = (*values[:-1], right.get(key, _Sums()).priced)
+            stored[key] = _Sums(*values)
         for key in right.keys() | stored.keys():
-            (number, cost), (is_number, is_cost) = (
-                right.get(key, (0, 0.0)),
-                stored.get(key, (0, 0.0)),
-            )
-            more = cost - is_cost if has_cost else 0.0
-            if number != is_number or abs(more) > 1e-9:
-                found.append(_Correction(model, key, number - is_number, more))
+            should, is_now = right.get(key, _Sums()), stored.get(key, _Sums())
+            cost = should.cost - is_now.cost if has_cost else 0.0
+            priced = should.priced - is_now.priced if model is ExecutionCount else 0
+            if should.number != is_now.number or priced or abs(cost) > 1e-9:
+                found.append(_Correction(model, key, should.number - is_now.number, cost, priced))
     # In the order in which an execution that ends takes its rows, so that neither waits for ever.
     return sorted(found, key=lambda each: (list(KEYS).index(each.model), each.key))
-
-
-@contextmanager
-def _snapshot() -> Iterator[None]:
-    """All that is read within is of one moment, and nobody waits for it."""
-    if connection.in_atomic_block:
-        yield
-        return
-    if connection.vendor != "sqlite":
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield
-        return
-    # Django's own transactions begin as writers (see sandbox_site.database).
-    connection.ensure_connection()
-    connection.connection.execute("BEGIN DEFERRED")
-    try:
-        yield
-    finally:
-        connection.connection.execute("COMMIT")
 
 
 @contextmanager

@@ -45,13 +45,19 @@ _OPERATES = Q(
         "operate_session",
         "acknowledge_alert",
         "resend_webhookdelivery",
+        "share_savedfilter",
     ),
 )
+
+_SHARES = Q(content_type__app_label="executions", codename="share_savedfilter")
 
 _ROLES = {
     ADMINISTRATOR: Q(content_type__app_label__in=_OURS) | _ACCOUNTS | _LOG | _UNLOCKS,
     OPERATOR: _LOOKS | _OPERATES | _VERIFIES,
-    AUDITOR: (_LOOKS | _VERIFIES | _LOG | _REPORTS | (_ACCOUNTS & Q(codename__startswith="view_"))),
+    AUDITOR: (
+        (_LOOKS | _VERIFIES | _LOG | _REPORTS | _SHARES)
+        | (_ACCOUNTS & Q(codename__startswith="view_"))
+    ),
 }
 
 

@@ -11,7 +11,9 @@ from executions.models import SavedFilter
 from executions.services.declared import refuse
 
 MOST = 50
-_NOT_KEPT = ("p", "e", "_popup", "_to_field")
+SHARE = "executions.share_savedfilter"
+# Where in the list one was, and what belongs to no list.
+_NOT_KEPT = ("p", "e", "_popup", "_to_field", "next", "previous", "from")
 
 
 def filters_for(user: Any) -> QuerySet[SavedFilter]:
@@ -23,14 +25,19 @@ def filters_for(user: Any) -> QuerySet[SavedFilter]:
 def save_filter(user: Any, name: str, query: str, *, shared: bool = False) -> SavedFilter:
     """Keep a list's query under a name; one of the same name is replaced.
 
-    Raises InvalidConfiguration for a name or a query that cannot be kept.
+    It is its owner's alone unless it is shared, which takes a permission. Raises
+    InvalidConfiguration for a name or a query that cannot be kept, or shared.
     """
+    if shared and not user.has_perm(SHARE):
+        refuse("shared", "You may not share filters. Save it for yourself.")
     name = name.strip()
     if not name or len(name) > 100 or not name.isprintable():
         refuse("name", "Must be 1 to 100 printable characters.")
     parameters = QueryDict(query.lstrip("?"), mutable=True)
     for parameter in _NOT_KEPT:
         parameters.pop(parameter, None)
+    for parameter in [name for name, values in parameters.lists() if not any(values)]:
+        del parameters[parameter]
     kept = parameters.urlencode()
     if len(kept) > 1000:
         refuse("query", "Is too long to be kept.")

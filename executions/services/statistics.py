@@ -26,6 +26,9 @@ from executions.services import totals
 _GROWTH = 1.1
 _LAST_BUCKET = 200
 
+# In the place of a status: a row that counts no execution, but what went on to another provider.
+LEFT = "left"
+
 HAS_COST = any(field.name == "cost" for field in Execution._meta.get_fields())
 
 
@@ -53,7 +56,12 @@ def count(execution: Execution, stored_bytes: int = 0, used_ms: int = 0) -> None
     # transactions that took the rows in different orders would wait for each other for ever.
     with connection.cursor() as cursor:
         outcome = (hour, execution.provider, execution.status, execution.error_code, 1, cost)
-        cursor.execute(_COUNT, (*outcome, int(totals.is_fault(execution))))
+        priced = int(execution.cost is not None)
+        cursor.execute(_COUNT, (*outcome, int(totals.is_fault(execution)), priced, 0))
+        # Behind every row of an outcome, which these are none of, and in one order: see above.
+        for provider, code, number in totals.left_for_another(execution):
+            key = (hour, provider, LEFT, code)
+            cursor.execute(_COUNT, (*key, 0, 0, 0, 0, number))
         cursor.execute(_TENANT, (hour, execution.tenant_slug, 1, cost, stored_bytes, used_ms))
         if execution.total_ms is not None:
             bucket = bucket_of(execution.total_ms)
@@ -125,7 +133,7 @@ def _upsert(model: type[Model], *sums: str) -> str:
     )
 
 
-_COUNT = _upsert(ExecutionCount, "count", "cost", "faults")
+_COUNT = _upsert(ExecutionCount, "count", "cost", "faults", "priced", "went_on")
 _TENANT = _upsert(ExecutionTenantCount, "count", "cost", "stored_bytes", "used_ms")
 _LATENCY = _upsert(ExecutionLatency, "count")
 # Inserts a row of each table, or adds to the one that is there.

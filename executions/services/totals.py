@@ -63,6 +63,16 @@ def add(cursor: Any, execution: Execution, cost: float) -> None:
     cursor.execute(_upsert(len(rows)), [value for row in rows for value in row])
 
 
+def left_for_another(execution: Execution) -> list[tuple[str, str, int]]:
+    """Provider, error code and number of the hops that failed and went on to another provider."""
+    rows = _hops(execution.hops) if execution.hops else []
+    return [
+        (provider, code, count)
+        for _, provider, code, count, _ in rows
+        if provider != execution.provider
+    ]
+
+
 def _hops(hops: list[dict[str, Any]]) -> list[tuple[str, str, str, int, float]]:
     found = Counter(
         (str(hop["provider"])[:64], str(hop.get("code") or "")[:8])

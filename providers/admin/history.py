@@ -14,6 +14,9 @@ from django.utils.safestring import SafeString
 
 from providers import guarded
 from providers.admin.guarded import only_visible
+from providers.admin.keyset import KeysetAdmin
+from providers.admin.list_fields import ListField, MomentField
+from providers.admin.moments import shown_moment
 from providers.admin.pages import (
     ConfigVersionModelAdmin,
     account_of,
@@ -49,15 +52,39 @@ def _restore(request: HttpRequest, version: ConfigVersion, reason: str) -> bool:
     return isinstance(change, PendingChange)
 
 
+class AuthorField(ListField):
+    title = "author"
+    parameter_name = column = "author"
+    hint = "user:name"
+
+
+class SubjectField(ListField):
+    title = "subject (its id)"
+    parameter_name = column = "subject"
+    # Few of one subject, in an index by subject and version.
+    index = "found"
+
+
+class FromField(MomentField):
+    title = "from"
+    parameter_name = "created_at__gte"
+    column = "created_at"
+
+
+class UntilField(FromField):
+    title = "before"
+    parameter_name = "created_at__lt"
+    is_end = True
+
+
 @admin.register(ConfigVersion)
-class ConfigVersionAdmin(ReadOnly, ConfigVersionModelAdmin):
-    list_display = ("name", "created_at", "author", "approved_by", "reason", "changes")
+class ConfigVersionAdmin(ReadOnly, KeysetAdmin, ConfigVersionModelAdmin):
+    list_display = ("name", "shown_created", "author", "approved_by", "reason", "changes")
     list_display_links = ("name",)
-    list_filter = ("author",)
+    list_filter = (FromField, UntilField, AuthorField, SubjectField)
+    ordering = ("-id",)
     search_fields = ("subject", "shown_as", "author", "reason")
-    date_hierarchy = "created_at"
     actions = ("compare_selected",)
-    show_full_result_count = False
     change_form_template = "admin/providers/configversion/change_form.html"
     fields = readonly_fields = (
         "name",
@@ -72,11 +99,15 @@ class ConfigVersionAdmin(ReadOnly, ConfigVersionModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[ConfigVersion]:
         return only_visible(request, super().get_queryset(request).defer("content"))
 
-    @admin.display(description="version", ordering="subject")
+    @admin.display(description="version")
     def name(self, version: ConfigVersion) -> str:
         between = ", version " if guarded.is_row(version.subject) else " "
         name = subject_name(version.subject, version.shown_as)
         return f"{name[:1].upper()}{name[1:]}{between}{version.version}"
+
+    @admin.display(description="created at")
+    def shown_created(self, version: ConfigVersion) -> SafeString | str:
+        return shown_moment(version.created_at)
 
     @admin.display(description="changes")
     def changes(self, version: ConfigVersion) -> str:

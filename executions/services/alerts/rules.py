@@ -215,7 +215,7 @@ def _throttled(now: datetime, most: float) -> Iterator[Found]:
         number[provider] += counted
         refused[provider] += counted if code == "SB008" else 0
     for provider, total in number.items():
-        percent = 100 * refused[provider] / total
+        percent = 100 * refused[provider] / total if total else 0.0
         if total >= LEAST and percent > most:
             message = f"{provider} refused {percent:.1f} % of {total} executions with SB008."
             yield Found(provider, percent, message)
