@@ -56,6 +56,8 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     activate("local", LOCAL)
     page.goto("/admin/")
     page.get_by_role("link", name="Playground").click()
+    # The plain field gives way to the editor.
+    expect(page.locator("#play-code")).to_be_hidden()
     editor = page.get_by_role("textbox", name="Code")
     editor.fill(CODE)
     page.get_by_label("Tenant").fill("wonderland")
@@ -104,6 +106,8 @@ def test_a_run_is_filled_in_again_and_goes_on_as_a_notebook(
     execution = cell(caller, opened(caller), HOSTILE).json()["id"]
     page.set_viewport_size({"width": 390, "height": 860})
     page.goto(f"{PAGE}?execution={execution}")
+    # The plain field gives way to the editor.
+    expect(page.locator("#play-code")).to_be_hidden()
     editor = page.get_by_role("textbox", name="Code")
     expect(editor).to_contain_text("</textarea></script>")
     assert "owned" not in page.title()
