@@ -61,7 +61,7 @@ def page(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     # Its address names the server.
-    page.goto("/admin/authenticator/")
+    page.goto("/admin/auth/group/")
     yield page
     context.close()
 
