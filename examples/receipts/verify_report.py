@@ -48,7 +48,7 @@ def problems(data, keys):
         yield "its signature is forged"
     if what == "report":
         report = json.loads(signed)
-        for run in (*report["gone"], *report["runs"]):
+        for run in (*report["gone"], *report["runs"], *report.get("runs_gone", ())):
             if run["receipt"] is not None:
                 for problem in signature_problems(run["receipt"], keys):
                     yield f"the receipt of {run['id']}: {problem}"

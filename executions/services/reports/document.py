@@ -15,7 +15,7 @@ from executions.services.ledger.formats import DOMAIN
 from executions.services.ledger.keyring import SigningKey, keyring
 from executions.services.ledger.sealing import sealable
 from executions.services.reports import scope as scopes
-from executions.services.reports.reading import Reading
+from executions.services.reports.reading import Reading, Told
 from executions.services.reports.signing import JSON, JSON_START, Signed, json_end, sign
 from providers.models import ConfigVersion
 
@@ -50,7 +50,7 @@ class Document:
         self.signed: Signed | None = None
 
     def pieces(self, keep: Callable[[str, dict[str, Any]], None]) -> Iterator[bytes]:
-        """The whole file. `keep` is called with "gone" or "runs" and each of these."""
+        """The whole file. `keep` is called with "gone", "runs" or "runs_gone", and each."""
         digest = hashlib.sha256()
         buffer: list[bytes] = []
         size = 0
@@ -72,7 +72,7 @@ class Document:
         """Its members in the order of their names, which the canonical form has; what is known at
         the end alone is named so that it stands there."""
         reading = self.reading
-        lists = {"gone": reading.gone, "runs": reading.runs}
+        lists = {"gone": reading.gone, "runs": reading.runs, "runs_gone": reading.gone}
         separator = "{"
         for name in sorted((*self.told, *lists)):
             yield f"{separator}{canonical(name)}:"
@@ -100,13 +100,11 @@ class Document:
         yield "}"
 
 
-def _listed(
-    values: Iterable[dict[str, Any]], keep: Callable[[dict[str, Any]], None]
-) -> Iterator[str]:
+def _listed(values: Iterable[Told], keep: Callable[[dict[str, Any]], None]) -> Iterator[str]:
     separator = "["
-    for value in values:
+    for value, text in values:
         keep(value)
-        yield separator + canonical(value)
+        yield separator + text
         separator = ","
     yield "[]" if separator == "[" else "]"
 
@@ -168,7 +166,7 @@ def _used(reading: Reading) -> dict[str, Any]:
 
 
 def _configuration(provider: str, version: int, row: ConfigVersion | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"provider": sealable(provider), "version": version}
+    said: dict[str, Any] = {"provider": sealable(provider), "version": sealable(version)}
     if row is None:
         return {**said, "hash": None}
     return {

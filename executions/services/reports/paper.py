@@ -28,6 +28,11 @@ _SIZE = 7.5
 _LINE = 10.5
 _LABEL = 90.0
 _BAR_GREY, _QUIET = 0.55, 0.35
+_HOW = {
+    "erased": "erased by retention",
+    "removed": "REMOVED without an erasure",
+    "moved": "TAKEN from its tenant",
+}
 
 
 def write(
@@ -40,7 +45,7 @@ def write(
     paper = _Paper(file, told["id"])
     _front(paper, told, signed)
     for name, each in kept:
-        if name == "gone":
+        if name != "runs":
             _gone(paper, each)
         else:
             _run(paper, each)
@@ -255,8 +260,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _gone(paper: _Paper, each: Mapping[str, Any]) -> None:
     paper.runs += 1
     paper.rule()
-    how = "erased by retention" if each["record"] == "erased" else "REMOVED without an erasure"
-    paper.heading(f"{each['id']}  record {how}", 8.5)
+    paper.heading(f"{each['id']}  record {_HOW[each['record']]}", 8.5)
     paper.fact("Tenant", each["tenant_slug"])
     paper.fact("Ended", each["finished_at"])
     _receipt(paper, each["receipt"])
