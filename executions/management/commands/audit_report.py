@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -19,6 +20,8 @@ from executions.services.reports.making import Made, Pieces, make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import problem_of
 from providers.errors import InvalidConfiguration
+
+logger = logging.getLogger(__name__)
 
 NOT_INTACT = 1
 NOT_MADE = 2
@@ -67,6 +70,11 @@ class Command(BaseCommand):
         except OSError as error:
             told = f"{error.filename}: {error.strerror}"
             raise CommandError(told, returncode=NOT_MADE) from None
+        except Exception as error:
+            # Whatever else ends it with 1 would say that it was made.
+            logger.exception("the report could not be made")
+            told = f"It could not be made: {type(error).__name__}; the log says why."
+            raise CommandError(told, returncode=NOT_MADE) from error
         self.stdout.write(
             f"{made.runs} runs, {made.findings} findings. Entry {made.ledger_sequence} of the "
             f"ledger; JSON {made.json_hash}, PDF {made.pdf_hash}."

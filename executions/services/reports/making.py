@@ -61,7 +61,7 @@ def make(
         said("writing the PDF")
         with tempfile.TemporaryFile(prefix="cofferdam-report-") as file:
             kept.seek(0)
-            paper.write(file, document.told, signed, map(json.loads, kept))
+            paper.write(file, document.told, signed, map(json.loads, kept), said)
             pdf_digest = _digest_of(file)
             file.seek(0)
             write_pdf(_pieces(file, pdf_end(sign(key, PDF, pdf_digest))))
@@ -87,8 +87,8 @@ def _keeper(file: IO[str]) -> Callable[[str, dict[str, Any]], None]:
         if kept > paper.MOST_RUNS:
             return
         code = each.get("code") or ""
-        cut = max(0, len(code) - paper.MOST_CODE_CHARACTERS)
-        shown = {**each, "code": code[: paper.MOST_CODE_CHARACTERS], "code_cut": cut}
+        begun = paper.begun(code)
+        shown = {**each, "code": begun, "code_cut": len(code) - len(begun)}
         file.write(json.dumps([name, shown]) + "\n")
 
     return keep

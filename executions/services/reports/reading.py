@@ -81,6 +81,7 @@ class Reading:
                 self.gone_read += 1
                 facts = gone_facts(entry, stated, self._how(entry, stated))
                 yield facts, canonical(facts)
+            self.said(f"{self.gone_read} runs read whose record is gone")
 
     def runs(self) -> Iterator[Told]:
         rows, after = self.scope.executions().defer("pending"), None
