@@ -16,9 +16,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.ids import uuid7
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.trust import trusted_keys
+from executions.services.reports.entered import entry_of, lines_of
 from executions.services.reports.making import Made, Pieces, make
 from executions.services.reports.scope import Scope
-from executions.services.reports.signing import problem_of
+from executions.services.reports.signing import examined
 from providers.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)
@@ -114,14 +115,21 @@ class Command(BaseCommand):
         ill = False
         for path in paths:
             try:
+                keys = trusted_keys()
                 with open(path, "rb") as file:
-                    problem = problem_of(file, trusted_keys())
+                    problem, digest = examined(file, keys)
             except LedgerUnavailable as error:
                 raise CommandError(error.message, returncode=NOT_MADE) from None
             except OSError as error:
                 raise CommandError(f"{path}: {error.strerror}", returncode=NOT_MADE) from None
             ill = ill or bool(problem)
-            self.stdout.write(f"{path}: {f'NOT VALID: {problem}' if problem else 'valid'}")
+            if problem:
+                told = [f"NOT VALID: {problem}"]
+            elif entry := entry_of(digest, keys):
+                told = ["valid", *lines_of(entry)]
+            else:
+                told = ["valid", "NOT ENTERED: the ledger has no entry of this report"]
+            self.stdout.write("\n".join(f"{path}: {line}" for line in told))
         if ill:
             sys.exit(NOT_INTACT)
 
