@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from pypdf import PdfReader
 
-from executions.models import Artifact, Execution, LedgerEntry, Tenant
+from executions.ids import uuid7
+from executions.models import Artifact, Execution, LedgerEntry, LegalHold, Tenant
 from executions.services.ledger import append
 from executions.services.ledger.verification import verify
+from executions.services.reports import document, held
 from executions.services.reports.making import make
 from executions.services.reports.reading import Reading
 from executions.services.reports.scope import Scope
@@ -145,3 +149,42 @@ def test_an_entry_of_another_kind_passes_for_no_run(scripted: object, alice: Cal
     report = report_of(OURS)
     assert ("altered", other.sequence) in findings_of(report)
     assert (report["gone"], report["summary"]["gone"]) == ([], 0)
+
+
+def test_a_hold_whose_row_was_removed_is_told_by_the_ledger(
+    scripted: object, alice: Caller
+) -> None:
+    pk = run(alice, "pass").json()["id"]
+    _, lost, lifted = (
+        LegalHold.objects.create(tenant_slug="wonderland", execution_id=of, reason="a matter")
+        for of in (None, pk, uuid7())
+    )
+    other = LegalHold.objects.create(tenant_slug="other", reason="theirs")
+    lifted.delete()
+    LegalHold.objects.filter(pk__in=(lost.pk, other.pk))._raw_delete("default")
+    report = report_of(OURS)
+    assert [(each["execution"], each["reason"]) for each in report["holds"]] == [
+        (pk, None),
+        (None, "a matter"),
+    ]
+    (finding,) = report["verification"]["findings"]
+    assert finding["kind"] == "missing record"
+    assert pk in finding["detail"]
+
+
+def test_what_is_left_out_of_lists_is_counted(
+    scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        LegalHold.objects.create(tenant_slug="wonderland", execution_id=uuid7(), reason="a matter")
+    for version in range(2):
+        Execution.objects.filter(pk=run(alice, "pass").json()["id"]).update(config_version=version)
+    monkeypatch.setattr(held, "MOST_HOLDS", 2)
+    monkeypatch.setattr(document, "_MOST_USED", 1)
+    pieces: list[bytes] = []
+    make("00", OURS, "x", list, pieces.extend)
+    page = "".join(each.extract_text() for each in PdfReader(io.BytesIO(b"".join(pieces))).pages)
+    report = report_of(OURS)
+    assert (len(report["holds"]), report["more_holds"]) == (2, 1)
+    assert len(report["used"]["configurations"]) == report["used"]["more_configurations"] == 1
+    assert page.count("1 more of these are not in this PDF") == 2

@@ -8,19 +8,19 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from executions.models import LegalHold, Policy
+from executions.models import Policy
 from executions.services.ledger.canonical import canonical, moment
 from executions.services.ledger.findings import Verification
 from executions.services.ledger.formats import DOMAIN
 from executions.services.ledger.keyring import SigningKey, keyring
 from executions.services.ledger.sealing import sealable
 from executions.services.reports import scope as scopes
+from executions.services.reports.held import holds_of
 from executions.services.reports.reading import Reading, Told
 from executions.services.reports.signing import JSON, JSON_START, Signed, json_end, sign
 from providers.models import ConfigVersion
 
 FORMAT = 1
-_MOST_HOLDS = 1000
 _MOST_USED = 1000
 _PIECE = 65_536
 
@@ -34,11 +34,12 @@ class Document:
     ) -> None:
         self.reading = reading
         self.key = key
+        holds, more_holds = holds_of(reading)
         self.told: dict[str, Any] = {
             "asked": reading.scope.stated(),
             "domain": DOMAIN.decode().strip(),
             "format": FORMAT,
-            "holds": _holds(reading.scope.tenant),
+            "holds": holds,
             "id": report_id,
             "keys": [
                 {"key_id": each.key_id, "algorithm": "Ed25519", "public_key": each.public_key}
@@ -46,6 +47,7 @@ class Document:
             ],
             "made_at": moment(made_at),
             "made_by": sealable(made_by),
+            "more_holds": more_holds,
         }
         self.signed: Signed | None = None
 
@@ -109,19 +111,6 @@ def _listed(values: Iterable[Told], keep: Callable[[dict[str, Any]], None]) -> I
     yield "[]" if separator == "[" else "]"
 
 
-def _holds(tenant: str) -> list[dict[str, Any]]:
-    rows = LegalHold.objects.filter(tenant_slug=tenant) if tenant else LegalHold.objects.all()
-    return [
-        {
-            "tenant": sealable(hold.tenant_slug),
-            "execution": str(hold.execution_id) if hold.execution_id else None,
-            "reason": sealable(hold.reason),
-            "since": moment(hold.created_at),
-        }
-        for hold in rows[:_MOST_HOLDS]
-    ]
-
-
 def _verification(found: Verification, reading: Reading) -> Mapping[str, Any]:
     first, last = reading.span
     return {
@@ -162,6 +151,8 @@ def _used(reading: Reading) -> dict[str, Any]:
             }
             for pk, version in named
         ],
+        "more_configurations": len(reading.configurations) - len(pairs),
+        "more_policies": len(reading.policies) - len(named),
     }
 
 

@@ -224,14 +224,18 @@ def _front(paper: _Paper, told: Mapping[str, Any], signed: Signed) -> None:
     paper.heading("Legal holds")
     if not told["holds"]:
         paper.note("None.")
-    _bounded(paper, told["holds"], _MOST_LISTED, partial(_hold, paper))
+    _bounded(paper, told["holds"], _MOST_LISTED, partial(_hold, paper), told["more_holds"])
     paper.heading("Configuration and policy versions in use")
     paper.note("As their rows are now. `manage.py verify_ledger` proves these rows.")
-    _bounded(paper, told["used"]["configurations"], _MOST_LISTED, partial(_version, paper))
-    for policy in told["used"]["policies"][:_MOST_LISTED]:
-        paper.fact(
-            f"Policy {policy['id']}", f"version {policy['version']}: {policy['name']}", theirs=True
-        )
+    used = told["used"]
+    _bounded(
+        *(paper, used["configurations"], _MOST_LISTED),
+        partial(_version, paper),
+        used["more_configurations"],
+    )
+    _bounded(
+        *(paper, used["policies"], _MOST_LISTED), partial(_policy, paper), used["more_policies"]
+    )
     paper.heading("How to check it")
     paper.note(
         "This PDF ends with a line that holds its own signature. Of the JSON file beside it:"
@@ -261,10 +265,14 @@ def _finding(paper: _Paper, found: Mapping[str, Any]) -> None:
 
 
 def _hold(paper: _Paper, hold: Mapping[str, Any]) -> None:
-    paper.fact(
-        "On hold", f"{hold['tenant']}: {hold['execution'] or 'everything'}, since {hold['since']}"
-    )
+    since = f"since {hold['since']}" if hold["since"] else "by the ledger; ITS ROW IS GONE"
+    paper.fact("On hold", f"{hold['tenant']}: {hold['execution'] or 'everything'}, {since}")
     paper.fact("", hold["reason"], theirs=True)
+
+
+def _policy(paper: _Paper, policy: Mapping[str, Any]) -> None:
+    told = f"version {policy['version']}: {policy['name']}"
+    paper.fact(f"Policy {policy['id']}", told, theirs=True)
 
 
 def _version(paper: _Paper, each: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class Reading:
         self.policies: set[tuple[str, str]] = set()
         self.span = (0, 0)
         self._seen: set[UUID | None] = set()
-        self._by_ledger = held_by_ledger(thorough=False)
+        self.by_ledger = held_by_ledger(thorough=False)
         self._held: dict[str, Held] = {}
 
     def gone(self) -> Iterator[Told]:
@@ -75,7 +75,7 @@ class Reading:
                     return
                 self._seen.add(entry.execution_id)
                 if stated is None:
-                    self._find("altered", entry.sequence, "its entry is not as it was signed")
+                    self.find("altered", entry.sequence, "its entry is not as it was signed")
                     continue
                 self.read += 1
                 self.gone_read += 1
@@ -128,7 +128,7 @@ class Reading:
 
     def is_held(self, tenant: str, execution_id: UUID) -> bool:
         if tenant not in self._held:
-            self._held[tenant] = held_of(tenant, self._by_ledger.get(tenant, Held()))
+            self._held[tenant] = held_of(tenant, self.by_ledger.get(tenant, Held()))
         held = self._held[tenant]
         return held.everything or execution_id in held.executions
 
@@ -162,7 +162,7 @@ class Reading:
             problem = f"it cannot be read: {type(error).__name__}"
             number = entry.sequence if entry else 0
             detail = f"the record of execution {execution.pk} cannot be read"
-            self._find("altered record", number, detail)
+            self.find("altered record", number, detail)
             blank = Execution(pk=execution.pk, tenant_slug=execution.tenant_slug, timeout=0)
             told = told_of(blank, (), problem, False)
         facts, _ = told
@@ -184,10 +184,10 @@ class Reading:
         if entry is None:
             if execution.is_open:
                 return ""
-            self._find("missing", 0, f"execution {execution.pk} ended and has no entry")
+            self.find("missing", 0, f"execution {execution.pk} ended and has no entry")
             return "it ended and has no entry in the ledger"
         if stated is None:
-            self._find("altered", entry.sequence, "its entry is not as it was signed")
+            self.find("altered", entry.sequence, "its entry is not as it was signed")
             return "its entry is not as it was signed"
         problem = compare(execution, stated, self.erasures)
         if problem:
@@ -197,7 +197,7 @@ class Reading:
             problem = compare(execution, stated, self.erasures)
         if problem:
             detail = f"in the record of execution {execution.pk}, {problem}"
-            self._find("altered record", entry.sequence, detail)
+            self.find("altered record", entry.sequence, detail)
         return problem
 
     def _went(self, execution: Execution) -> None:
@@ -207,7 +207,7 @@ class Reading:
         self.erasures.read_on()
         if not self.erasures.covers(execution, "records"):
             detail = f"the record of execution {execution.pk}, which has no entry, was removed"
-            self._find("missing record", 0, detail)
+            self.find("missing record", 0, detail)
 
     def _stated(self, entry: LedgerEntry, execution_id: UUID | None) -> dict[str, Any] | None:
         """What its entry says of this very run; None where it is not as it was signed."""
@@ -220,12 +220,12 @@ class Reading:
         """How its record went; a finding, where retention did not erase it."""
         if Execution.objects.filter(pk=stated["subject"]).exists():
             detail = f"the record of execution {entry.execution_id} was taken from its tenant"
-            self._find("altered record", entry.sequence, detail)
+            self.find("altered record", entry.sequence, detail)
             return MOVED
         if self._was_erased(stated):
             return ERASED
         detail = f"the record of execution {entry.execution_id} was removed"
-        self._find("missing record", entry.sequence, detail)
+        self.find("missing record", entry.sequence, detail)
         return REMOVED
 
     def _was_erased(self, stated: Mapping[str, Any]) -> bool:
@@ -238,5 +238,5 @@ class Reading:
         self.truncated = self.truncated or self.read >= scopes.MOST_RUNS
         return self.truncated
 
-    def _find(self, kind: str, sequence: int, detail: str) -> None:
+    def find(self, kind: str, sequence: int, detail: str) -> None:
         self.found.add(Finding(kind, sequence, detail))
