@@ -153,6 +153,13 @@ def test_what_cannot_be_filtered_by_is_told_and_shows_nothing(
     assert ids_of(page) == []
 
 
+def test_a_time_that_this_zone_has_not_is_told(auditor: Client) -> None:
+    with timezone.override("Asia/Shanghai"):
+        page = auditor.get(LIST, {"created_at__gte": "9999-12-31T20:00Z"})
+    assert page.status_code == 400
+    assert "From: Must be a time like" in page.content.decode()
+
+
 @pytest.mark.parametrize("key", ["-1", str(2**63), "x", "1.5", "9" * 400])
 def test_a_key_of_a_numbered_list_is_a_number(admin_client: Client, key: str) -> None:
     for path in ("executions/ledgerentry", "providers/configversion", "admin/logentry"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from executions.models import Execution
 from executions.services import ongoing, telemetry
 from executions.services.metrics.collecting import collect
+from executions.services.telemetry.metrics import send
 from executions.services.telemetry.sending import Traces
 from executions.services.worker import run_queued
 from executions.tasks import export_metrics
@@ -178,6 +181,40 @@ def test_a_collector_that_is_away_costs_no_run(
     collector.close()
     for _ in range(2):
         assert asked(alice, "pass").json()["status"] == "succeeded"
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers with a body that is longer than anybody should read."""
+
+    left = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for _ in range(1000):
+                self.wfile.write(b"x" * 65536)
+        except OSError:
+            self.left.set()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing is to be said."""
+
+
+def test_a_collector_whose_answer_has_no_end_is_not_listened_to(
+    alice: Caller, settings: Any
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    settings.TELEMETRY = Telemetry(url, (), "cofferdam", "host1")
+    try:
+        assert send() is True
+        assert Endless.left.wait(30)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_the_metrics_are_those_of_prometheus(

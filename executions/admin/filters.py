@@ -205,8 +205,8 @@ class SessionKeyField(ListField):
 
 class SessionConversationField(ListField):
     title = "conversation"
+    # Found like several: its index begins with the tenant.
     parameter_name = column = "conversation"
-    index = "found"
 
 
 class SessionTenantFilter(admin.SimpleListFilter):

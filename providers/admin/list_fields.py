@@ -141,6 +141,7 @@ class MomentField(ListField):
     kind = "moment"
     is_end: ClassVar[bool] = False
     moment: datetime | None = None
+    local = ""
 
     def condition(self, text: str) -> Condition:
         try:
@@ -152,6 +153,7 @@ class MomentField(ListField):
             if is_naive(moment):
                 moment = make_aware(moment)
             self.moment = moment.astimezone(UTC)
+            self.local = f"{localtime(self.moment):%Y-%m-%dT%H:%M:%S}"
             return self.range(self.moment)
         except (ValueError, OverflowError):
             raise ValueError("Must be a time like 2026-01-31T23:59:59.") from None
@@ -179,7 +181,7 @@ class MomentField(ListField):
 
     @property
     def entered(self) -> str:
-        return f"{localtime(self.moment):%Y-%m-%dT%H:%M:%S}" if self.moment else ""
+        return self.local
 
     @property
     def zone(self) -> str:

@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 
 from executions.services.metrics.collecting import collect
 from executions.services.metrics.exposition import Family
-from executions.services.telemetry.sending import SCOPE, resource_of
+from executions.services.telemetry.sending import SCOPE, resource_of, session
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ def send() -> bool:
         telemetry.address("metrics"),
         headers=dict(telemetry.headers),
         timeout=telemetry.seconds,
+        session=session(),
     )
     try:
         metrics = metrics_of(collect(with_tenants=True), time.time_ns())

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -36,6 +37,13 @@ def resource_of(service: str, instance: str = "") -> Resource:
     named = {"service.name": service}
     ours = Resource({**named, "service.instance.id": instance} if instance else named)
     return OTELResourceDetector().detect().merge(ours)
+
+
+def session() -> requests.Session:
+    """For an exporter. Of an answer it needs status and headers; its body may have no end."""
+    made = requests.Session()
+    made.stream = True
+    return made
 
 
 class Traces:
@@ -86,6 +94,7 @@ class Traces:
                     self._telemetry.address("traces"),
                     headers=dict(self._telemetry.headers),
                     timeout=self._telemetry.seconds,
+                    session=session(),
                 )
                 self._processor = BatchSpanProcessor(exporter)
                 atexit.register(self.close)
