@@ -149,6 +149,7 @@ def test_an_entry_of_another_kind_passes_for_no_run(scripted: object, alice: Cal
     report = report_of(OURS)
     assert ("altered", other.sequence) in findings_of(report)
     assert (report["gone"], report["summary"]["gone"]) == ([], 0)
+    assert ("altered", other.sequence) in [(each.kind, each.sequence) for each in verify().findings]
 
 
 def test_a_hold_whose_row_was_removed_is_told_by_the_ledger(

@@ -159,7 +159,7 @@ def test_whoever_lost_the_claim_enters_nothing(
         return make(*arguments)
 
     monkeypatch.setattr(asking, "make", slow)
-    monkeypatch.setattr(asking, "_SAY_EVERY", timedelta(hours=1))
+    monkeypatch.setattr(asking, "_SAY_EVERY", 3600.0)
     assert not asking.make_one(report.pk)
     assert not LedgerEntry.objects.filter(kind="report").exists()
     report.refresh_from_db()
