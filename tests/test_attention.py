@@ -241,6 +241,29 @@ def test_what_waits_for_an_approval_or_a_later_time_is_no_dead_queue(alice: Call
     assert queue_state(NOW + timedelta(hours=2)).problem(300) == ""
 
 
+@pytest.mark.only_on("sqlite")
+def test_approvals_of_what_has_ended_are_not_even_looked_at(alice: Caller) -> None:
+    for _ in range(3):
+        over = {"status": "cancelled", "finished_at": NOW}
+        Approval.objects.create(execution=waiting(alice, **over), tenant_slug="wonderland")
+    held = Approval.objects.create(execution=waiting(alice), tenant_slug="wonderland")
+    waiting(alice)
+    (rule,) = (rule for rule in RULES if rule.name == "approval_waits")
+    with CaptureQueriesContext(connection) as queries:
+        assert [pk for pk, _, _ in attention().approvals] == [held.pk]
+        assert [each.value for each in rule.found(NOW)] == [1]
+    asked = [query["sql"] for query in queries if "executions_approval" in query["sql"]]
+    looked = [sql for sql in asked if sql.startswith("SELECT") and "executions_execution" in sql]
+    assert len(looked) == 3
+    with connection.cursor() as cursor:
+        for sql in looked:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = " ".join(str(row[-1]) for row in cursor.fetchall())
+            assert re.search(r"executions_execution USING .*INDEX execution_(open|status) ", plan)
+            assert "approval_status" not in plan
+            assert "TEMP B-TREE FOR ORDER BY" not in plan
+
+
 def test_the_service_tells_of_what_waits_for_somebody(alice: Caller) -> None:
     everything(alice)
     now = timezone.now()
