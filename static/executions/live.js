@@ -1,6 +1,7 @@
 // What an execution puts out while it runs, in an element with the address of its events in
 // `data-follow`. Whoever has made such an element later gives it to `followRun`. On the way the
-// element dispatches `run:started` and, with the record in `detail`, `run:done`; both bubble.
+// element dispatches `run:started` and, with the record in `detail`, `run:done`, or `run:lost` where
+// it cannot be followed to its end; all bubble. `end` of what `followRun` returns gives it up.
 (() => {
   "use strict";
 
@@ -161,12 +162,15 @@
       this.end("done", execution);
     }
 
-    end(how, execution) {
+    end(how = "lost", execution = undefined) {
+      if (this.hasEnded) return;
       this.pause();
       this.hasEnded = true;
       document.removeEventListener("visibilitychange", this.onVisibility);
-      if (how === "done") this.tell("run:done", execution);
-      else if (this.note) this.note.textContent = "It cannot be followed any more. Reload the page.";
+      if (how === "lost" && this.note) {
+        this.note.textContent = "It cannot be followed any more. Reload the page.";
+      }
+      this.tell(`run:${how}`, execution);
     }
 
     tell(name, detail) {

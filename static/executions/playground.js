@@ -183,6 +183,20 @@
   const GOOD = ["succeeded"];
   const OPEN = ["queued", "running"];
 
+  // A run that nobody has begun after so long may not be begun today.
+  const PATIENCE_SECONDS = 10;
+  // Each takes one of the few connections that a browser has to one server.
+  const MOST_FOLLOWED = inSession ? 3 : 1;
+  let followed = [];
+  // The run that the button waits for.
+  let awaited = null;
+
+  const free = (parts) => {
+    if (awaited === parts) {
+      runButton.disabled = false;
+    }
+  };
+
   const PARTS = ["status", "time", "page", "cancel", "code", "error", "text", "note", "more"];
 
   const show = (begun, code) => {
@@ -219,34 +233,45 @@
 
   const follow = (begun, code) => {
     const parts = show(begun, code);
+    awaited = parts;
     status(parts, "queued");
     say(parts.error, begun.waits_for_approval ? "It waits until somebody approves it." : "");
+    if (begun.waits_for_approval) {
+      free(parts);
+    }
     const since = performance.now();
+    let isBegun = false;
     const clock = setInterval(() => {
-      parts.time.textContent = `${((performance.now() - since) / 1000).toFixed(0)} s`;
+      const seconds = (performance.now() - since) / 1000;
+      parts.time.textContent = `${seconds.toFixed(0)} s`;
+      if (!isBegun && seconds > PATIENCE_SECONDS) {
+        free(parts);
+      }
     }, 1000);
     const end = () => {
       clearInterval(clock);
-      parts.cancel.hidden = true;
-      runButton.disabled = false;
+      free(parts);
     };
     if (begun.cancel) {
       parts.cancel.hidden = false;
       parts.cancel.addEventListener("click", () => cancel(parts, begun));
     }
     parts.whole.addEventListener("run:started", () => {
+      isBegun = true;
       status(parts, "running");
       say(parts.error, "");
     });
     parts.whole.addEventListener("run:done", (event) => {
       end();
+      parts.cancel.hidden = true;
       tell(parts, begun, event.detail);
     });
-    // What is written here says that it cannot be followed, or that the beginning is cut off.
-    new MutationObserver(() => (runButton.disabled = false)).observe(parts.note, {
-      childList: true,
-    });
-    globalThis.followRun(parts.text, begun.events);
+    parts.whole.addEventListener("run:lost", end);
+    followed = followed.filter((each) => !each.hasEnded);
+    followed.push(globalThis.followRun(parts.text, begun.events));
+    if (followed.length > MOST_FOLLOWED) {
+      followed.shift().end();
+    }
   };
 
   const cancel = async (parts, begun) => {
@@ -329,6 +354,7 @@
     const code = area.value;
     if (isRun) {
       runButton.disabled = true;
+      awaited = null;
     }
     try {
       const said = await send(isRun ? form.action : pressed.formAction);
