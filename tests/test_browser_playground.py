@@ -32,6 +32,10 @@ def main(numbers):
     return {'mean': sum(numbers) / len(numbers), 'note': '\\u202e'}
 """
 QUICK = "answer = ExecutionResult('', '', 0, 0.0)"
+MUCH = """answer = ExecutionResult(
+    "", "", 0, 0.0, has_result=True, result="a\\u3164b",
+    outputs=[{"text/plain": "z" * 7000 + "\\n" + "word \\u202e\\n" * 700_000}],
+)"""
 HOSTILE = "# </textarea></script><script>document.title = 'owned'</script>\nprint('again')"
 
 
@@ -137,12 +141,23 @@ def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
     expect(told.locator("[data-part=time]")).to_have_text(counted)
     page.unroute("**/events?*")
 
+    # What comes back is spelled out and cut as everywhere.
+    editor.press("Control+a")
+    page.keyboard.press("Delete")
+    editor.fill(MUCH)
     button.click()
     expect(button).to_be_disabled()
     while run_queued():
         pass
     expect(told).to_contain_text("succeeded")
     expect(button).to_be_enabled()
+    expect(told.get_by_role("region", name="Result")).to_have_text('"a[U+3164]b"')
+    drawn = told.get_by_role("region", name="Output 1")
+    expect(drawn).to_contain_text("word [U+202E]")
+    assert drawn.evaluate("drawn => drawn.textContent.length") < 250_000
+    expect(told).to_contain_text(
+        "1 long lines are shortened. 4807001 more characters are not shown."
+    )
     assert Execution.objects.filter(status="queued").count() == 1
     assert [each for each in complaints if "status of 404" not in each] == []
 

@@ -12,12 +12,7 @@
   const output = document.getElementById("play-output");
   const inSession = form.elements.session !== undefined;
 
-  // Whatever cannot be seen, or moves other characters, is spelled out.
-  const visible = (text) =>
-    text.replace(
-      /(?![\n\t])[\p{C}\p{Zl}\p{Zp}]/gu,
-      (c) => `[U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}]`,
-    );
+  const { visibleText: visible, shownText } = globalThis;
 
   const element = (tag, text, className = "") => {
     const made = document.createElement(tag);
@@ -33,6 +28,13 @@
     made.setAttribute("role", "region");
     made.setAttribute("aria-label", label);
     return made;
+  };
+
+  // The same for text of any length: its beginning, and a note on what is left out.
+  const beginning = (label, text) => {
+    const shown = shownText(text);
+    const pre = block(label, shown.text);
+    return shown.note ? [pre, element("p", shown.note, "record-note")] : [pre];
   };
 
   // The editor.
@@ -209,7 +211,9 @@
     parts.page.textContent = `Execution ${begun.id}`;
     parts.text.setAttribute("aria-label", `Output of ${begun.id}`);
     if (inSession) {
-      parts.code.textContent = visible(code);
+      const shown = shownText(code);
+      parts.code.textContent = shown.text;
+      parts.code.after(...(shown.note ? [element("p", shown.note, "record-note")] : []));
       parts.code.hidden = false;
       parts.code.setAttribute("aria-label", `Code of ${begun.id}`);
     } else {
@@ -297,7 +301,7 @@
     const more = (heading, ...shown) =>
       parts.more.append(element("p", heading, "record-note"), ...shown);
     if (execution.has_result) {
-      more("Result", block("Result", JSON.stringify(execution.result, null, 2)));
+      more("Result", ...beginning("Result", JSON.stringify(execution.result, null, 2)));
     }
     execution.outputs.forEach((bundle, number) => {
       if (IMAGES.some((type) => type in bundle)) {
@@ -307,7 +311,7 @@
         image.src = begun.page.replace(/change\/$/, `outputs/${number}/image`);
         parts.more.append(image);
       } else if (typeof bundle["text/plain"] === "string") {
-        parts.more.append(block(`Output ${number + 1}`, bundle["text/plain"]));
+        parts.more.append(...beginning(`Output ${number + 1}`, bundle["text/plain"]));
       }
     });
     if (execution.artifacts.length) {
