@@ -92,6 +92,17 @@ def test_a_laxer_demand_lowers_no_other(local_active: None, alice: Caller, setti
     assert_unmet(run(alice, "print(1)"))
 
 
+@pytest.mark.parametrize("route", ["nodejs", "javascript"])
+def test_another_name_of_a_language_passes_no_floor(
+    local_active: None, alice: Caller, route: str
+) -> None:
+    make_route("local", language=route, minimum_isolation="microvm")
+    for name in ("nodejs", "javascript"):
+        answer = run(alice, "console.log(1)", language=name)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (503, "minimum_isolation")
+    assert run(alice, "print(1)").json()["status"] == "succeeded"
+
+
 def test_a_record_says_isolation_and_sharing(local_active: None, alice: Caller) -> None:
     answer = run(alice, "print(1)").json()
     assert (answer["runtime"], answer["isolation"], answer["sharing"]) == (

@@ -16,6 +16,7 @@ from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from executions.services.worker import run_queued
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
+from providers.services.approvers import hold
 from tests.conftest import Caller, require
 from tests.policies import in_force
 from tests.running import LOCAL, run
@@ -140,6 +141,7 @@ def test_a_tenant_that_is_not_there_or_not_active_runs_nothing(
     scripted: object, alice: Caller, operator: Client
 ) -> None:
     assert "no tenant" in refused(sent(operator, tenant="nobody"), "tenant")
+    assert "slug" in refused(sent(operator, tenant="a\0b"), "tenant")
     alice.tenant.is_active = False
     alice.tenant.save()
     assert "not active" in refused(sent(operator), "tenant")
@@ -171,7 +173,7 @@ def test_a_policy_blocks_here_too(scripted: object, alice: Caller, operator: Cli
 
 
 def test_what_takes_an_approval_waits_and_is_approved_by_somebody_else(
-    scripted: object, alice: Caller
+    scripted: object, alice: Caller, settings: Any
 ) -> None:
     in_force("wonderland", analysis="ask", calls="print")
     may = ("view_approval", "decide_approval", "use_playground", "view_execution")
@@ -189,6 +191,11 @@ def test_what_takes_an_approval_waits_and_is_approved_by_somebody_else(
     assert all(text in page for text in ("playground by user:ann", "Provider", "scripted"))
     said = asker.post(decide, body, follow=True).content.decode()
     assert "somebody else approves it" in said
+    # Nor does another account of the same person, where two persons are asked for.
+    settings.TWO_PERSON_RULE = True
+    ann, second = User.objects.get(username="anna"), signed_in("bea", *may)
+    hold([User.objects.get(username="bea").pk], ann.pk)
+    assert "somebody else" in second.post(decide, body, follow=True).content.decode()
     run_queued()
     assert Execution.objects.get().status == "queued"
     other.post(decide, body)

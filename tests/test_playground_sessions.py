@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import ADDITION, LogEntry
 from django.test import Client
 
 from executions.models import Execution, LedgerEntry, Session
@@ -81,12 +82,26 @@ def test_a_session_is_opened_at_any_provider_that_may_be_chosen(
     assert session.subject == "playground by user:operator"
     entry = LedgerEntry.objects.filter(kind="session").latest("pk").stated
     assert (entry["subject"], entry["state"]) == (f"session {session.pk}", "open")
+    by = LogEntry.objects.get(object_id=str(session.pk), action_flag=ADDITION).user
+    assert by.get_username() == "operator"
     # With a key it is the route that counts.
     refused = alice.client.post("/api/v1/sessions", {"provider": "kept_here"})
     assert refused.json()["error"]["field"] == "provider"
     settings.TWO_PERSON_RULE = True
     error = sent(operator, to="session", provider="kept_here").json()["error"]
     assert error["field"] == "provider"
+
+
+def test_a_session_that_cannot_be_noted_is_not_opened(
+    alice: Caller, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(*_: object) -> None:
+        raise RuntimeError("no room in the log")
+
+    monkeypatch.setattr("executions.services.by_hand.note", note)
+    with pytest.raises(RuntimeError):
+        sent(operator, to="session")
+    assert not Session.objects.exists()
 
 
 def test_nothing_runs_in_a_session_that_has_ended_or_whose_tenant_is_not_active(

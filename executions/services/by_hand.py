@@ -23,11 +23,11 @@ def note(person: Any, row: Execution | Session, message: str) -> None:
     )
 
 
-def was_run_by(person: Any, execution_id: UUID) -> bool:
-    """Whether this person has begun it, under whatever name she has by now."""
-    return LogEntry.objects.filter(
-        user_id=person.pk,
+def begun_by(execution_id: UUID) -> list[int]:
+    """The accounts by which it was begun, under whatever names they have by now."""
+    entries = LogEntry.objects.filter(
         content_type=ContentType.objects.get_for_model(Execution),
         object_id=str(execution_id),
         action_flag=ADDITION,
-    ).exists()
+    )
+    return list(entries.values_list("user_id", flat=True))

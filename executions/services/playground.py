@@ -21,8 +21,9 @@ from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
 from executions.services.tenants import INTERNAL, internal_tenant
 from executions.services.waiting import Waits
+from executions.text import is_storable
 
-RAN = "Ran it in the playground."
+RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 
 
 def playing(
@@ -63,9 +64,14 @@ def opening_by_hand(
     """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
     request = read(subject=_subject())
     caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
-    session = yield from opening(request, caller, may_choose=True)
-    by_hand.note(person, session, "Opened it in the playground.")
-    return session
+    return (
+        yield from opening(
+            request,
+            caller,
+            may_choose=True,
+            beside=lambda session: by_hand.note(person, session, OPENED),
+        )
+    )
 
 
 def _subject() -> str:
@@ -73,6 +79,8 @@ def _subject() -> str:
 
 
 def _tenant(slug: str) -> Tenant:
+    if not is_storable(slug):
+        refuse("tenant", "Must be the slug of a tenant.")
     if slug == INTERNAL:
         tenant = internal_tenant()
     else:

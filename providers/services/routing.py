@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 
+from providers.languages import normalize_language
 from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.registry import class_id
 from providers.services.breaker import latencies
@@ -44,13 +45,17 @@ def route_minimum(owner: str, language: str) -> str:
 
 
 def _fitting(owner: str, language: str) -> tuple[Route, list[RouteStep]] | None:
+    """Two names of one language lead the same way: what a route demands is not passed by the other
+    one. A route of the very name goes before that of its other name.
+    """
     known = _routes()
+    fits = ("", normalize_language(language))
     fitting = [
-        (bool(route.owner), bool(route.language), number)
+        (bool(route.owner), bool(route.language), route.language == language, number)
         for number, (route, _) in enumerate(known)
-        if route.owner in ("", owner) and route.language in ("", language)
+        if route.owner in ("", owner) and normalize_language(route.language) in fits
     ]
-    return known[max(fitting)[2]] if fitting else None
+    return known[max(fitting)[-1]] if fitting else None
 
 
 def reachable(owner: str) -> set[str]:

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from executions.models import Approval, Execution, LedgerEntry
 from executions.services import payloads
-from executions.services.by_hand import was_run_by
+from executions.services.by_hand import begun_by
 from executions.services.execution_log import log_execution
 from executions.services.ledger import append
 from executions.services.ledger.formats import parse
@@ -26,6 +26,8 @@ from executions.services.record import QUEUE_ALLOWANCE, close_record, error_chan
 from executions.services.requests import ExecutionRequest
 from executions.services.webhooks import outbox
 from providers.errors import BLOCKED, InvalidConfiguration
+from providers.services import two_person_rule
+from providers.services.approvers import persons_behind
 
 DECIDE = "executions.decide_approval"
 # What nobody has looked at by then is not run.
@@ -103,6 +105,17 @@ def request_of(approval: Approval) -> ExecutionRequest | None:
     return request if (request.code_hash, request.run_hash()) == bound else None
 
 
+def _refuse_whoever_asked(approval: Approval, person: Any) -> None:
+    """Raise AskedBySame for the account that began it; under the two-person rule for every account
+    that counts as the same person.
+    """
+    for asker in begun_by(approval.execution_id):
+        if asker == person.pk or (
+            two_person_rule() and persons_behind(asker) & persons_behind(person.pk)
+        ):
+            raise AskedBySame("You have asked for it yourself: somebody else approves it.")
+
+
 def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str) -> None:
     """Let it run, or end it as blocked, in the name of somebody signed in.
 
@@ -110,8 +123,8 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
     """
     if not person.has_perm(DECIDE):
         raise PermissionDenied
-    if approve and was_run_by(person, approval.execution_id):
-        raise AskedBySame("You have asked for it yourself: somebody else approves it.")
+    if approve:
+        _refuse_whoever_asked(approval, person)
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     verdict = Status.APPROVED if approve else Status.REJECTED
     with transaction.atomic():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from uuid import UUID
@@ -48,10 +48,17 @@ from providers.services.routing import planned
 logger = logging.getLogger(__name__)
 
 
-def opening(request: SessionRequest, caller: Caller, *, may_choose: bool = False) -> Waits[Session]:
+def opening(
+    request: SessionRequest,
+    caller: Caller,
+    *,
+    may_choose: bool = False,
+    beside: Callable[[Session], None] = lambda session: None,
+) -> Waits[Session]:
     """An open session. Its provider is chosen now, and never again.
 
-    With `may_choose` it need not be on the tenant's route (`services.choosing`).
+    With `may_choose` it need not be on the tenant's route (`services.choosing`). `beside` writes
+    what belongs to its row, in the transaction that inserts it.
     Raises InvalidConfiguration for a language or provider that the tenant's route does not lead
     to, BeyondKey for what the caller's key is not for, BlockedByPolicy for what the tenant's policy
     does not allow, Conflict for a name that is taken,
@@ -70,7 +77,7 @@ def opening(request: SessionRequest, caller: Caller, *, may_choose: bool = False
     refuse_when_stopping()
     refuse_over_budget(slug)
     refuse_when_full()
-    session = yield from _reserve(request, caller)
+    session = yield from _reserve(request, caller, beside)
     try:
         members = begin_with(session, snapshot) if snapshot else inherit(session)
         yield from _place(session, caller.tenant, request, steps, members, held)
@@ -90,7 +97,9 @@ def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
     return [Step(lender(request.provider), request.provider)]
 
 
-def _reserve(request: SessionRequest, caller: Caller) -> Waits[Session]:
+def _reserve(
+    request: SessionRequest, caller: Caller, beside: Callable[[Session], None]
+) -> Waits[Session]:
     """The row, so that name and room are its own before anything is started."""
     key = caller.api_key
     session = Session(
@@ -112,8 +121,14 @@ def _reserve(request: SessionRequest, caller: Caller) -> Waits[Session]:
         conversation=request.conversation,
         process_id=leases.mine(),
     )
+
+    def insert() -> None:
+        with transaction.atomic():
+            session.save(force_insert=True)
+            beside(session)
+
     try:
-        yield from making_room(caller.tenant, lambda: session.save(force_insert=True))
+        yield from making_room(caller.tenant, insert)
     except IntegrityError as error:
         name = "name" if request.name else "conversation"
         if not getattr(request, name):
