@@ -203,10 +203,65 @@ def test_a_queue_is_dead_without_workers_or_when_nothing_is_taken(alice: Caller)
     assert queue_state(old).problem(300) == ""
 
 
+def test_a_tenant_with_long_runs_makes_no_dead_queue(alice: Caller, charlie: Caller) -> None:
+    worker = Process.objects.create(instance="a", kind="worker", pid=1)
+    long_ago = NOW - timedelta(seconds=3000)
+    for _ in range(4):
+        run = {"status": "running", "process": worker, "started_at": long_ago}
+        waiting(alice, created_at=long_ago, **run)
+    queued = {"created_at": NOW - timedelta(seconds=400), "deadline": NOW + timedelta(seconds=3200)}
+    waiting(alice, **queued)
+    assert queue_state(NOW).problem(300) == ""
+
+    # What can run no longer is no sign that anybody works.
+    running = Execution.objects.filter(status="running")
+    running.update(deadline=NOW - timedelta(seconds=1))
+    assert "has been queued for 400 s" in queue_state(NOW).problem(300)
+    running.update(deadline=NOW + timedelta(hours=1))
+
+    # Nor is it work for others, unless something was taken lately.
+    waiting(charlie, **queued)
+    told = queue_state(NOW).problem(300)
+    assert "nothing was taken for 300 s (queued: 1, workers: 1)" in told
+    last = running.latest("pk")
+    lately = {"started_at": NOW - timedelta(seconds=10), "finished_at": NOW, "process": None}
+    Execution.objects.filter(pk=last.pk).update(status="failed", **lately)
+    assert queue_state(NOW).problem(300) == ""
+    Execution.objects.filter(pk=last.pk).update(mode="sync")
+    assert queue_state(NOW).problem(300) == told
+
+    # And one that is over has nobody run for anybody.
+    Process.objects.update(ended_at=NOW)
+    assert "2 executions are queued, and no worker is running" in queue_state(NOW).problem(300)
+
+
 def test_what_waits_for_an_approval_or_a_later_time_is_no_dead_queue(alice: Caller) -> None:
     Approval.objects.create(execution=waiting(alice), tenant_slug="wonderland")
     waiting(alice, run_at=NOW + timedelta(days=1), deadline=NOW + timedelta(days=2))
     assert queue_state(NOW + timedelta(hours=2)).problem(300) == ""
+
+
+@pytest.mark.only_on("sqlite")
+def test_approvals_of_what_has_ended_are_not_even_looked_at(alice: Caller) -> None:
+    for _ in range(3):
+        over = {"status": "cancelled", "finished_at": NOW}
+        Approval.objects.create(execution=waiting(alice, **over), tenant_slug="wonderland")
+    held = Approval.objects.create(execution=waiting(alice), tenant_slug="wonderland")
+    waiting(alice)
+    (rule,) = (rule for rule in RULES if rule.name == "approval_waits")
+    with CaptureQueriesContext(connection) as queries:
+        assert [pk for pk, _, _ in attention().approvals] == [held.pk]
+        assert [each.value for each in rule.found(NOW)] == [1]
+    asked = [query["sql"] for query in queries if "executions_approval" in query["sql"]]
+    looked = [sql for sql in asked if sql.startswith("SELECT") and "executions_execution" in sql]
+    assert len(looked) == 3
+    with connection.cursor() as cursor:
+        for sql in looked:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = " ".join(str(row[-1]) for row in cursor.fetchall())
+            assert re.search(r"executions_execution USING .*INDEX execution_(open|status) ", plan)
+            assert "approval_status" not in plan
+            assert "TEMP B-TREE FOR ORDER BY" not in plan
 
 
 def test_the_service_tells_of_what_waits_for_somebody(alice: Caller) -> None:

@@ -15,11 +15,12 @@ from executions.models import Execution, Session
 from executions.services.worker import run_queued
 from tests.browser import browser, caller, complaints, keep_picture, page
 from tests.conftest import Caller
+from tests.policies import in_force, policies_forgotten
 from tests.running import LOCAL, activate
 from tests.sessions import cell, in_thread, opened
 from tests.test_playground import PAGE
 
-__all__ = ["browser", "caller", "complaints", "page"]
+__all__ = ["browser", "caller", "complaints", "page", "policies_forgotten"]
 
 CODE = """import sys
 
@@ -30,6 +31,11 @@ def main(numbers):
     print('<b>no markup</b> \\u202etxt.exe', file=sys.stderr)
     return {'mean': sum(numbers) / len(numbers), 'note': '\\u202e'}
 """
+QUICK = "answer = ExecutionResult('', '', 0, 0.0)"
+MUCH = """answer = ExecutionResult(
+    "", "", 0, 0.0, has_result=True, result="a\\u3164b",
+    outputs=[{"text/plain": "z" * 7000 + "\\n" + "word \\u202e\\n" * 700_000}],
+)"""
 HOSTILE = "# </textarea></script><script>document.title = 'owned'</script>\nprint('again')"
 
 
@@ -97,6 +103,63 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     expect(page.locator("#content")).to_contain_text("Cancelled by")
     # That it was refused once is all that the browser complains of.
     assert [each for each in complaints if "status of 400" not in each] == []
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
+    page: Page, caller: Caller, scripted: object, complaints: list[str]
+) -> None:
+    in_force("wonderland", analysis="ask", calls="print")
+    page.clock.install()
+    page.goto(f"{PAGE}?tenant=wonderland")
+    expect(page.locator("#play-code")).to_be_hidden()
+    editor = page.get_by_role("textbox", name="Code")
+    button = page.get_by_role("button", name="Run", exact=True)
+    told = page.locator("#play-output article")
+    editor.fill("print('x')")
+    button.click()
+    expect(told).to_contain_text("It waits until somebody approves it.")
+    expect(button).to_be_enabled()
+
+    # Nobody works here, either.
+    editor.press("Control+a")
+    page.keyboard.press("Delete")
+    editor.fill(QUICK)
+    button.click()
+    expect(told).not_to_contain_text("It waits")
+    expect(button).to_be_disabled()
+    page.clock.fast_forward("00:15")
+    expect(button).to_be_enabled()
+
+    # What is not followed any more counts no seconds.
+    page.route("**/events?*", lambda route: route.fulfill(status=404))
+    button.click()
+    expect(told).to_contain_text("It cannot be followed any more.")
+    expect(button).to_be_enabled()
+    counted = told.locator("[data-part=time]").text_content() or ""
+    page.clock.fast_forward("00:30")
+    expect(told.locator("[data-part=time]")).to_have_text(counted)
+    page.unroute("**/events?*")
+
+    # What comes back is spelled out and cut as everywhere.
+    editor.press("Control+a")
+    page.keyboard.press("Delete")
+    editor.fill(MUCH)
+    button.click()
+    expect(button).to_be_disabled()
+    while run_queued():
+        pass
+    expect(told).to_contain_text("succeeded")
+    expect(button).to_be_enabled()
+    expect(told.get_by_role("region", name="Result")).to_have_text('"a[U+3164]b"')
+    drawn = told.get_by_role("region", name="Output 1")
+    expect(drawn).to_contain_text("word [U+202E]")
+    assert drawn.evaluate("drawn => drawn.textContent.length") < 250_000
+    expect(told).to_contain_text(
+        "1 long lines are shortened. 4807001 more characters are not shown."
+    )
+    assert Execution.objects.filter(status="queued").count() == 1
+    assert [each for each in complaints if "status of 404" not in each] == []
 
 
 @pytest.mark.usefixtures("kept_here", "worker")

@@ -162,6 +162,31 @@ def test_under_the_two_person_rule_an_import_waits(admin_client: Client, setting
     assert ProviderConfig.objects.get(is_active=True).provider_id == "probe"
 
 
+def test_what_is_imported_reads_as_what_is_saved(admin_client: Client, settings: Any) -> None:
+    save_config("probe", GOOD)
+    second = User.objects.create_superuser("second")
+    settings.TWO_PERSON_RULE = True
+    written = "http://a/us\u202e\u3164-1"
+    page = looked_at(
+        admin_client,
+        record("sandbox.probe", GOOD | {"endpoint": written}),
+        record("sandbox.not\u202ehere", {}),
+    )
+    shown = "http://a/us[U+202E][U+3164]-1"
+    assert shown in page
+    assert "not[U+202E]here is left out" in page
+
+    admin_client.post(IMPORT, {"_looked_at": token_of(page)})
+    change = PendingChange.objects.get()
+    waiting = admin_client.get(f"/admin/providers/pendingchange/{change.pk}/change/")
+    approve(change, approver=second)
+    assert config()["endpoint"] == written
+    version = admin_client.get("/admin/providers/configversion/")
+    for each in (page, waiting.content.decode(), version.content.decode()):
+        assert shown in each
+        assert not {"\u202e", "\u3164"} & set(each)
+
+
 def test_nobody_makes_more_than_what_was_looked_at(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 
-from executions.models import Tenant
+from executions.models import Budget, Tenant
 from executions.services.comparison import compare
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError
@@ -179,6 +180,22 @@ def test_what_is_known_no_more_does_not_refuse_a_row(
     assert Route.objects.get().strategy == "weighted"
 
 
+def test_the_budget_of_a_tenant_that_is_gone_does_not_become_that_of_all(
+    admin_client: Client,
+) -> None:
+    budget = Budget.objects.create(tenant_slug="gone", period="day", limit=1)
+    page = reverse("admin:executions_budget_change", args=[budget.pk])
+    shown = admin_client.get(page).content.decode()
+    selected = re.findall(r"<option[^>]* selected[^>]*>([^<]+)<", shown)
+    assert "gone (not there any more)" in selected
+    assert "All together" not in selected
+    sent = {"tenant_slug": "gone", "period": "day", "limit": "2", "warn_percent": "80"}
+    refused = admin_client.post(page, sent)
+    assert refused.status_code == 200
+    assert "Must be the slug of a tenant, or empty." in refused.content.decode()
+    assert Budget.objects.get().limit == 1
+
+
 def test_of_very_many_tenants_a_mistyped_one_is_refused_too(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +231,26 @@ def test_a_page_that_asks_whether_to_delete_says_what_happens_then(
     assert "gvisor, does not hold any more" in page
     shown = admin_client.get(reverse("admin:providers_route_change", args=[alone.pk]))
     assert "Without it: Code of wonderland" in shown.content.decode()
+
+
+def test_deleting_the_price_of_a_class_names_what_else_had_it(
+    admin_client: Client, services: Services
+) -> None:
+    for name in ("e2b@eu", "e2b@us", "e2b@priced"):
+        ProviderConfig.objects.create(provider_id=name)
+    ProviderPrice.objects.create(provider_id="e2b@priced", per_second=1)
+    price = ProviderPrice.objects.create(provider_id="e2b", per_second=1)
+    page = reverse("admin:providers_providerprice_delete", args=[price.pk])
+    shown = admin_client.get(page).content.decode()
+    assert "What e2b runs is counted as costing nothing, and no budget stops it." in shown
+    assert "So is what those run that have no price of their own: e2b@eu, e2b@us." in shown
+
+    ProviderPrice.objects.exclude(pk=price.pk).delete()
+    named = ProviderPrice.objects.create(provider_id="e2b@eu", per_second=1)
+    page = reverse("admin:providers_providerprice_delete", args=[named.pk])
+    shown = admin_client.get(page).content.decode()
+    assert "What e2b@eu runs is counted as what e2b costs." in shown
+    assert "So is what" not in shown
 
 
 def test_who_may_not_delete_it_is_told_nothing(client: Client, services: Services) -> None:

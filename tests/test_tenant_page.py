@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.models import ApiKey, Budget, ExecutionTenantCount, Session, Spending, Tenant
 from executions.services.keys import create_api_key
-from executions.services.tenant_overview import runs_by_day
+from executions.services.tenant_overview import KEYS, newest_keys, runs_by_day
 from tests.conftest import Caller
 from tests.test_attention import waiting
 from tests.test_dashboard import ended
@@ -86,6 +88,41 @@ def test_use_is_counted_by_day_and_no_further_back(alice: Caller) -> None:
     assert (len(days), series.values[0], series.values[-1]) == (30, 5, 3)
     assert sum(series.values) == 8
     assert cost == 1.0
+
+
+def test_it_reads_of_runs_and_sessions_what_it_shows_alone(
+    alice: Caller, admin_client: Client, settings: Any
+) -> None:
+    run = ended(alice)
+    session = Session.objects.create(
+        tenant=alice.tenant,
+        tenant_slug="wonderland",
+        language="python",
+        env={"TOKEN": "t"},
+        ref="sandbox-1",
+    )
+    settings.FERNET_KEYS = ["another key for tests, as long as keys are"]
+    with CaptureQueriesContext(connection) as queries:
+        answer = admin_client.get(of(alice.tenant))
+    assert answer.status_code == 200
+    page = answer.content.decode()
+    assert f"session/{session.pk}" in page
+    assert f"execution/{run.pk}" in page
+    asked = " ".join(query["sql"] for query in queries)
+    assert '"executions_execution"."status"' in asked
+    for column in ("outputs", "result", "stdout", "stderr", "code", "arguments"):
+        assert f'"executions_execution"."{column}"' not in asked
+
+
+def test_revoked_keys_do_not_hide_a_valid_one(alice: Caller) -> None:
+    now = timezone.now()
+    for number in range(KEYS):
+        key, _ = create_api_key(alice.tenant, f"revoked {number}")
+        ApiKey.objects.filter(pk=key.pk).update(revoked_at=now - timedelta(days=number))
+    shown = list(newest_keys(alice.tenant))
+    assert len(shown) == KEYS
+    assert [key.name for key in shown[1:3]] == ["revoked 0", "revoked 1"]
+    assert shown[0] == alice.api_key
 
 
 def test_the_form_says_what_follows_from_making_it_inactive(

@@ -88,7 +88,7 @@ KINDS = {
         ),
     ),
     "queue": _Kind(
-        *("Nobody works on the queue", "bad", "executions_process"),
+        *("What is queued is not taken", "bad", "executions_process"),
         lambda request, now: [now.queue] if now.queue else [],
         Line,
     ),

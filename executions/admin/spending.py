@@ -37,7 +37,9 @@ class BudgetAdmin(GuardedAdmin, _BudgetAdmin):
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
         if (field := form.base_fields.get("tenant_slug")) is not None:
-            form.base_fields["tenant_slug"] = tenant_choice(request, field, "All together")
+            stored = obj.tenant_slug if obj else ""
+            chosen = tenant_choice(request, field, "All together", stored)
+            form.base_fields["tenant_slug"] = chosen
         return form
 
     def consequences(self, row: Budget) -> list[str]:

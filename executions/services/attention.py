@@ -13,8 +13,9 @@ from decimal import Decimal
 from django.conf import settings
 from django.utils import timezone
 
-from executions.models import Alert, Approval, Budget, LedgerCheck
+from executions.models import Alert, Approval, Budget, Execution, LedgerCheck
 from executions.services.ledger_checks import last_told
+from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.queue_state import queue_state
 from executions.services.spending import budgets_near
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
@@ -76,10 +77,13 @@ def _changes() -> list[Waiting]:
 
 
 def _approvals() -> list[tuple[int, str, datetime]]:
-    rows = Approval.objects.filter(
-        status=Approval.Status.WAITING, execution__finished_at=None
-    ).order_by("-pk")
-    return list(rows.values_list("pk", "tenant_slug", "asked_at")[:MOST])
+    """From what is queued, by its index: the approval of what ended undecided waits for ever."""
+    queued = Execution.objects.filter(
+        WAITS_FOR_APPROVAL, status=Execution.Status.QUEUED, finished_at=None
+    )
+    held = list(queued.order_by("-pk").values_list("pk", flat=True)[:MOST])
+    rows = Approval.objects.filter(execution__in=held).order_by("-pk")
+    return list(rows.values_list("pk", "tenant_slug", "asked_at"))
 
 
 def _unhealthy() -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ _OPEN = f"SELECT tenant_slug FROM {_EXECUTIONS} WHERE finished_at IS NULL"  # no
 _RUNNING, _QUEUED = Execution.Status.RUNNING.value, Execution.Status.QUEUED.value
 
 _APPROVALS, _WAITS = Approval._meta.db_table, Approval.Status.WAITING.value
-_HELD = Exists(Approval.objects.filter(execution=OuterRef("pk"), status=_WAITS))
+WAITS_FOR_APPROVAL = Exists(Approval.objects.filter(execution=OuterRef("pk"), status=_WAITS))
 # By the database's clock: that of a host decides nothing where there are several.
 _DUE = Q(run_at=None) | Q(run_at__lte=Now())
 
@@ -111,7 +111,7 @@ def claim(execution_id: UUID | str) -> Execution | None:
     Several workers may want the same one. The conditional update lets one of them win.
     """
     waiting = Execution.objects.filter(
-        ~_HELD, _DUE, pk=execution_id, status=Execution.Status.QUEUED
+        ~WAITS_FOR_APPROVAL, _DUE, pk=execution_id, status=Execution.Status.QUEUED
     )
     try:
         execution = waiting.first()
@@ -226,7 +226,11 @@ def _claim_first(tenant_slug: str) -> Execution | None:
     if not may_claim(tenant_slug):
         return None
     waiting = Execution.objects.filter(
-        ~_HELD, _DUE, finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.QUEUED
+        ~WAITS_FOR_APPROVAL,
+        _DUE,
+        finished_at=None,
+        tenant_slug=tenant_slug,
+        status=Execution.Status.QUEUED,
     )
     first = waiting.order_by("priority", "pk").values_list("pk", flat=True).first()
     return claim(first) if first else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet, Sum
+from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
 from executions.models import ApiKey, Execution, ExecutionTenantCount, Session, Tenant
@@ -36,13 +36,17 @@ def runs_by_day(
 
 
 def latest_runs(tenant: Tenant) -> QuerySet[Execution]:
-    return executions_of(tenant).order_by("-pk")[:LATEST]
+    """With what is shown of them alone: a tenant decides how long its outputs are."""
+    shown = ("created_at", "status", "language")
+    return executions_of(tenant).order_by("-pk").only(*shown)[:LATEST]
 
 
 def latest_sessions(tenant: Tenant) -> QuerySet[Session]:
-    return sessions_of(tenant).order_by("-pk")[:LATEST]
+    """With what is shown of them alone: nothing of it is encrypted."""
+    return sessions_of(tenant).order_by("-pk").only("name", "state", "language")[:LATEST]
 
 
 def newest_keys(tenant: Tenant) -> QuerySet[ApiKey]:
-    """Those in force before the revoked ones."""
-    return ApiKey.objects.filter(tenant=tenant).order_by("revoked_at", "-pk")[:KEYS]
+    """Those in force before the revoked ones, of which the one revoked last is the first."""
+    newest = (F("revoked_at").desc(nulls_first=True), "-pk")
+    return ApiKey.objects.filter(tenant=tenant).order_by(*newest)[:KEYS]

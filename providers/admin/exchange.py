@@ -21,6 +21,7 @@ from providers import aes_gcm, key_ring
 from providers.admin.guarded import WAITS, log_request
 from providers.admin.pages import account_of, author_of, diff_table, provider_name
 from providers.errors import InvalidConfiguration
+from providers.hidden_characters import visible
 from providers.models import PendingChange, ProviderConfig
 from providers.services import ConfigurationConflict, two_person_rule
 from providers.services.exchange import MOST_BYTES, Plan, bring_in, plan, read
@@ -83,7 +84,7 @@ def import_view(request: HttpRequest, admin: ModelAdmin[ProviderConfig]) -> Http
             if form.is_valid():
                 context |= _look(request, form.cleaned_data["file"].read(MOST_BYTES + 1))
     except (InvalidConfiguration, ConfigurationConflict) as problem:
-        context["problem"] = f"Nothing was changed. {problem}"
+        context["problem"] = visible(f"Nothing was changed. {problem}")
     response = TemplateResponse(request, _TEMPLATE, context)
     response["Cache-Control"] = "no-store"
     return response
@@ -97,7 +98,9 @@ def _look(request: HttpRequest, text: bytes) -> dict[str, Any]:
     shown = [(provider_name(each.provider_id), diff_table(each.diff)) for each in found.changes]
     looked_at = {"at": time.time(), "document": document, "versions": found.versions}
     looked_at["active"] = found.active
-    return {"plan": found, "shown": shown, "looked_at": _sealed(request, looked_at)}
+    skipped = [(visible(name), why) for name, why in found.skipped.items()]
+    sealed = _sealed(request, looked_at)
+    return {"plan": found, "shown": shown, "skipped": skipped, "looked_at": sealed}
 
 
 @sensitive_variables()

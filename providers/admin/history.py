@@ -26,6 +26,7 @@ from providers.admin.pages import (
 )
 from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
+from providers.hidden_characters import visible
 from providers.models import ConfigVersion, PendingChange
 from providers.services import ConfigurationConflict, history, request_rollback
 from providers.services.guarded_rows import NotAllowed, restore
@@ -111,7 +112,7 @@ class ConfigVersionAdmin(ReadOnly, KeysetAdmin, ConfigVersionModelAdmin):
 
     @admin.display(description="changes")
     def changes(self, version: ConfigVersion) -> str:
-        return history.summary(version.diff)
+        return visible(history.summary(version.diff))
 
     @admin.display(description="changes")
     def difference(self, version: ConfigVersion) -> SafeString:

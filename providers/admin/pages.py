@@ -13,6 +13,7 @@ from unfold.admin import ModelAdmin
 
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
+from providers.hidden_characters import visible
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def author_of(request: HttpRequest) -> str:
 
 def provider_name(provider_id: str) -> str:
     """In words, with the name of the configuration where it is not the first of its class."""
-    name = provider_id.partition("@")[2]
+    name = visible(provider_id.partition("@")[2])
     try:
         found: str = registry.get(provider_id).name
         return f"{found}, {name}" if name else found
     except InvalidConfiguration:
-        return f"{provider_id} (not available)"
+        return f"{visible(provider_id)} (not available)"
 
 
 def account_of(request: HttpRequest) -> int:
@@ -52,7 +53,7 @@ def subject_name(subject: str, shown_as: str = "") -> str:
     if not guarded.is_row(subject):
         return provider_name(subject)
     if shown_as:
-        return shown_as
+        return visible(shown_as)
     try:
         kind, pk = guarded.parse(subject)
     except InvalidConfiguration:
@@ -72,7 +73,12 @@ def diff_table(diff: Iterable[Mapping[str, Any]]) -> SafeString:
         "<tr><th scope='row'>{}</th><td>{}</td><td class='diff-old'>{}</td>"
         "<td class='diff-new'>{}</td></tr>",
         (
-            (entry["label"], entry["change"], _shown(entry["before"]), _shown(entry["after"]))
+            (
+                visible(entry["label"]),
+                entry["change"],
+                _shown(entry["before"]),
+                _shown(entry["after"]),
+            )
             for entry in diff
         ),
     )
@@ -87,4 +93,5 @@ def diff_table(diff: Iterable[Mapping[str, Any]]) -> SafeString:
 
 
 def _shown(value: Any) -> str:
-    return "–" if value in (None, "") else str(value)
+    # What is approved must read as what is saved.
+    return "–" if value in (None, "") else visible(str(value))

@@ -7,6 +7,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from providers.fields import EncryptedJSONField
+from providers.hidden_characters import visible
 from providers.models.announced import AnnouncedQuerySet
 
 
@@ -41,7 +42,7 @@ class ConfigVersion(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.shown_as or self.subject} version {self.version}"
+        return f"{visible(self.shown_as or self.subject)} version {self.version}"
 
 
 class PendingChange(models.Model):
@@ -101,4 +102,4 @@ class PendingChange(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()} {self.shown_as or self.subject}"
+        return f"{self.get_action_display()} {visible(self.shown_as or self.subject)}"

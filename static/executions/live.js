@@ -1,10 +1,12 @@
 // What an execution puts out while it runs, in an element with the address of its events in
 // `data-follow`. Whoever has made such an element later gives it to `followRun`. On the way the
-// element dispatches `run:started` and, with the record in `detail`, `run:done`; both bubble.
+// element dispatches `run:started` and, with the record in `detail`, `run:done`, or `run:lost` where
+// it cannot be followed to its end; all bubble. `end` of what `followRun` returns gives it up.
+// `visibleText` and `shownText` make other text of somebody hostile fit to be looked at.
 (() => {
   "use strict";
 
-  // As executions/services/presentation.py has them: characters that act, hide or move others.
+  // As providers/hidden_characters.py has them: characters that act, hide or move others.
   const HIDDEN = new RegExp(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f" +
       "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb" +
@@ -26,6 +28,23 @@
         HIDDEN,
         (found) => `[U+${found.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}]`,
       );
+
+  const shortened = (line) =>
+    line.length > MOST_OF_LINE
+      ? `${line.slice(0, MOST_OF_LINE)}… [${line.length - MOST_OF_LINE} more characters]`
+      : line;
+
+  // As a page may hold it, as `shown` of executions/services/presentation.py, and what was left out of it.
+  const shown = (text) => {
+    const lines = text.slice(0, MOST_CHARACTERS).replaceAll("\r\n", "\n").split("\n");
+    const cutLines = lines.filter((line) => line.length > MOST_OF_LINE).length;
+    const cut = Math.max(0, text.length - MOST_CHARACTERS);
+    const note = [
+      cutLines ? `${cutLines} long lines are shortened.` : "",
+      cut ? `${cut} more characters are not shown.` : "",
+    ];
+    return { text: visible(lines.map(shortened).join("\n")), note: note.filter(Boolean).join(" ") };
+  };
 
   // The output as far as it is shown: its end, in pieces of one stream each.
   class Output {
@@ -161,12 +180,15 @@
       this.end("done", execution);
     }
 
-    end(how, execution) {
+    end(how = "lost", execution = undefined) {
+      if (this.hasEnded) return;
       this.pause();
       this.hasEnded = true;
       document.removeEventListener("visibilitychange", this.onVisibility);
-      if (how === "done") this.tell("run:done", execution);
-      else if (this.note) this.note.textContent = "It cannot be followed any more. Reload the page.";
+      if (how === "lost" && this.note) {
+        this.note.textContent = "It cannot be followed any more. Reload the page.";
+      }
+      this.tell(`run:${how}`, execution);
     }
 
     tell(name, detail) {
@@ -174,6 +196,8 @@
     }
   }
 
+  window.visibleText = visible;
+  window.shownText = shown;
   window.followRun = (element, url = element.dataset.follow) => new Following(element, url);
   for (const element of document.querySelectorAll("[data-follow]")) window.followRun(element);
 })();

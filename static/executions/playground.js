@@ -12,12 +12,7 @@
   const output = document.getElementById("play-output");
   const inSession = form.elements.session !== undefined;
 
-  // Whatever cannot be seen, or moves other characters, is spelled out.
-  const visible = (text) =>
-    text.replace(
-      /(?![\n\t])[\p{C}\p{Zl}\p{Zp}]/gu,
-      (c) => `[U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}]`,
-    );
+  const { visibleText: visible, shownText } = globalThis;
 
   const element = (tag, text, className = "") => {
     const made = document.createElement(tag);
@@ -33,6 +28,13 @@
     made.setAttribute("role", "region");
     made.setAttribute("aria-label", label);
     return made;
+  };
+
+  // The same for text of any length: its beginning, and a note on what is left out.
+  const beginning = (label, text) => {
+    const shown = shownText(text);
+    const pre = block(label, shown.text);
+    return shown.note ? [pre, element("p", shown.note, "record-note")] : [pre];
   };
 
   // The editor.
@@ -183,6 +185,20 @@
   const GOOD = ["succeeded"];
   const OPEN = ["queued", "running"];
 
+  // A run that nobody has begun after so long may not be begun today.
+  const PATIENCE_SECONDS = 10;
+  // Each takes one of the few connections that a browser has to one server.
+  const MOST_FOLLOWED = inSession ? 3 : 1;
+  let followed = [];
+  // The run that the button waits for.
+  let awaited = null;
+
+  const free = (parts) => {
+    if (awaited === parts) {
+      runButton.disabled = false;
+    }
+  };
+
   const PARTS = ["status", "time", "page", "cancel", "code", "error", "text", "note", "more"];
 
   const show = (begun, code) => {
@@ -195,7 +211,9 @@
     parts.page.textContent = `Execution ${begun.id}`;
     parts.text.setAttribute("aria-label", `Output of ${begun.id}`);
     if (inSession) {
-      parts.code.textContent = visible(code);
+      const shown = shownText(code);
+      parts.code.textContent = shown.text;
+      parts.code.after(...(shown.note ? [element("p", shown.note, "record-note")] : []));
       parts.code.hidden = false;
       parts.code.setAttribute("aria-label", `Code of ${begun.id}`);
     } else {
@@ -219,34 +237,45 @@
 
   const follow = (begun, code) => {
     const parts = show(begun, code);
+    awaited = parts;
     status(parts, "queued");
     say(parts.error, begun.waits_for_approval ? "It waits until somebody approves it." : "");
+    if (begun.waits_for_approval) {
+      free(parts);
+    }
     const since = performance.now();
+    let isBegun = false;
     const clock = setInterval(() => {
-      parts.time.textContent = `${((performance.now() - since) / 1000).toFixed(0)} s`;
+      const seconds = (performance.now() - since) / 1000;
+      parts.time.textContent = `${seconds.toFixed(0)} s`;
+      if (!isBegun && seconds > PATIENCE_SECONDS) {
+        free(parts);
+      }
     }, 1000);
     const end = () => {
       clearInterval(clock);
-      parts.cancel.hidden = true;
-      runButton.disabled = false;
+      free(parts);
     };
     if (begun.cancel) {
       parts.cancel.hidden = false;
       parts.cancel.addEventListener("click", () => cancel(parts, begun));
     }
     parts.whole.addEventListener("run:started", () => {
+      isBegun = true;
       status(parts, "running");
       say(parts.error, "");
     });
     parts.whole.addEventListener("run:done", (event) => {
       end();
+      parts.cancel.hidden = true;
       tell(parts, begun, event.detail);
     });
-    // What is written here says that it cannot be followed, or that the beginning is cut off.
-    new MutationObserver(() => (runButton.disabled = false)).observe(parts.note, {
-      childList: true,
-    });
-    globalThis.followRun(parts.text, begun.events);
+    parts.whole.addEventListener("run:lost", end);
+    followed = followed.filter((each) => !each.hasEnded);
+    followed.push(globalThis.followRun(parts.text, begun.events));
+    if (followed.length > MOST_FOLLOWED) {
+      followed.shift().end();
+    }
   };
 
   const cancel = async (parts, begun) => {
@@ -272,7 +301,7 @@
     const more = (heading, ...shown) =>
       parts.more.append(element("p", heading, "record-note"), ...shown);
     if (execution.has_result) {
-      more("Result", block("Result", JSON.stringify(execution.result, null, 2)));
+      more("Result", ...beginning("Result", JSON.stringify(execution.result, null, 2)));
     }
     execution.outputs.forEach((bundle, number) => {
       if (IMAGES.some((type) => type in bundle)) {
@@ -282,7 +311,7 @@
         image.src = begun.page.replace(/change\/$/, `outputs/${number}/image`);
         parts.more.append(image);
       } else if (typeof bundle["text/plain"] === "string") {
-        parts.more.append(block(`Output ${number + 1}`, bundle["text/plain"]));
+        parts.more.append(...beginning(`Output ${number + 1}`, bundle["text/plain"]));
       }
     });
     if (execution.artifacts.length) {
@@ -329,6 +358,7 @@
     const code = area.value;
     if (isRun) {
       runButton.disabled = true;
+      awaited = null;
     }
     try {
       const said = await send(isRun ? form.action : pressed.formAction);

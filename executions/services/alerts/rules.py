@@ -16,7 +16,6 @@ from django.db.models import Count, Sum
 
 from executions.models import (
     Alert,
-    Approval,
     AuditExport,
     Execution,
     ExecutionCount,
@@ -29,6 +28,7 @@ from executions.models import (
 from executions.services.alerts import of_runs, of_service
 from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts
+from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.statistics import hour_of, milliseconds_of, percentiles
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
 
@@ -194,8 +194,9 @@ def _bounds(now: datetime, most: float) -> Iterator[Found]:
 
 def _approvals(now: datetime, _: float) -> Iterator[Found]:
     """One alert for all tenants: how often they are asked about is their own doing."""
-    waiting = Approval.objects.filter(
-        status=Approval.Status.WAITING, execution__finished_at=None
+    # The approval of what ended undecided waits for ever.
+    waiting = Execution.objects.filter(
+        WAITS_FOR_APPROVAL, status=Execution.Status.QUEUED, finished_at=None
     ).order_by()
     counted = sorted(waiting.values_list("tenant_slug").annotate(n=Count("pk")))
     if counted:
