@@ -4,7 +4,8 @@
     python verify_report.py report.json report.pdf --keys keys.json
 
 Of a JSON report every receipt in it is checked as well. Ends with 0 when everything fits, 1 when
-something does not, 2 when it cannot be checked.
+something does not, 2 when it cannot be checked. A valid report may say that something is
+not intact: read what is printed.
 """
 
 import argparse
@@ -48,10 +49,39 @@ def problems(data, keys):
         yield "its signature is forged"
     if what == "report":
         report = json.loads(signed)
-        for run in (*report["gone"], *report["runs"]):
+        for run in (*report["gone"], *report["runs"], *report.get("runs_gone", ())):
             if run["receipt"] is not None:
-                for problem in signature_problems(run["receipt"], keys):
+                for problem in (*signature_problems(run["receipt"], keys), *differences(run)):
                     yield f"the receipt of {run['id']}: {problem}"
+
+
+def differences(run):
+    """Where a run is told otherwise than in its receipt, but for one that is told to differ."""
+    receipt = run["receipt"]
+    if receipt.get("subject") != run["id"]:
+        yield "it is of another run"
+    elif not run.get("problem"):
+        for name, said in (("tenant_slug", "tenant"), ("status",) * 2, ("code_hash",) * 2):
+            # A run whose record is gone has but some of these.
+            if name in run and run[name] != receipt.get(said):
+                yield f"its {said} is another one"
+
+
+def told(data):
+    """What a valid report says of itself, in ASCII."""
+    signed, what, _, _ = parts(data)
+    if what != "report":
+        yield "its first page says what it is of, and whether that is intact"
+        return
+    report = json.loads(signed)
+    asked, found = report["asked"], report["verification"]
+    asked = {**asked, "executions": len(asked["executions"]) or "all"}
+    yield f"report {json.dumps(report['id'])} of {json.dumps(report['made_at'])}"
+    yield f"of {json.dumps(asked)}"
+    number = len(found["findings"]) + found["more_findings"]
+    yield "INTACT" if found["intact"] and not number else f"NOT INTACT: {number} findings"
+    if report["truncated"]:
+        yield f"NOT ALL: it ends after {report['truncated']} runs"
 
 
 def main():
@@ -65,7 +95,9 @@ def main():
             with open(options.keys, encoding="utf-8") as file:
                 keys = json.load(file)
             with open(path, "rb") as file:
-                found = list(problems(file.read(), keys))
+                data = file.read()
+            found = list(problems(data, keys))
+            lines = [] if found else list(told(data))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             print(f"{path}: cannot be checked: {error!r}", file=sys.stderr)
             worst = 2
@@ -73,7 +105,7 @@ def main():
         for problem in found[:20]:
             print(f"{path}: NOT VALID: {problem}")
         if not found:
-            print(f"{path}: valid")
+            print("\n".join(f"{path}: {line}" for line in ("valid", *lines)))
         elif worst == 0:
             worst = 1
     return worst

@@ -8,7 +8,8 @@ from uuid import UUID
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -19,8 +20,18 @@ from executions.admin.filters import BoundedPaginator
 from executions.downloads import INERT
 from executions.models import Report
 from executions.services.actor import current_actor
+from executions.services.ledger import LedgerUnavailable
 from executions.services.presentation import visible
-from executions.services.reports.asking import JSON, KEPT_DAYS, PDF, ask, check, open_file, scope_of
+from executions.services.reports.asking import (
+    JSON,
+    KEPT_DAYS,
+    PDF,
+    NotAsMade,
+    ask,
+    check,
+    open_file,
+    scope_of,
+)
 from executions.services.reports.scope import MOST_IDS, MOST_RUNS
 from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
@@ -146,17 +157,21 @@ class ReportAdmin(ReadOnly, _Admin):
         answer["Cache-Control"] = "private, no-store"
         return answer
 
-    def file_view(self, request: HttpRequest, pk: UUID, file_format: str) -> StreamingHttpResponse:
+    def file_view(self, request: HttpRequest, pk: UUID, file_format: str) -> HttpResponseBase:
         report = self._found(request, pk)
         if not self.has_add_permission(request):
             raise PermissionDenied
         if report.state != Report.State.READY or report.files_removed_at:
             raise Http404
         try:
-            pieces = open_file(report, file_format)
+            file = open_file(report, file_format)
         except OSError:
             raise Http404 from None
-        response = StreamingHttpResponse(pieces, content_type=_TYPES[file_format], headers=INERT)
+        except (NotAsMade, LedgerUnavailable) as error:
+            messages.error(request, f"It is not given out. {error}")
+            told = f"It is not given out. {error}"
+            return HttpResponse(told, status=409, content_type="text/plain", headers=INERT)
+        response = FileResponse(file, content_type=_TYPES[file_format], headers=INERT)
         response["Content-Disposition"] = f'attachment; filename="report-{pk}.{file_format}"'
         return response
 

@@ -12,9 +12,9 @@ from executions.ids import uuid7
 class Report(models.Model):
     """One report that somebody asked for. `services.reports` makes it.
 
-    Whoever makes it has claimed it by `started_at`, and says so again until `claimed_until`; a
-    report whose maker is silent is begun anew. What is in the files is proven by their signatures,
-    and their hashes are an entry of the ledger.
+    Whoever makes it has claimed it by the number of `tries`, and says so again until
+    `claimed_until`; a report whose maker is silent is begun anew. What is in the files is proven by
+    their signatures, and their hashes are an entry of the ledger.
     """
 
     class State(models.TextChoices):

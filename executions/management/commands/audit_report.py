@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -15,10 +16,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.ids import uuid7
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.trust import trusted_keys
+from executions.services.reports.entered import entry_of, lines_of
 from executions.services.reports.making import Made, Pieces, make
 from executions.services.reports.scope import Scope
-from executions.services.reports.signing import problem_of
+from executions.services.reports.signing import examined
 from providers.errors import InvalidConfiguration
+
+logger = logging.getLogger(__name__)
 
 NOT_INTACT = 1
 NOT_MADE = 2
@@ -67,6 +71,11 @@ class Command(BaseCommand):
         except OSError as error:
             told = f"{error.filename}: {error.strerror}"
             raise CommandError(told, returncode=NOT_MADE) from None
+        except Exception as error:
+            # Whatever else ends it with 1 would say that it was made.
+            logger.exception("the report could not be made")
+            told = f"It could not be made: {type(error).__name__}; the log says why."
+            raise CommandError(told, returncode=NOT_MADE) from error
         self.stdout.write(
             f"{made.runs} runs, {made.findings} findings. Entry {made.ledger_sequence} of the "
             f"ledger; JSON {made.json_hash}, PDF {made.pdf_hash}."
@@ -106,14 +115,21 @@ class Command(BaseCommand):
         ill = False
         for path in paths:
             try:
+                keys = trusted_keys()
                 with open(path, "rb") as file:
-                    problem = problem_of(file, trusted_keys())
+                    problem, digest = examined(file, keys)
             except LedgerUnavailable as error:
                 raise CommandError(error.message, returncode=NOT_MADE) from None
             except OSError as error:
                 raise CommandError(f"{path}: {error.strerror}", returncode=NOT_MADE) from None
             ill = ill or bool(problem)
-            self.stdout.write(f"{path}: {f'NOT VALID: {problem}' if problem else 'valid'}")
+            if problem:
+                told = [f"NOT VALID: {problem}"]
+            elif entry := entry_of(digest, keys):
+                told = ["valid", *lines_of(entry)]
+            else:
+                told = ["valid", "NOT ENTERED: the ledger has no entry of this report"]
+            self.stdout.write("\n".join(f"{path}: {line}" for line in told))
         if ill:
             sys.exit(NOT_INTACT)
 

@@ -87,6 +87,11 @@ class Erasures:
         """Whether the whole record was erased of which an entry states this."""
         return self._covers(stated["tenant"], "records", stated["subject"], _made(stated))
 
+    def covers_artifacts(self, execution: Execution, stated: Mapping[str, Any]) -> bool:
+        """Whether the bytes of its artifacts were erased: by themselves, or with the record of
+        which an entry states this, whose bytes go before it does."""
+        return self.covers(execution, "artifacts") or self.covers_record(stated)
+
     def _covers(self, tenant: str, data: str, execution_id: str, created: str) -> bool:
         if not self._read_to:
             self.read_on()
@@ -211,10 +216,10 @@ def _compare_artifacts(
         return "the artifacts were changed"
     for artifact in artifacts:
         if not artifact.file:
-            if not erasures.covers(execution, "artifacts"):
+            if not erasures.covers_artifacts(execution, stated):
                 return f"the bytes of the artifact {artifact.name!r} were removed"
         elif artifact_bytes and (problem := _compare_bytes(artifact)):
-            if problem == _GONE and erasures.covers(execution, "artifacts"):
+            if problem == _GONE and erasures.covers_artifacts(execution, stated):
                 # The bytes go before their name does.
                 continue
             return f"the bytes of the artifact {artifact.name!r} {problem}"

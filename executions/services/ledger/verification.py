@@ -149,7 +149,8 @@ class _Reading:
             stated = self._read_entry(entry)
             if stated is None or self.erasures is None:
                 continue
-            if entry.kind == "execution":
+            # As it states: its column is anybody's to write.
+            if stated["kind"] == "execution":
                 executions.append((entry, stated))
             else:
                 self.rows.read(stated)

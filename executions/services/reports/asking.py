@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
+import tempfile
+from contextlib import closing
 from datetime import timedelta
+from time import monotonic
+from typing import IO
 from uuid import UUID
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import Report
+from executions.models import LedgerEntry, Report
 from executions.services.actor import acting_as
 from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.held import authentic
+from executions.services.ledger.trust import trusted_keys
+from executions.services.reports.entered import KIND, hashes_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
-from executions.storage import REPORTS, Pieces, kept
+from executions.services.reports.signing import examined
+from executions.storage import REPORTS, kept
 from providers.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)
@@ -25,8 +34,12 @@ KEPT_DAYS = 30
 MOST_TRIES = 3
 MOST_WAITING = 20
 _CLAIM = timedelta(minutes=5)
-_SAY_EVERY = timedelta(seconds=2)
+_SAY_EVERY = 2.0
 _AT_ONCE = 100
+
+
+class NotAsMade(Exception):
+    """A file, or its entry, is not what it was when the report was made."""
 
 
 class Superseded(Exception):
@@ -67,22 +80,22 @@ def make_waiting() -> int:
 
 def make_one(pk: UUID) -> bool:
     """Make it, if nobody else does. What is wrong is told by its row."""
-    now = timezone.now()
-    claimed = (
-        _to_make()
-        .filter(pk=pk)
-        .update(
-            state=Report.State.MAKING,
-            started_at=now,
-            claimed_until=now + _CLAIM,
-            tries=F("tries") + 1,
-            progress="",
+    with transaction.atomic():
+        claimed = (
+            _to_make()
+            .filter(pk=pk)
+            .update(
+                state=Report.State.MAKING,
+                started_at=Now(),
+                claimed_until=Now() + _CLAIM,
+                tries=F("tries") + 1,
+                progress="",
+            )
         )
-    )
-    if not claimed:
-        return False
-    mine = Report.objects.filter(pk=pk, state=Report.State.MAKING, started_at=now)
-    report = Report.objects.get(pk=pk)
+        if not claimed:
+            return False
+        report = Report.objects.get(pk=pk)
+    mine = Report.objects.filter(pk=pk, state=Report.State.MAKING, tries=report.tries)
     if report.tries > MOST_TRIES:
         _fail(mine, f"It was begun {MOST_TRIES} times and never done. Ask for less at a time.")
         return False
@@ -103,15 +116,20 @@ def make_one(pk: UUID) -> bool:
 
 def _make(report: Report, mine: QuerySet[Report]) -> bool:
     storage = kept(REPORTS)
-    last = timezone.now() - _SAY_EVERY
+    last = monotonic() - _SAY_EVERY
 
     def said(progress: str) -> None:
         nonlocal last
-        now = timezone.now()
+        now = monotonic()
         if now - last < _SAY_EVERY:
             return
         last = now
-        if not mine.update(progress=progress, claimed_until=now + _CLAIM):
+        if not mine.update(progress=progress, claimed_until=Now() + _CLAIM):
+            raise Superseded
+
+    def confirm() -> None:
+        # Whoever claims it now waits until it is entered.
+        if not mine.update(claimed_until=Now() + _CLAIM):
             raise Superseded
 
     with acting_as(lambda: report.made_by):
@@ -122,6 +140,7 @@ def _make(report: Report, mine: QuerySet[Report]) -> bool:
             lambda pieces: storage.save_stream(name_of(report, JSON), pieces),
             lambda pieces: storage.save_stream(name_of(report, PDF), pieces),
             said,
+            confirm,
         )
     return bool(
         mine.update(
@@ -138,9 +157,28 @@ def _make(report: Report, mine: QuerySet[Report]) -> bool:
     )
 
 
-def open_file(report: Report, file_format: str) -> Pieces:
-    """Raises OSError where it is not there."""
-    return kept(REPORTS).open_range(name_of(report, file_format))
+def open_file(report: Report, file_format: str) -> IO[bytes]:
+    """A copy of its file, which is the one that was entered. Raises OSError where it is not there,
+    NotAsMade where it is another one, LedgerUnavailable where that cannot be told."""
+    keys = trusted_keys()
+    entry = LedgerEntry.objects.filter(sequence=report.ledger_sequence or 0).first()
+    stated = authentic(entry, keys) if entry else None
+    if stated is None or (stated["kind"], stated["subject"]) != (KIND, str(report.pk)):
+        raise NotAsMade("The ledger's entry of this report is not as it was signed.")
+    copy = tempfile.TemporaryFile(prefix="cofferdam-report-")  # noqa: SIM115
+    try:
+        with closing(kept(REPORTS).open_range(name_of(report, file_format))) as pieces:
+            copy.writelines(pieces)
+        copy.seek(0)
+        problem, digest = examined(copy, keys)
+        recorded = {JSON: report.json_hash, PDF: report.pdf_hash}[file_format]
+        if problem or not f"sha256:{digest}" == recorded == hashes_of(stated)[file_format]:
+            raise NotAsMade("The file that is kept is not the one that was made.")
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
 
 
 def name_of(report: Report, file_format: str) -> str:
@@ -171,7 +209,7 @@ def remove_old() -> int:
 
 
 def _to_make() -> QuerySet[Report]:
-    silent = Q(state=Report.State.MAKING, claimed_until__lt=timezone.now())
+    silent = Q(state=Report.State.MAKING, claimed_until__lt=Now())
     return Report.objects.filter(Q(state=Report.State.WAITING) | silent).order_by("pk")
 
 

@@ -8,19 +8,19 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from executions.models import LegalHold, Policy
+from executions.models import Policy
 from executions.services.ledger.canonical import canonical, moment
 from executions.services.ledger.findings import Verification
 from executions.services.ledger.formats import DOMAIN
 from executions.services.ledger.keyring import SigningKey, keyring
 from executions.services.ledger.sealing import sealable
 from executions.services.reports import scope as scopes
-from executions.services.reports.reading import Reading
+from executions.services.reports.held import holds_of
+from executions.services.reports.reading import Reading, Told
 from executions.services.reports.signing import JSON, JSON_START, Signed, json_end, sign
 from providers.models import ConfigVersion
 
 FORMAT = 1
-_MOST_HOLDS = 1000
 _MOST_USED = 1000
 _PIECE = 65_536
 
@@ -34,11 +34,12 @@ class Document:
     ) -> None:
         self.reading = reading
         self.key = key
+        holds, more_holds = holds_of(reading)
         self.told: dict[str, Any] = {
             "asked": reading.scope.stated(),
             "domain": DOMAIN.decode().strip(),
             "format": FORMAT,
-            "holds": _holds(reading.scope.tenant),
+            "holds": holds,
             "id": report_id,
             "keys": [
                 {"key_id": each.key_id, "algorithm": "Ed25519", "public_key": each.public_key}
@@ -46,11 +47,12 @@ class Document:
             ],
             "made_at": moment(made_at),
             "made_by": sealable(made_by),
+            "more_holds": more_holds,
         }
         self.signed: Signed | None = None
 
     def pieces(self, keep: Callable[[str, dict[str, Any]], None]) -> Iterator[bytes]:
-        """The whole file. `keep` is called with "gone" or "runs" and each of these."""
+        """The whole file. `keep` is called with "gone", "runs" or "runs_gone", and each."""
         digest = hashlib.sha256()
         buffer: list[bytes] = []
         size = 0
@@ -72,7 +74,7 @@ class Document:
         """Its members in the order of their names, which the canonical form has; what is known at
         the end alone is named so that it stands there."""
         reading = self.reading
-        lists = {"gone": reading.gone, "runs": reading.runs}
+        lists = {"gone": reading.gone, "runs": reading.runs, "runs_gone": reading.gone}
         separator = "{"
         for name in sorted((*self.told, *lists)):
             yield f"{separator}{canonical(name)}:"
@@ -100,28 +102,13 @@ class Document:
         yield "}"
 
 
-def _listed(
-    values: Iterable[dict[str, Any]], keep: Callable[[dict[str, Any]], None]
-) -> Iterator[str]:
+def _listed(values: Iterable[Told], keep: Callable[[dict[str, Any]], None]) -> Iterator[str]:
     separator = "["
-    for value in values:
+    for value, text in values:
         keep(value)
-        yield separator + canonical(value)
+        yield separator + text
         separator = ","
     yield "[]" if separator == "[" else "]"
-
-
-def _holds(tenant: str) -> list[dict[str, Any]]:
-    rows = LegalHold.objects.filter(tenant_slug=tenant) if tenant else LegalHold.objects.all()
-    return [
-        {
-            "tenant": sealable(hold.tenant_slug),
-            "execution": str(hold.execution_id) if hold.execution_id else None,
-            "reason": sealable(hold.reason),
-            "since": moment(hold.created_at),
-        }
-        for hold in rows[:_MOST_HOLDS]
-    ]
 
 
 def _verification(found: Verification, reading: Reading) -> Mapping[str, Any]:
@@ -164,11 +151,13 @@ def _used(reading: Reading) -> dict[str, Any]:
             }
             for pk, version in named
         ],
+        "more_configurations": len(reading.configurations) - len(pairs),
+        "more_policies": len(reading.policies) - len(named),
     }
 
 
 def _configuration(provider: str, version: int, row: ConfigVersion | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"provider": sealable(provider), "version": version}
+    said: dict[str, Any] = {"provider": sealable(provider), "version": sealable(version)}
     if row is None:
         return {**said, "hash": None}
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from executions.models import Artifact, Execution, LedgerEntry
@@ -13,6 +13,8 @@ from executions.services.policies.told import policy_of
 
 # Of a body: it is there, was never kept, was erased as an entry says, or is gone without one.
 KEPT, NOT_KEPT, NONE, ERASED, REMOVED = "kept", "not kept", "none", "erased", "removed"
+# Of a record: another tenant is named by it than by its entry.
+MOVED = "moved"
 _OUTPUTS = ("result", "outputs", "stdout", "stderr")
 
 
@@ -22,13 +24,13 @@ def run_facts(
     stated: Mapping[str, Any] | None,
     erasures: Erasures,
     *,
+    artifacts: Iterable[Artifact],
     problem: str,
     held: bool,
     with_code: bool,
 ) -> dict[str, Any]:
     """All of it as JSON that has a canonical form. `stated` is what its entry says, where it is
     authentic; `problem` what is wrong with the record, "" where nothing is."""
-    artifacts = list(execution.artifacts.all())
     return {
         "id": str(execution.pk),
         **{name: sealable(getattr(execution, name)) for name in _COLUMNS},
@@ -41,7 +43,7 @@ def run_facts(
             "code": _code_state(execution, stated, erasures),
             "output": _output_state(execution, stated, erasures),
         },
-        "artifacts": [_artifact(artifact, execution, erasures) for artifact in artifacts],
+        "artifacts": [_artifact(each, execution, stated, erasures) for each in artifacts],
         "held": held,
         "problem": sealable(problem),
         "receipt": entry.receipt if entry is not None and stated is not None else None,
@@ -88,10 +90,16 @@ def _output_state(
     return ERASED if erasures.covers(execution, "output") else REMOVED
 
 
-def _artifact(artifact: Artifact, execution: Execution, erasures: Erasures) -> dict[str, Any]:
+def _artifact(
+    artifact: Artifact,
+    execution: Execution,
+    stated: Mapping[str, Any] | None,
+    erasures: Erasures,
+) -> dict[str, Any]:
     state = KEPT
     if not artifact.file:
-        state = ERASED if erasures.covers(execution, "artifacts") else REMOVED
+        is_erased = stated is not None and erasures.covers_artifacts(execution, stated)
+        state = ERASED if is_erased else REMOVED
     return {
         "name": sealable(artifact.name),
         "mime_type": sealable(artifact.mime_type),

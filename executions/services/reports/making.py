@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from executions.services.ledger import append
 from executions.services.ledger.keyring import signing_key
 from executions.services.reports import paper
 from executions.services.reports.document import Document
+from executions.services.reports.entered import KIND
 from executions.services.reports.reading import Reading
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import PDF, pdf_end, sign
 
-KIND = "report"
 _PIECE = 1 << 18
 
 Pieces = Iterator[bytes]
@@ -44,8 +45,10 @@ def make(
     write_json: Callable[[Pieces], object],
     write_pdf: Callable[[Pieces], object],
     said: Callable[[str], None] = lambda progress: None,
+    confirm: Callable[[], None] = lambda: None,
 ) -> Made:
-    """Write both files and enter it. Takes little memory, however many runs there are.
+    """Write both files and enter it. Takes little memory, however many runs there are. `confirm`
+    is called in the transaction that enters it, and raises where it must not be entered.
 
     Raises LedgerUnavailable where nothing can be signed or entered, and whatever the writers raise;
     what they have written is then no report that was entered.
@@ -61,7 +64,7 @@ def make(
         said("writing the PDF")
         with tempfile.TemporaryFile(prefix="cofferdam-report-") as file:
             kept.seek(0)
-            paper.write(file, document.told, signed, map(json.loads, kept))
+            paper.write(file, document.told, signed, map(json.loads, kept), said)
             pdf_digest = _digest_of(file)
             file.seek(0)
             write_pdf(_pieces(file, pdf_end(sign(key, PDF, pdf_digest))))
@@ -73,7 +76,9 @@ def make(
         "json_hash": f"sha256:{signed.digest}",
         "pdf_hash": f"sha256:{pdf_digest}",
     }
-    entry = append(KIND, report_id, {"made_by": made_by, "asked": scope.stated(), **made})
+    with transaction.atomic():
+        confirm()
+        entry = append(KIND, report_id, {"made_by": made_by, "asked": scope.stated(), **made})
     return Made(**made, ledger_sequence=entry.sequence)
 
 
@@ -87,8 +92,8 @@ def _keeper(file: IO[str]) -> Callable[[str, dict[str, Any]], None]:
         if kept > paper.MOST_RUNS:
             return
         code = each.get("code") or ""
-        cut = max(0, len(code) - paper.MOST_CODE_CHARACTERS)
-        shown = {**each, "code": code[: paper.MOST_CODE_CHARACTERS], "code_cut": cut}
+        begun = paper.begun(code)
+        shown = {**each, "code": begun, "code_cut": len(code) - len(begun)}
         file.write(json.dumps([name, shown]) + "\n")
 
     return keep

@@ -18,7 +18,11 @@ from executions.services.reports.signing import Signed
 
 # A PDF is held in memory while it is written.
 MOST_RUNS = 2000
+MOST_PAGES = 3000
+# Of each code, and of every other text that others wrote.
 MOST_CODE_CHARACTERS = 4000
+MOST_CODE_LINES = 200
+_SAY_EVERY = 20
 _MOST_FINDINGS = 100
 _MOST_LISTED = 200
 _WIDTH, _HEIGHT = A4
@@ -28,6 +32,11 @@ _SIZE = 7.5
 _LINE = 10.5
 _LABEL = 90.0
 _BAR_GREY, _QUIET = 0.55, 0.35
+_HOW = {
+    "erased": "erased by retention",
+    "removed": "REMOVED without an erasure",
+    "moved": "TAKEN from its tenant",
+}
 
 
 def write(
@@ -35,26 +44,45 @@ def write(
     told: Mapping[str, Any],
     signed: Signed,
     kept: Iterable[tuple[str, Mapping[str, Any]]],
+    said: Callable[[str], None] = lambda progress: None,
 ) -> None:
     """`told` is what the document says beside its runs, `kept` the first of these."""
-    paper = _Paper(file, told["id"])
-    _front(paper, told, signed)
-    for name, each in kept:
-        if name == "gone":
-            _gone(paper, each)
-        else:
-            _run(paper, each)
+    paper = _Paper(file, told["id"], said)
+    try:
+        _front(paper, told, signed)
+        for name, each in kept:
+            if name != "runs":
+                _gone(paper, each)
+            else:
+                _run(paper, each)
+    except _Full:
+        paper.open_end()
+        paper.heading(
+            f"NOT ALL: this PDF is cut after {MOST_PAGES} pages. What it was telling is in the "
+            "JSON file as a whole"
+        )
     left = told["summary"]["runs"] + told["summary"]["gone"] - paper.runs
     if left > 0:
         paper.heading(f"{left} more runs are in the JSON file and not in this PDF")
     paper.end()
 
 
+def begun(text: str) -> str:
+    """As much of a text as the PDF has."""
+    return "\n".join(text[:MOST_CODE_CHARACTERS].split("\n")[:MOST_CODE_LINES])
+
+
+class _Full(Exception):
+    """There are as many pages as there may be."""
+
+
 class _Paper:
     """Lines from the top of a page to its bottom, and then on the next one."""
 
-    def __init__(self, file: IO[bytes], report_id: str) -> None:
+    def __init__(self, file: IO[bytes], report_id: str, said: Callable[[str], None]) -> None:
         register()
+        self.said = said
+        self.has_bound = True
         self.report_id = report_id
         self.runs = 0
         self.page = 0
@@ -88,7 +116,9 @@ class _Paper:
         if value in (None, ""):
             return
         at = _MARGIN + _LABEL
-        for number, text in enumerate(str(value).split("\n") if theirs else [str(value)]):
+        whole = str(value)
+        shown = begun(whole) if theirs else whole
+        for number, text in enumerate(shown.split("\n") if theirs else [whole]):
             for part, line in enumerate(wrapped(spelled(text), _SIZE, _WIDTH - _MARGIN - at - 8)):
                 self._room(_LINE)
                 if number == part == 0:
@@ -97,6 +127,8 @@ class _Paper:
                 if theirs:
                     self._bar(at)
                 self.y -= _LINE
+        if cut := len(whole) - len(shown):
+            self.note(f"{cut} more characters of this are in the JSON file.")
 
     def code(self, text: str) -> None:
         """Of others, with the numbers of its lines."""
@@ -111,6 +143,12 @@ class _Paper:
                 self._bar(at)
                 self.y -= _LINE
 
+    def open_end(self) -> None:
+        """Begin the last page, which has room beyond the bound."""
+        self.has_bound = False
+        self.canvas.showPage()
+        self._begin_page()
+
     def end(self) -> None:
         self._room(3 * _LINE)
         self.y -= _LINE
@@ -120,11 +158,15 @@ class _Paper:
 
     def _room(self, height: float) -> None:
         if self.y - height < _BOTTOM:
+            if self.has_bound and self.page >= MOST_PAGES:
+                raise _Full
             self.canvas.showPage()
             self._begin_page()
 
     def _begin_page(self) -> None:
         self.page += 1
+        if self.page % _SAY_EVERY == 0:
+            self.said(f"{self.page} pages of the PDF written")
         self.y = _BOTTOM - 24
         self._draw(
             _MARGIN, f"Cofferdam audit report {self.report_id}, page {self.page}", grey=_QUIET
@@ -182,14 +224,18 @@ def _front(paper: _Paper, told: Mapping[str, Any], signed: Signed) -> None:
     paper.heading("Legal holds")
     if not told["holds"]:
         paper.note("None.")
-    _bounded(paper, told["holds"], _MOST_LISTED, partial(_hold, paper))
+    _bounded(paper, told["holds"], _MOST_LISTED, partial(_hold, paper), told["more_holds"])
     paper.heading("Configuration and policy versions in use")
     paper.note("As their rows are now. `manage.py verify_ledger` proves these rows.")
-    _bounded(paper, told["used"]["configurations"], _MOST_LISTED, partial(_version, paper))
-    for policy in told["used"]["policies"][:_MOST_LISTED]:
-        paper.fact(
-            f"Policy {policy['id']}", f"version {policy['version']}: {policy['name']}", theirs=True
-        )
+    used = told["used"]
+    _bounded(
+        *(paper, used["configurations"], _MOST_LISTED),
+        partial(_version, paper),
+        used["more_configurations"],
+    )
+    _bounded(
+        *(paper, used["policies"], _MOST_LISTED), partial(_policy, paper), used["more_policies"]
+    )
     paper.heading("How to check it")
     paper.note(
         "This PDF ends with a line that holds its own signature. Of the JSON file beside it:"
@@ -219,10 +265,14 @@ def _finding(paper: _Paper, found: Mapping[str, Any]) -> None:
 
 
 def _hold(paper: _Paper, hold: Mapping[str, Any]) -> None:
-    paper.fact(
-        "On hold", f"{hold['tenant']}: {hold['execution'] or 'everything'}, since {hold['since']}"
-    )
+    since = f"since {hold['since']}" if hold["since"] else "by the ledger; ITS ROW IS GONE"
+    paper.fact("On hold", f"{hold['tenant']}: {hold['execution'] or 'everything'}, {since}")
     paper.fact("", hold["reason"], theirs=True)
+
+
+def _policy(paper: _Paper, policy: Mapping[str, Any]) -> None:
+    told = f"version {policy['version']}: {policy['name']}"
+    paper.fact(f"Policy {policy['id']}", told, theirs=True)
 
 
 def _version(paper: _Paper, each: Mapping[str, Any]) -> None:
@@ -255,8 +305,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _gone(paper: _Paper, each: Mapping[str, Any]) -> None:
     paper.runs += 1
     paper.rule()
-    how = "erased by retention" if each["record"] == "erased" else "REMOVED without an erasure"
-    paper.heading(f"{each['id']}  record {how}", 8.5)
+    paper.heading(f"{each['id']}  record {_HOW[each['record']]}", 8.5)
     paper.fact("Tenant", each["tenant_slug"])
     paper.fact("Ended", each["finished_at"])
     _receipt(paper, each["receipt"])
@@ -281,10 +330,8 @@ def _run(paper: _Paper, each: Mapping[str, Any]) -> None:
     paper.fact("Ran", f"{each['started_at'] or '-'} to {each['finished_at'] or '-'}")
     version = "-" if each["config_version"] is None else each["config_version"]
     paper.fact("Where", f"{each['provider'] or '-'}, configuration version {version}")
-    paper.fact(
-        "Isolation",
-        f"{each['runtime'] or '-'}, {each['isolation'] or '-'}, {each['sharing'] or '-'}",
-    )
+    paper.fact("Runtime", each["runtime"], theirs=True)
+    paper.fact("Isolation", f"{each['isolation'] or '-'}, {each['sharing'] or '-'}")
     if each["policy"]:
         policy = each["policy"]
         paper.fact("Policy", f"{policy['id'] or '-'} version {policy['version'] or '-'}")

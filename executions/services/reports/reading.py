@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from executions.models import Execution, LedgerEntry
+from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.holds import Held, held_by_ledger, held_of
+from executions.services.ledger.canonical import canonical
 from executions.services.ledger.findings import Finding, Verification
 from executions.services.ledger.held import authentic
 from executions.services.ledger.records import Erasures, compare
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entries
 from executions.services.reports import scope as scopes
-from executions.services.reports.facts import ERASED, REMOVED, gone_facts, run_facts
+from executions.services.reports.facts import ERASED, MOVED, REMOVED, gone_facts, run_facts
 from executions.services.reports.scope import Scope
 
 # Each may hold several hundred kilobytes.
 _AT_ONCE = 25
 _UNREADABLE = (TypeError, ValueError, AttributeError, KeyError, ArithmeticError)
+# More than any row's number.
+_NO_NUMBER = 2**63
+
+# What is said of a run, and its canonical form.
+Told = tuple[dict[str, Any], str]
 
 
 class Reading:
-    """Reads in two passes: `gone`, then `runs`; then `verification` says what came of it all.
+    """Reads in passes: `gone`, then `runs`, then `gone` again, for what went meanwhile; then
+    `verification` says what came of it all.
 
     Of runs and records that are gone, MOST_RUNS are read, and `truncated` says that there were
     more. Raises LedgerUnavailable when nothing can be trusted.
@@ -43,39 +50,40 @@ class Reading:
         self.bodies: Counter[str] = Counter()
         self.configurations: set[tuple[str, int]] = set()
         self.policies: set[tuple[str, str]] = set()
-        self.without_entry = 0
         self.span = (0, 0)
-        self._seen: set[UUID] = set()
-        self._by_ledger = held_by_ledger(thorough=False)
+        self._seen: set[UUID | None] = set()
+        self.by_ledger = held_by_ledger(thorough=False)
         self._held: dict[str, Held] = {}
 
-    def gone(self) -> Iterator[dict[str, Any]]:
-        """Runs that the ledger has and the records have not."""
+    def gone(self) -> Iterator[Told]:
+        """Runs that the ledger has and the records have not, or have as another tenant's, and that
+        no pass has told yet."""
         entries, after = self.scope.entries_without_rows(), None
         while chunk := list(
             (entries.filter(execution_id__gt=after) if after else entries)[:_AT_ONCE]
         ):
             after = chunk[-1].execution_id
             for entry in chunk:
-                stated = authentic(entry, self.public_keys)
+                if entry.execution_id in self._seen:
+                    continue
+                stated = self._stated(entry, entry.execution_id)
                 # One that is not authentic, and so may say anything, is left out of no report.
                 tenant = stated.get("tenant") if stated else self.scope.tenant
                 if self.scope.tenant and tenant != self.scope.tenant:
                     continue
                 if self._is_full():
                     return
-                self._note(entry.execution_id)
-                self.gone_read += 1
+                self._seen.add(entry.execution_id)
                 if stated is None:
-                    self._find("altered", entry.sequence, "its entry is not as it was signed")
+                    self.find("altered", entry.sequence, "its entry is not as it was signed")
                     continue
-                erased = self._was_erased(stated)
-                if not erased:
-                    detail = f"the record of execution {entry.execution_id} was removed"
-                    self._find("missing record", entry.sequence, detail)
-                yield gone_facts(entry, stated, ERASED if erased else REMOVED)
+                self.read += 1
+                self.gone_read += 1
+                facts = gone_facts(entry, stated, self._how(entry, stated))
+                yield facts, canonical(facts)
+            self.said(f"{self.gone_read} runs read whose record is gone")
 
-    def runs(self) -> Iterator[dict[str, Any]]:
+    def runs(self) -> Iterator[Told]:
         rows, after = self.scope.executions().defer("pending"), None
         rows = rows.select_related("tenant", "api_key").prefetch_related("artifacts")
         while chunk := list((rows.filter(pk__gt=after) if after else rows)[:_AT_ONCE]):
@@ -86,8 +94,14 @@ class Reading:
             for execution in chunk:
                 if self._is_full():
                     return
-                self._note(execution.pk)
-                yield self._run(execution, entries.get(execution.pk))
+                try:
+                    told = self._run(execution, entries.get(execution.pk))
+                except Execution.DoesNotExist:
+                    self._went(execution)
+                    continue
+                self._seen.add(execution.pk)
+                self.read += 1
+                yield told
             self.said(f"{self.read} runs read")
 
     def unknown(self) -> list[str]:
@@ -114,48 +128,54 @@ class Reading:
 
     def is_held(self, tenant: str, execution_id: UUID) -> bool:
         if tenant not in self._held:
-            self._held[tenant] = held_of(tenant, self._by_ledger.get(tenant, Held()))
+            self._held[tenant] = held_of(tenant, self.by_ledger.get(tenant, Held()))
         held = self._held[tenant]
         return held.everything or execution_id in held.executions
 
-    def _run(self, execution: Execution, entry: LedgerEntry | None) -> dict[str, Any]:
+    def _run(self, execution: Execution, entry: LedgerEntry | None) -> Told:
         if entry is None:
             # It may have ended since its row was read.
             execution.refresh_from_db()
             entry = LedgerEntry.objects.filter(execution_id=execution.pk).first()
         elif execution.is_open:
             execution.refresh_from_db()
-        stated = authentic(entry, self.public_keys) if entry else None
+        stated = self._stated(entry, execution.pk) if entry else None
         held = self.is_held(execution.tenant_slug, execution.pk)
 
-        def facts_of(row: Execution, problem: str, with_code: bool) -> dict[str, Any]:
-            return run_facts(
+        def told_of(
+            row: Execution, artifacts: Iterable[Artifact], problem: str, with_code: bool
+        ) -> Told:
+            facts = run_facts(
                 *(row, entry, stated, self.erasures),
+                artifacts=artifacts,
                 problem=problem,
                 held=held,
                 with_code=with_code,
             )
+            return facts, canonical(facts)
 
         try:
             problem = self._problem(execution, entry, stated)
-            facts = facts_of(execution, problem, self.scope.with_code)
+            told = told_of(execution, execution.artifacts.all(), problem, self.scope.with_code)
         except _UNREADABLE as error:
             # Whoever wrote nonsense into it must not keep the others from being reported.
             problem = f"it cannot be read: {type(error).__name__}"
             number = entry.sequence if entry else 0
             detail = f"the record of execution {execution.pk} cannot be read"
-            self._find("altered record", number, detail)
+            self.find("altered record", number, detail)
             blank = Execution(pk=execution.pk, tenant_slug=execution.tenant_slug, timeout=0)
-            facts = facts_of(blank, problem, False)
-        self.statuses[execution.status] += 1
+            told = told_of(blank, (), problem, False)
+        facts, _ = told
+        self.found.executions += entry is not None
+        self.statuses[str(execution.status)] += 1
         for body, state in facts["bodies"].items():
             self.bodies[f"{body} {state}"] += 1
         if execution.provider and execution.config_version is not None:
             self.configurations.add((execution.provider, execution.config_version))
         policy = facts["policy"] or {}
-        if isinstance(policy.get("id"), int):
+        if isinstance(policy.get("id"), int) and abs(policy["id"]) < _NO_NUMBER:
             self.policies.add((str(policy["id"]), str(policy["version"])))
-        return facts
+        return told
 
     def _problem(
         self, execution: Execution, entry: LedgerEntry | None, stated: Mapping[str, Any] | None
@@ -164,12 +184,10 @@ class Reading:
         if entry is None:
             if execution.is_open:
                 return ""
-            self.without_entry += 1
-            self._find("missing", 0, f"execution {execution.pk} ended and has no entry")
+            self.find("missing", 0, f"execution {execution.pk} ended and has no entry")
             return "it ended and has no entry in the ledger"
-        self.found.executions += 1
-        if stated is None or stated.get("subject") != str(execution.pk):
-            self._find("altered", entry.sequence, "its entry is not as it was signed")
+        if stated is None:
+            self.find("altered", entry.sequence, "its entry is not as it was signed")
             return "its entry is not as it was signed"
         problem = compare(execution, stated, self.erasures)
         if problem:
@@ -179,8 +197,36 @@ class Reading:
             problem = compare(execution, stated, self.erasures)
         if problem:
             detail = f"in the record of execution {execution.pk}, {problem}"
-            self._find("altered record", entry.sequence, detail)
+            self.find("altered record", entry.sequence, detail)
         return problem
+
+    def _went(self, execution: Execution) -> None:
+        """Its record went while it was read. Where it has an entry, `gone` tells it."""
+        if LedgerEntry.objects.filter(execution_id=execution.pk).exists():
+            return
+        self.erasures.read_on()
+        if not self.erasures.covers(execution, "records"):
+            detail = f"the record of execution {execution.pk}, which has no entry, was removed"
+            self.find("missing record", 0, detail)
+
+    def _stated(self, entry: LedgerEntry, execution_id: UUID | None) -> dict[str, Any] | None:
+        """What its entry says of this very run; None where it is not as it was signed."""
+        stated = authentic(entry, self.public_keys)
+        if stated is None or stated.get("kind") != "execution":
+            return None
+        return stated if stated.get("subject") == str(execution_id) else None
+
+    def _how(self, entry: LedgerEntry, stated: Mapping[str, Any]) -> str:
+        """How its record went; a finding, where retention did not erase it."""
+        if Execution.objects.filter(pk=stated["subject"]).exists():
+            detail = f"the record of execution {entry.execution_id} was taken from its tenant"
+            self.find("altered record", entry.sequence, detail)
+            return MOVED
+        if self._was_erased(stated):
+            return ERASED
+        detail = f"the record of execution {entry.execution_id} was removed"
+        self.find("missing record", entry.sequence, detail)
+        return REMOVED
 
     def _was_erased(self, stated: Mapping[str, Any]) -> bool:
         if self.erasures.covers_record(stated):
@@ -192,10 +238,5 @@ class Reading:
         self.truncated = self.truncated or self.read >= scopes.MOST_RUNS
         return self.truncated
 
-    def _note(self, execution_id: UUID | None) -> None:
-        self.read += 1
-        if self.scope.ids and execution_id:
-            self._seen.add(execution_id)
-
-    def _find(self, kind: str, sequence: int, detail: str) -> None:
+    def find(self, kind: str, sequence: int, detail: str) -> None:
         self.found.add(Finding(kind, sequence, detail))

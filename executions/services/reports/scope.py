@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet
+from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce, Length
 
 from executions.ids import first_uuid7
-from executions.models import Execution, LedgerEntry, LegalHold, Tenant
-from executions.services.ledger.canonical import moment
+from executions.models import Artifact, Execution, LedgerEntry, LegalHold, Tenant
+from executions.services.ledger.canonical import canonical, moment
 from providers.errors import InvalidConfiguration
 
 MOST_RUNS = 100_000
@@ -20,6 +21,11 @@ MOST_IDS = 1000
 # What is made while its page waits: so many runs, and so many entries to read.
 _SMALL_RUNS = 200
 _SMALL_ENTRIES = 5000
+_SMALL_BYTES = 20_000_000
+_BODIES = ("code", "arguments", "result", "outputs", "stdout", "stderr")
+# Before the first and after the last of these, identifiers and written times do not reach.
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,9 @@ class Scope:
             raise InvalidConfiguration(
                 "Say what it is of: a tenant, a time, or executions.", field="tenant_slug"
             )
+        for field, at in (("since", self.since), ("until", self.until)):
+            if at and not _EARLIEST <= at <= _LATEST:
+                raise InvalidConfiguration("Must be between 1970 and 9999.", field=field)
         if self.since and self.until and self.since >= self.until:
             raise InvalidConfiguration("Must be later than the beginning.", field="until")
         if len(self.ids) > MOST_IDS:
@@ -62,30 +71,49 @@ class Scope:
         return found.filter(tenant_slug=self.tenant) if self.tenant else found
 
     def entries_without_rows(self) -> QuerySet[LedgerEntry]:
-        """Of runs whose record is gone, of every tenant: whose it was, its statement says."""
+        """Of runs whose record is gone, of every tenant: whose it was, its statement says. Also
+        those that state this tenant, and whose record says another one."""
         rows = Execution.objects.filter(pk=OuterRef("execution_id"))
         entries = LedgerEntry.objects.filter(
             self._within("execution_id"), execution_id__isnull=False
         )
-        return entries.exclude(Exists(rows)).order_by("execution_id")
+        left_out = Q(Exists(rows))
+        if self.tenant:
+            # As the canonical form has it; in a text of another member the quotes are escaped.
+            stated = Q(statement__contains=f'"tenant":{canonical(self.tenant)}')
+            left_out &= ~stated | Q(Exists(rows.filter(tenant_slug=self.tenant)))
+        return entries.exclude(left_out).order_by("execution_id")
 
     def span(self) -> tuple[int, int]:
-        """The first and the last entry that were entered in its time, or of its executions."""
+        """The first and the last entry that were entered in its time, or of its executions. Runs
+        that were made in its time may have ended, and been entered, after it."""
         entries = LedgerEntry.objects.filter(self._within("execution_id"))
         if self.ids:
             ends = entries.aggregate(first=Min("sequence"), last=Max("sequence"))
             return ends["first"] or 1, ends["last"] or 1
         newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
         first = _entered_before(self.since, newest) + 1 if self.since else 1
-        return first, _entered_before(self.until, newest) if self.until else newest
+        if self.until is None:
+            return first, newest
+        last = entries.aggregate(last=Max("sequence"))["last"] or 0
+        return first, max(last, _entered_before(self.until, newest))
 
     def is_small(self) -> bool:
         """Whether it is made while somebody waits."""
         first, last = self.span()
         if last - first > _SMALL_ENTRIES:
             return False
-        bounded = self.executions().values("pk")[: _SMALL_RUNS + 1]
-        return bounded.count() <= _SMALL_RUNS
+        size = sum((Coalesce(Length(name), 0) for name in _BODIES), Value(0))
+        runs = dict(
+            self.executions().annotate(size=size).values_list("pk", "size")[: _SMALL_RUNS + 1]
+        )
+        if len(runs) > _SMALL_RUNS:
+            return False
+        entries = LedgerEntry.objects.filter(sequence__gte=first, sequence__lte=last)
+        artifacts = Artifact.objects.filter(execution__in=runs)
+        stated = entries.aggregate(size=Sum(Length("statement")))["size"] or 0
+        files = artifacts.aggregate(size=Sum("size_bytes"))["size"] or 0
+        return bool(sum(runs.values()) + stated + files <= _SMALL_BYTES)
 
     def _within(self, column: str) -> Q:
         within = Q()

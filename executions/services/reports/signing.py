@@ -58,10 +58,15 @@ def pdf_end(signed: Signed) -> bytes:
 
 def problem_of(file: IO[bytes], public_keys: Mapping[str, str]) -> str:
     """What is wrong with a report's file; "" when one of these keys signed all of it."""
+    return examined(file, public_keys)[0]
+
+
+def examined(file: IO[bytes], public_keys: Mapping[str, str]) -> tuple[str, str]:
+    """What is wrong with it, as `problem_of` has it, and the SHA-256 of what is signed of it."""
     start = file.read(len(JSON_START))
     is_json = start == JSON_START
     if not is_json and not start.startswith(b"%PDF-"):
-        return "it is no report"
+        return "it is no report", ""
     size = file.seek(0, os.SEEK_END)
     tail_at = max(0, size - _MOST_END)
     file.seek(tail_at)
@@ -70,16 +75,18 @@ def problem_of(file: IO[bytes], public_keys: Mapping[str, str]) -> str:
     at = tail.rfind(mark)
     said = _signature_in(tail[at:], is_json) if at >= 0 else None
     if said is None:
-        return "it does not end with a signature"
+        return "it does not end with a signature", ""
     begin = len(JSON_START) if is_json else 0
     digest = _digest(file, begin, tail_at + at)
     if digest != said["digest"]:
-        return "it was changed after it was signed"
+        return "it was changed after it was signed", digest
     public_key = public_keys.get(said["key_id"])
     if public_key is None:
-        return f"the key {said['key_id']!r} that it names is none of those that are trusted"
+        problem = f"the key {said['key_id']!r} that it names is none of those that are trusted"
+        return problem, digest
     message = signed_bytes(JSON if is_json else PDF, digest)
-    return "" if is_signed_by(public_key, message, said["signature"]) else "its signature is forged"
+    is_signed = is_signed_by(public_key, message, said["signature"])
+    return "" if is_signed else "its signature is forged", digest
 
 
 def _signature_in(end: bytes, is_json: bool) -> dict[str, str] | None:
