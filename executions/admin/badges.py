@@ -15,8 +15,11 @@ _TONES = {
 }
 
 
+def tone_of(execution: Execution) -> str:
+    return _TONES.get(Execution.Status(execution.status), "quiet")
+
+
 def status_badge(execution: Execution) -> SafeString:
-    tone = _TONES.get(Execution.Status(execution.status), "quiet")
     return format_html(
-        '<span class="badge badge-{}">{}</span>', tone, execution.get_status_display()
+        '<span class="badge badge-{}">{}</span>', tone_of(execution), execution.get_status_display()
     )

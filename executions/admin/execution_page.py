@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from executions.admin.badges import tone_of
 from executions.admin.boxes import Box, code_box, output_boxes, text_box
 from executions.admin.display import (
     artifact_preview,
@@ -28,6 +29,7 @@ from executions.models import ApiKey, Execution, Schedule, Session, Tenant
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.presentation import shown, visible
+from providers.admin.moments import shown_moment
 from providers.models import ConfigVersion, ProviderConfig
 
 CANCEL = "executions.cancel_execution"
@@ -35,12 +37,6 @@ REPLAY = "executions.replay_execution"
 
 # Of the line that says what went wrong.
 _MOST_OF_ERROR = 500
-_TONES = {
-    Execution.Status.SUCCEEDED: "good",
-    Execution.Status.QUEUED: "warn",
-    Execution.Status.RUNNING: "warn",
-    Execution.Status.CANCELLED: "quiet",
-}
 
 
 class Fact(NamedTuple):
@@ -70,7 +66,7 @@ class Record:
 
     @property
     def tone(self) -> str:
-        return _TONES.get(Execution.Status(self.execution.status), "bad")
+        return tone_of(self.execution)
 
     @property
     def took(self) -> str:
@@ -87,8 +83,8 @@ class Record:
         return max(0, round((timezone.now() - since).total_seconds() * 1000))
 
     @property
-    def created(self) -> SafeString:
-        return moment(self.execution.created_at)
+    def created(self) -> SafeString | str:
+        return _moment(self.execution.created_at)
 
     @property
     def error(self) -> str:
@@ -124,7 +120,7 @@ class Record:
             ),
             ("Language", execution.language),
             ("Created", self.created),
-            ("To be run at", moment(execution.run_at if execution.status == "queued" else None)),
+            ("To be run at", _moment(execution.run_at if execution.status == "queued" else None)),
             ("Exit code", _text(execution.exit_code)),
             ("Session", self._session),
         )
@@ -236,10 +232,10 @@ class Record:
             ("Cost, estimated", _text(execution.cost)),
         )
         when = _filled(
-            ("Created", moment(execution.created_at)),
-            ("To be run at", moment(execution.run_at)),
-            ("Started", moment(execution.started_at)),
-            ("Ended", moment(execution.finished_at)),
+            ("Created", _moment(execution.created_at)),
+            ("To be run at", _moment(execution.run_at)),
+            ("Started", _moment(execution.started_at)),
+            ("Ended", _moment(execution.finished_at)),
             ("Schedule", self._schedule),
             ("Replay of", self._replay_of),
         )
@@ -328,14 +324,8 @@ def in_time(milliseconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def moment(when: datetime | None) -> SafeString:
-    """With seconds and zone; hovering tells it as ISO 8601, with milliseconds."""
-    if when is None:
-        return SafeString()
-    local = timezone.localtime(when)
-    exact = local.isoformat(timespec="milliseconds")
-    text = f"{local:%Y-%m-%d %H:%M:%S %Z}"
-    return format_html('<time datetime="{}" title="{}">{}</time>', exact, exact, text)
+def _moment(when: datetime | None) -> SafeString | str:
+    return shown_moment(when) if when else ""
 
 
 def _filled(*pairs: tuple[str, SafeString | str]) -> list[Fact]:
