@@ -15,8 +15,7 @@ from providers.admin.choosing import choice, once
 from providers.admin.guarded import GuardedAdmin
 from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
-from providers.registry import class_id
-from providers.services.consequences import without_route
+from providers.services.consequences import without_price, without_route
 from providers.services.routing import known_regions
 
 if TYPE_CHECKING:
@@ -107,27 +106,7 @@ class PriceAdmin(GuardedAdmin, _PriceAdmin):
         return form
 
     def consequences(self, row: ProviderPrice) -> list[str]:
-        told = [f"What {row.provider_id} runs is counted as {_price_without(row)}."]
-        if names := _others_at_price(row):
-            those = "So is what those run that have no price of their own"
-            told.append(f"{those}: {', '.join(names)}.")
-        return told
-
-
-def _price_without(row: ProviderPrice) -> str:
-    first = class_id(row.provider_id)
-    others = ProviderPrice.objects.exclude(pk=row.pk).filter(provider_id=first)
-    return f"what {first} costs" if others.exists() else "costing nothing, and no budget stops it"
-
-
-def _others_at_price(row: ProviderPrice) -> list[str]:
-    """The configurations that have this price because they have none of their own."""
-    if class_id(row.provider_id) != row.provider_id:
-        return []
-    of_class = ProviderConfig.objects.filter(provider_id__startswith=f"{row.provider_id}@")
-    priced = ProviderPrice.objects.values("provider_id")
-    unpriced = of_class.exclude(provider_id__in=priced).order_by("provider_id")
-    return list(unpriced.values_list("provider_id", flat=True))
+        return without_price(row)
 
 
 @admin.register(CircuitBreaker)

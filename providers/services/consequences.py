@@ -1,10 +1,12 @@
-"""What happens to whose code when a provider or a route goes, in sentences for who decides."""
+"""What follows when a provider, a route or a price goes, in sentences for who decides."""
 
 from __future__ import annotations
 
 from django.db.models import Prefetch, QuerySet
 
-from providers.models import ProviderConfig, Route, RouteStep
+from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
+from providers.registry import class_id
+from providers.services.routing import takes
 
 
 def without_provider(row: ProviderConfig) -> list[str]:
@@ -32,17 +34,42 @@ def without_route(route: Route) -> list[str]:
     return told
 
 
+def without_price(row: ProviderPrice) -> list[str]:
+    """Once it is removed."""
+    told = [f"What {row.provider_id} runs is counted as {_price_without(row)}."]
+    if names := _others_at_price(row):
+        those = "So is what those run that have no price of their own"
+        told.append(f"{those}: {', '.join(names)}.")
+    return told
+
+
+def _price_without(row: ProviderPrice) -> str:
+    first = class_id(row.provider_id)
+    others = ProviderPrice.objects.exclude(pk=row.pk).filter(provider_id=first)
+    return f"what {first} costs" if others.exists() else "costing nothing, and no budget stops it"
+
+
+def _others_at_price(row: ProviderPrice) -> list[str]:
+    """The configurations that have this price because they have none of their own."""
+    if class_id(row.provider_id) != row.provider_id:
+        return []
+    of_class = ProviderConfig.objects.filter(provider_id__startswith=f"{row.provider_id}@")
+    priced = ProviderPrice.objects.values("provider_id")
+    unpriced = of_class.exclude(provider_id__in=priced).order_by("provider_id")
+    return list(unpriced.values_list("provider_id", flat=True))
+
+
 def _instead(route: Route) -> str:
     """What takes over most of what this route takes."""
-    others = [other for other in _routes().exclude(pk=route.pk) if _covers(other, route)]
+    others = [
+        other
+        for other in _routes().exclude(pk=route.pk)
+        if takes(other, route.owner, route.language)
+    ]
     if not others:
         return _goes_on([], _active())
     best = max(others, key=lambda other: (bool(other.owner), bool(other.language)))
     return f"takes the route {best}, which {_goes_on(_names(best), _active())}"
-
-
-def _covers(other: Route, route: Route) -> bool:
-    return other.owner in ("", route.owner) and other.language in ("", route.language)
 
 
 def _goes_on(names: list[str], active: str) -> str:

@@ -44,16 +44,21 @@ def route_minimum(owner: str, language: str) -> str:
     return found[0].minimum_isolation if found else ""
 
 
-def _fitting(owner: str, language: str) -> tuple[Route, list[RouteStep]] | None:
-    """Two names of one language lead the same way: what a route demands is not passed by the other
-    one. A route of the very name goes before that of its other name.
+def takes(route: Route, owner: str, language: str) -> bool:
+    """Whether it is a route for these, if not the first. Two names of one language lead the same
+    way: what a route demands is not passed by the other one.
     """
+    languages = ("", normalize_language(language))
+    return route.owner in ("", owner) and normalize_language(route.language) in languages
+
+
+def _fitting(owner: str, language: str) -> tuple[Route, list[RouteStep]] | None:
+    """A route of the very name of a language goes before that of its other name."""
     known = _routes()
-    fits = ("", normalize_language(language))
     fitting = [
         (bool(route.owner), bool(route.language), route.language == language, number)
         for number, (route, _) in enumerate(known)
-        if route.owner in ("", owner) and normalize_language(route.language) in fits
+        if takes(route, owner, language)
     ]
     return known[max(fitting)[-1]] if fitting else None
 
