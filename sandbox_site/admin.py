@@ -205,9 +205,7 @@ class LogUser(ListField):
 class LogAction(ChoiceField):
     title = "action"
     parameter_name = column = "action_flag"
-
-    def values(self) -> list[tuple[str, str]]:
-        return [(str(flag), str(label)) for flag, label in ACTION_FLAG_CHOICES]
+    offered = ACTION_FLAG_CHOICES
 
     def condition(self, text: str) -> Condition:
         if text not in dict(self.values()):

@@ -76,9 +76,7 @@ class StatusField(ChoiceField):
     parameter_name = "status__exact"
     column = "status"
     index = "ordered"
-
-    def values(self) -> Iterator[tuple[str, str]]:
-        return ((str(value), str(label)) for value, label in Execution.Status.choices)
+    offered = Execution.Status.choices
 
 
 class ObservedField(ChoiceField):
@@ -87,9 +85,7 @@ class ObservedField(ChoiceField):
     title = "observations"
     parameter_name = "observed"
     _ANY = "any"
-
-    def values(self) -> list[tuple[str, str]]:
-        return [(self._ANY, "some"), *((kind, kind) for kind in KINDS)]
+    offered = ((_ANY, "some"), *zip(KINDS, KINDS, strict=True))
 
     def condition(self, text: str) -> Condition:
         some = Q(observed__isnull=False)
@@ -120,9 +116,7 @@ class ExitCodeField(NumberField):
 class ReplayField(ChoiceField):
     title = "replays"
     parameter_name = "replay"
-
-    def values(self) -> list[tuple[str, str]]:
-        return [("yes", "replays only")]
+    offered = (("yes", "replays only"),)
 
     def condition(self, text: str) -> Condition:
         if text != "yes":
@@ -174,9 +168,7 @@ class SessionStateField(ChoiceField):
     title = "state"
     parameter_name = "state__exact"
     column = "state"
-
-    def values(self) -> Iterator[tuple[str, str]]:
-        return ((str(value), str(label)) for value, label in Session.State.choices)
+    offered = Session.State.choices
 
 
 class SessionTenantField(ChoiceField):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from uuid import UUID
 
 from django.contrib import admin
@@ -63,9 +62,7 @@ class KindField(ChoiceField):
 
     title = parameter_name = column = "kind"
     index = "ordered"
-
-    def values(self) -> Iterator[tuple[str, str]]:
-        return ((kind, kind.replace("_", " ")) for kind in KINDS)
+    offered = tuple((kind, kind.replace("_", " ")) for kind in KINDS)
 
 
 class KeyIdField(ListField):

@@ -98,12 +98,15 @@ class ListField(admin.ListFilter):
 
 
 class ChoiceField(ListField):
-    """One of a few values. Another one is still looked for: rows outlive what they name."""
+    """One of a few values, each `offered` with its label. Another one is still looked for: rows
+    outlive what they name.
+    """
 
     kind = "choice"
+    offered: ClassVar[Iterable[tuple[Any, Any]]] = ()
 
     def values(self) -> Iterable[tuple[str, str]]:
-        raise NotImplementedError
+        return ((str(value), str(label)) for value, label in self.offered)
 
     @property
     def options(self) -> list[tuple[str, str]]:
