@@ -126,7 +126,6 @@ class SavedFiles:
             "opts": opts,
             "title": "Saved files",
             "pk": pk,
-            "list_url": reverse(f"admin:executions_{opts.model_name}_changelist"),
             "row_url": reverse(f"admin:executions_{opts.model_name}_change", args=[pk]),
         }
         status = 200
