@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from executions.admin.boxes import code_box
 from executions.admin.execution_page import in_time
 from executions.models import Artifact, Execution, Tenant
-from executions.services.presentation import shown
+from executions.services.presentation import shown, visible
 from providers.services import save_config
+from tests.processes import ROOT
 from tests.test_execution_admin import auditor, make_rows
 from tests.test_execution_page import page_of
 
@@ -212,3 +213,13 @@ def streamed(client: Client, url: str) -> str:
 )  # fmt: skip
 def test_a_duration_is_told_in_the_units_of_a_person(milliseconds: float, words: str) -> None:
     assert in_time(milliseconds) == words
+
+
+def test_the_script_spells_out_the_same_characters_as_the_server() -> None:
+    script = (ROOT / "static" / "executions" / "live.js").read_text()
+    literals = script.partition("const HIDDEN = new RegExp(")[2].partition(")")[0]
+    written = "".join(json.loads(each) for each in re.findall(r'"[^"]*"', literals))
+    table = re.compile(re.sub(r"\\u\{(\w+)\}", lambda m: f"\\U{m[1]:0>8}", written.rstrip("gu")))
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    spelt_out = {each for each in characters if visible(each) != each}
+    assert spelt_out == set(table.findall("".join(characters)))
