@@ -1,18 +1,46 @@
-// A button with data-copy="#id" copies that element's text, and says so. Beyond localhost a browser
-// has a clipboard over https alone: elsewhere the text is selected, to be copied by hand.
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
-  const source = button && document.querySelector(button.dataset.copy);
-  if (!source) {
-    return;
+// A button with data-copy="ID" copies the text of that element as it is shown, and says so for a
+// moment. Numbers of lines and names of streams, which stand beside the text, are left out.
+// `copyText` does the same with another text.
+(() => {
+  "use strict";
+
+  const SAID_SECONDS = 2;
+  const BESIDE = ".line > a, .stream-name";
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("[data-copy]");
+    const source = button && document.getElementById(button.dataset.copy);
+    if (source) copyText(button, textOf(source));
+  });
+
+  function textOf(element) {
+    const copy = element.cloneNode(true);
+    for (const extra of copy.querySelectorAll(BESIDE)) extra.remove();
+    return copy.textContent.replace(/\n$/, "");
   }
-  const text = source.textContent.trim();
-  const said = button.querySelector("[data-said]") || button;
-  try {
-    await navigator.clipboard.writeText(text);
-    said.textContent = "Copied";
-  } catch {
-    getSelection().selectAllChildren(source);
-    said.textContent = document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C";
+
+  async function copyText(button, text) {
+    button.dataset.label ??= button.textContent;
+    button.textContent = (await toClipboard(text)) ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = button.dataset.label), SAID_SECONDS * 1000);
   }
-});
+
+  async function toClipboard(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      // Over plain http there is no clipboard, but the old way.
+      const field = document.createElement("textarea");
+      field.value = text;
+      field.className = "sr-only";
+      document.body.append(field);
+      field.select();
+      const isDone = document.execCommand("copy");
+      field.remove();
+      return isDone;
+    }
+  }
+
+  globalThis.copyText = copyText;
+})();

@@ -12,7 +12,7 @@
   const output = document.getElementById("play-output");
   const inSession = form.elements.session !== undefined;
 
-  const { visibleText: visible, shownText } = globalThis;
+  const { visibleText: visible, shownText, copyText } = globalThis;
 
   const element = (tag, text, className = "") => {
     const made = document.createElement(tag);
@@ -333,12 +333,7 @@
       const copy = element("button", "Copy", "button button-quiet");
       copy.type = "button";
       copy.setAttribute("aria-label", `Copy ${name}`);
-      copy.addEventListener("click", async () => {
-        getSelection().selectAllChildren(pre);
-        // Only where the page came over https, or from this machine.
-        await navigator.clipboard?.writeText(text);
-        copy.textContent = navigator.clipboard ? "Copied" : "Selected";
-      });
+      copy.addEventListener("click", () => copyText(copy, text));
       heading.append(copy);
       list.append(heading, pre);
     }

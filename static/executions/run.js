@@ -1,54 +1,14 @@
-// The page of one execution: copying, wrapping, the clock, and itself anew when the run has got on.
+// The page of one execution: wrapping, the clock, and itself anew when the run has got on.
 (() => {
   "use strict";
 
-  const COPIED_SECONDS = 2;
-  const tools = { copy, wrap };
-
   document.addEventListener("click", (event) => {
-    const button = event.target.closest?.("[data-copy], [data-wrap]");
-    if (!button) return;
-    for (const [name, use] of Object.entries(tools)) {
-      const target = document.getElementById(button.dataset[name] ?? "");
-      if (target) use(button, target);
+    const button = event.target.closest?.("[data-wrap]");
+    const target = button && document.getElementById(button.dataset.wrap);
+    if (target) {
+      button.setAttribute("aria-pressed", String(target.classList.toggle("is-wrapped")));
     }
   });
-
-  // As it is shown: what cannot be seen is spelled out, and does not reach a terminal.
-  function textOf(element) {
-    const copy = element.cloneNode(true);
-    for (const extra of copy.querySelectorAll(".line > a, .stream-name")) extra.remove();
-    return copy.textContent.replace(/\n$/, "");
-  }
-
-  async function copy(button, target) {
-    const said = button.textContent;
-    const isDone = await toClipboard(textOf(target));
-    button.textContent = isDone ? "Copied" : "Not copied";
-    setTimeout(() => (button.textContent = said), COPIED_SECONDS * 1000);
-  }
-
-  async function toClipboard(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-      return true;
-    } catch {
-      // Over plain http there is no clipboard, but the old way.
-      const field = document.createElement("textarea");
-      field.value = text;
-      field.className = "sr-only";
-      document.body.append(field);
-      field.select();
-      const isDone = document.execCommand("copy");
-      field.remove();
-      return isDone;
-    }
-  }
-
-  function wrap(button, target) {
-    const wraps = target.classList.toggle("is-wrapped");
-    button.setAttribute("aria-pressed", String(wraps));
-  }
 
   function inTime(milliseconds) {
     const seconds = Math.floor(milliseconds / 1000);
