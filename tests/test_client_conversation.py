@@ -167,6 +167,8 @@ def test_the_tool_tells_in_words(streaming_site: Site, monkeypatch: pytest.Monke
     slow = run_python_code("while True: pass", timeout=1)
     assert slow == "Error (exit_code=-1): Execution timed out"
     assert run_python_code("1", timeout=400).startswith("Error (exit_code=-1): SB002: timeout")
+    # A model may write half of a character.
+    assert run_python_code("print('\ud83d')").startswith("Error (exit_code=-1): ")
     long = run_python_code("print('a' * 50_000 + 'end')")
     assert len(long) < tool.MOST_CHARACTERS + 100
     assert "characters left out" in long

@@ -165,6 +165,14 @@ def test_leaving_a_stream_cancels_its_run(streaming_site: Site) -> None:
         assert client.wait(events.id).status == "cancelled"
 
 
+def test_the_next_page_is_of_the_same_service(proxy: Proxy, client: Cofferdam) -> None:
+    page = {"results": [], "next": "http://evil.example/api/v1/executions?cursor=abc&limit=1"}
+    proxy.refusals = [(200, {"Content-Type": "application/json"}, json.dumps(page).encode())]
+    with pytest.raises(InvalidRequest):
+        list(client.executions())
+    assert proxy.requests[1] == "GET /api/v1/executions?cursor=abc&limit=1"
+
+
 def test_waiting_ends_and_names_what_goes_on(client: Cofferdam) -> None:
     queued = client.submit("import time; time.sleep(60)")
     with pytest.raises(StillRunning) as told:
@@ -204,6 +212,12 @@ def test_with_await_it_is_the_same(proxy: Proxy, streaming_site: Site) -> None:
             async with client.stream(code, detach=True) as events:
                 told = [event.content async for event in events]
             assert b"".join(told) == b"0\n1\n2\n3\n"
+            # While the first goes on, the second is told that it is queued, and waits.
+            slow, key = "import time; time.sleep(0.5); print(1)", claim()
+            both = await asyncio.gather(
+                client.run(slow, idempotency_key=key), client.run(slow, idempotency_key=key)
+            )
+            assert (both[0].id, both[0].stdout) == (both[1].id, "1\n")
             # Two at once, over one client.
             both = await asyncio.gather(client.run("print(1)"), client.run("print(2)"))
             assert [each.stdout for each in both] == ["1\n", "2\n"]

@@ -103,8 +103,10 @@ def test_without_a_service_or_a_key_it_says_what_to_set(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COFFERDAM_API_KEY", "cfd_wrong")
-    assert main(["session", "list"]) == 125
-    assert "unauthenticated" in capfd.readouterr().err
+    assert main(["session", "list", "--json"]) == 125
+    told = capfd.readouterr()
+    assert "cofferdam: unauthenticated: " in told.err
+    assert json.loads(told.out)["error"]["code"] == "unauthenticated"
     monkeypatch.delenv("COFFERDAM_API_KEY")
     assert main(["run", "-c", "1"]) == 125
     assert "COFFERDAM_API_KEY: " in capfd.readouterr().err
@@ -163,6 +165,8 @@ def test_a_session_and_its_files(here: Path, capfd: pytest.CaptureFixture[str]) 
     assert f"{session_id}  open   python" in said("session", "list", "--state", "open")
     said("session", "run", name, "-c", "x = 41")
     assert said("session", "run", session_id, "-c", "print(x + 1)") == "42\n"
+    said("session", "run", name, "-c", r"open('two\nlines\x1b[2J', 'w').close()")
+    assert "two\\x0alines\\x1b[2J\n" in said("files", "ls", name)
     (here / "data.bin").write_bytes(bytes(range(256)))
     said("files", "put", name, "data.bin", "in/data.bin")
     assert "in/data.bin" in said("files", "ls", name, "in")
@@ -210,6 +214,7 @@ def test_a_terminal_is_not_given_what_it_would_obey(environment: dict[str, str])
     os.close(control)
     assert done.returncode == 0
     assert told == "\\x1b]52;c;ZXZpbA==\\x07safe\\x0dover\\x202etxt\r\n"
+    assert harmless("\x9b2J\u2067") == "\\x9b2J\\x2067"
     assert harmless("täglich\t1\r\n\n") == "täglich\t1\r\n\n"
 
 

@@ -23,7 +23,7 @@ def run_python_code(code: str, timeout: int = 20) -> str:
     try:
         with Cofferdam() as client:
             execution = client.run(code, timeout=timeout, wait_seconds=timeout + _WAITED_BEYOND)
-    except CofferdamError as error:
+    except (CofferdamError, ValueError) as error:
         return f"Error (exit_code={_NO_EXIT}): {_short(str(error))}"
     if execution.status == "succeeded":
         return _short(execution.stdout)

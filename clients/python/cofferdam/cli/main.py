@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cofferdam import Cofferdam, verify_receipt
 from cofferdam.cli import exits, output, run, session
 from cofferdam.cli.parser import Parser
-from cofferdam.errors import CofferdamError
+from cofferdam.errors import CofferdamError, ServiceError
 
 _SETTINGS = f"""\
 settings, from the environment:
@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Nobody reads any more. What Python would still write at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OURS
+    except ServiceError as error:
+        if getattr(options, "json", False):
+            output.as_json(error.body)
+        output.problem(str(error))
         return exits.OURS
     except (CofferdamError, OSError, ValueError) as error:
         output.problem(str(error))

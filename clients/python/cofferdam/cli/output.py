@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import sys
@@ -15,10 +16,19 @@ _HARMFUL = re.compile(
     "|\r(?!\n)"
 )
 
+_ENDS = re.compile("[\n\r\t\u2028\u2029]")
+
 
 def harmless(text: str) -> str:
     """With every character that a terminal may obey written out."""
-    return _HARMFUL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _HARMFUL.sub(_written_out, text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
+
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Out:
@@ -26,27 +36,29 @@ class Out:
 
     def __init__(self, *, raw: bool = False) -> None:
         self._raw = raw
+        # A character may come in two pieces.
+        self._decoders = {name: _UTF8("replace") for name in ("stdout", "stderr")}
 
     def stdout(self, content: bytes) -> None:
-        self._write(sys.stdout, content)
+        self._write(sys.stdout, "stdout", content)
 
     def stderr(self, content: bytes) -> None:
-        self._write(sys.stderr, content)
+        self._write(sys.stderr, "stderr", content)
 
-    def _write(self, stream: TextIO, content: bytes) -> None:
+    def _write(self, stream: TextIO, name: str, content: bytes) -> None:
         target: BinaryIO | None = getattr(stream, "buffer", None)
         if target is not None and (self._raw or not stream.isatty()):
             stream.flush()
             target.write(content)
             target.flush()
         else:
-            stream.write(harmless(content.decode(errors="replace")))
+            stream.write(harmless(self._decoders[name].decode(content)))
             stream.flush()
 
 
 def line(text: str) -> None:
-    """A line of ours, which may hold names that others chose."""
-    sys.stdout.write(harmless(text) + "\n")
+    """A line of ours, which stays one whatever names others chose."""
+    sys.stdout.write(_ENDS.sub(_written_out, harmless(text)) + "\n")
 
 
 def problem(text: str) -> None:
