@@ -147,6 +147,20 @@ def test_a_stream_that_breaks_is_taken_up_where_it_was(proxy: Proxy, client: Cof
     assert proxy.requests[1].startswith("GET /api/v1/executions/")
 
 
+def test_following_goes_on_behind_the_number_that_was_given(
+    proxy: Proxy, client: Cofferdam
+) -> None:
+    queued = client.submit("import time\nfor n in range(4): print(n, flush=True); time.sleep(0.2)")
+    with client.follow(queued.id) as events:
+        first = [next(events), next(events)]
+    # It breaks before anything has come, and what came before does not come again.
+    proxy.break_after = 0
+    with client.follow(queued.id, after=events.after) as rest:
+        told = [*first, *rest]
+    assert b"".join(event.content for event in told) == b"0\n1\n2\n3\n"
+    assert [event.type for event in told].count("started") == 1
+
+
 def test_a_stream_that_is_not_detached_says_that_it_was_lost(
     proxy: Proxy, client: Cofferdam
 ) -> None:

@@ -86,7 +86,7 @@ class AsyncCofferdam:
     def follow(self, execution_id: str, after: int = 0) -> AsyncRunStream:
         """The events of an execution behind the one of this number. Leaving them ends nothing."""
         call = calls.followed(f"{EXECUTIONS}/{calls.part(execution_id)}/events", after)
-        return AsyncRunStream(self._transport, call, detached=True)
+        return AsyncRunStream(self._transport, call, detached=True, id=execution_id, after=after)
 
     async def execution(self, execution_id: str) -> Execution:
         path = f"{EXECUTIONS}/{calls.part(execution_id)}"

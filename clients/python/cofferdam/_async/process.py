@@ -24,7 +24,9 @@ class AsyncBackgroundProcess:
     def follow(self, after: int = 0) -> AsyncRunStream:
         """Its events behind the one of this number. Leaving them ends nothing."""
         call = followed(f"{self._path}/events", after)
-        return AsyncRunStream(self._transport, call, detached=True)
+        return AsyncRunStream(
+            self._transport, call, detached=True, id=self.info.execution, after=after
+        )
 
     async def wait(self) -> Execution:
         """Its record, once it has ended."""

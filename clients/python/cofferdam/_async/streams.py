@@ -28,7 +28,15 @@ class AsyncRunStream:
     then a connection that breaks is taken up again behind the last event.
     """
 
-    def __init__(self, transport: AsyncTransport, call: Call, *, detached: bool) -> None:
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        call: Call,
+        *,
+        detached: bool,
+        id: str | None = None,  # noqa: A002
+        after: int = 0,
+    ) -> None:
         self._transport = transport
         self._call = call
         self._detached = detached
@@ -36,8 +44,8 @@ class AsyncRunStream:
         self._pieces: AsyncIterator[bytes] | None = None
         self._lines = Lines()
         self._resumed = 0
-        self.id: str | None = None
-        self.after = 0
+        self.id = id
+        self.after = after
         self.execution: Execution | None = None
 
     async def __aenter__(self) -> Self:

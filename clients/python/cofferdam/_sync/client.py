@@ -87,7 +87,7 @@ class Cofferdam:
     def follow(self, execution_id: str, after: int = 0) -> RunStream:
         """The events of an execution behind the one of this number. Leaving them ends nothing."""
         call = calls.followed(f"{EXECUTIONS}/{calls.part(execution_id)}/events", after)
-        return RunStream(self._transport, call, detached=True)
+        return RunStream(self._transport, call, detached=True, id=execution_id, after=after)
 
     def execution(self, execution_id: str) -> Execution:
         path = f"{EXECUTIONS}/{calls.part(execution_id)}"

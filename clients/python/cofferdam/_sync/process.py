@@ -25,7 +25,7 @@ class BackgroundProcess:
     def follow(self, after: int = 0) -> RunStream:
         """Its events behind the one of this number. Leaving them ends nothing."""
         call = followed(f"{self._path}/events", after)
-        return RunStream(self._transport, call, detached=True)
+        return RunStream(self._transport, call, detached=True, id=self.info.execution, after=after)
 
     def wait(self) -> Execution:
         """Its record, once it has ended."""

@@ -29,7 +29,15 @@ class RunStream:
     then a connection that breaks is taken up again behind the last event.
     """
 
-    def __init__(self, transport: Transport, call: Call, *, detached: bool) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        call: Call,
+        *,
+        detached: bool,
+        id: str | None = None,  # noqa: A002
+        after: int = 0,
+    ) -> None:
         self._transport = transport
         self._call = call
         self._detached = detached
@@ -37,8 +45,8 @@ class RunStream:
         self._pieces: Iterator[bytes] | None = None
         self._lines = Lines()
         self._resumed = 0
-        self.id: str | None = None
-        self.after = 0
+        self.id = id
+        self.after = after
         self.execution: Execution | None = None
 
     def __enter__(self) -> Self:
