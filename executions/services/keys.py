@@ -137,6 +137,22 @@ def authenticate(key_text: str, address: str = "") -> ApiKey:
     return api_key
 
 
+def of_id(key_id: int) -> ApiKey | None:
+    """The key of this id, valid or not, with its tenant: for who can prove what it was given."""
+    found = ApiKey.objects.select_related("tenant").filter(pk=key_id).order_by()
+    return next(iter(found), None)
+
+
+def require_valid(api_key: ApiKey, address: str = "") -> None:
+    """What `authenticate` asks of a key that is known. Raises Unauthenticated."""
+    problem = problem_of(api_key)
+    if not problem and not api_key.allows_address(address):
+        problem = "address"
+    if problem:
+        note_refusal(api_key, problem, address=address)
+        raise Unauthenticated
+
+
 def look_up(key_text: str) -> tuple[ApiKey | None, str]:
     """The key, if there is one, and why it is not valid; "" for one that is.
 
@@ -147,11 +163,16 @@ def look_up(key_text: str) -> tuple[ApiKey | None, str]:
     api_key = next(iter(found), None)
     if api_key is None:
         return None, UNKNOWN
+    return api_key, problem_of(api_key)
+
+
+def problem_of(api_key: ApiKey) -> str:
+    """Why it is not valid; "" where it is."""
     if api_key.revoked_at is not None:
-        return api_key, "revoked"
+        return "revoked"
     if not api_key.is_valid(timezone.now()):
-        return api_key, "expired"
-    return api_key, "" if api_key.tenant.is_active else "inactive tenant"
+        return "expired"
+    return "" if api_key.tenant.is_active else "inactive tenant"
 
 
 def revoke(api_key: ApiKey) -> bool:
