@@ -79,6 +79,12 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-pause": {"POST": _SESSIONS},
     "e2b-metrics": {"GET": _READ},
     "e2b-process": {"POST": _RUN_IN_SESSION},
+    "e2b-filesystem": {"POST": _FILES},
+    "e2b-files": {"GET": _FILES, "POST": _FILES},
+    "e2b-execute": {"POST": _RUN_IN_SESSION},
+    "e2b-contexts": {"GET": _READ, "POST": _SESSIONS},
+    "e2b-context": {"DELETE": _SESSIONS},
+    "e2b-context-restart": {"POST": _SESSIONS},
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))

@@ -33,7 +33,7 @@ from executions.services.sessions.finding import living_session_of
 from executions.services.waiting import Waits
 
 
-class _Nothing:
+class Nothing:
     """Where there is nothing to be told of but the end."""
 
     def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
@@ -138,7 +138,7 @@ class SandboxView(RunningView):
             except Exception as error:
                 failed = told(error)
             if not events.has_begun:
-                events.begin(_Nothing())
+                events.begin(Nothing())
             if failed is not None:
                 events.end({"error": failed})
             return HttpResponse(end(failed), content_type=STREAM_TYPE)

@@ -16,8 +16,7 @@ from executions.services.sessions.errors import (
     SessionClosed,
     SessionLost,
 )
-from executions.services.workspaces.quota import QuotaExceeded
-from providers.errors import SandboxError
+from providers.errors import RateLimited, SandboxError
 
 # What a sandbox's own address answers for one that is not there, whoever asks.
 NOT_FOUND = "The sandbox was not found"
@@ -89,7 +88,9 @@ def file_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of a sandbox's files, asked for over plain HTTP."""
     exc = _in_sandbox(as_told(exc))
     known = render_error(exc, context)
-    status = 507 if isinstance(exc, QuotaExceeded) else known.status_code
+    # There is no more room: to wait helps nobody.
+    is_full = isinstance(exc, RateLimited) and exc.retry_after is None
+    status = 507 if is_full else known.status_code
     body = {"code": status, "message": _message(exc, known)}
     return _with_headers(json_response(body, status), known)
 
@@ -100,6 +101,15 @@ def connect_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     known = render_error(exc, context)
     body = {"code": word_of(exc, known.status_code), "message": _message(exc, known)}
     return _with_headers(json_response(body, known.status_code), known)
+
+
+def text_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
+    """Of the code interpreter, whose errors are plain texts."""
+    exc = _in_sandbox(as_told(exc))
+    known = render_error(exc, context)
+    content = _message(exc, known).encode(errors="replace")
+    answer = HttpResponse(content, status=known.status_code, content_type="text/plain")
+    return _with_headers(answer, known)
 
 
 def told(exc: Exception) -> dict[str, str]:

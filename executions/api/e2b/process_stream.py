@@ -17,7 +17,6 @@ from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
 
-KEEPALIVE_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 _LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
 _SIGNALS = {129: "hangup", 130: "interrupt", 131: "quit", 137: "killed", 143: "terminated"}
@@ -27,9 +26,11 @@ class KeptAlive(EventStream):
     """Events in envelopes, with one that says nothing where nothing has come for a while."""
 
     keepalive: bytes
+    content_type = STREAM_TYPE
+    keepalive_seconds = 30.0
 
     def __init__(self, opening: bytes, **options: Any) -> None:
-        super().__init__(STREAM_TYPE, **options)
+        super().__init__(self.content_type, **options)
         self._opening = opening
         self._said_at = time.monotonic()
 
@@ -39,7 +40,7 @@ class KeptAlive(EventStream):
             body, self._opening = self._opening + body, b""
         if body:
             self._said_at = time.monotonic()
-        elif more and time.monotonic() - self._said_at >= KEEPALIVE_SECONDS:
+        elif more and time.monotonic() - self._said_at >= self.keepalive_seconds:
             self._said_at = time.monotonic()
             return self.keepalive, more
         return body, more
@@ -47,7 +48,7 @@ class KeptAlive(EventStream):
     def changed(self) -> Future[None]:
         changed: Future[None] = Future()
         # Whichever comes first: something happened, or it is time to say that nothing has.
-        within(KEEPALIVE_SECONDS, super().changed()).add_done_callback(
+        within(self.keepalive_seconds, super().changed()).add_done_callback(
             lambda _: changed.set_result(None)
         )
         return changed

@@ -65,7 +65,7 @@ class ProcessView(SandboxView):
     def _start(self, request: Request) -> HttpResponseBase:
         session = self.session()
         wanted = command_of(self.first_message())
-        _require_basic_user(request)
+        require_basic_user(request)
         events = ProcessEvents(0, is_terminal=wanted.pty is not None)
 
         def work() -> Waits[None]:
@@ -215,7 +215,7 @@ def _no_process(pid: int) -> Refused:
     return Refused(404, "not_found", f"process with pid {pid} not found")
 
 
-def _require_basic_user(request: Request) -> None:
+def require_basic_user(request: Request) -> None:
     """Of clients that name a user, in a header that is no credential here."""
     scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     if scheme.lower() != "basic":

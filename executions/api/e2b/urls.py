@@ -2,6 +2,14 @@
 
 from django.urls import path, re_path
 
+from executions.api.e2b.files import FilesView
+from executions.api.e2b.filesystem import FilesystemView
+from executions.api.e2b.interpreter import (
+    ContextRestartView,
+    ContextsView,
+    ContextView,
+    ExecuteView,
+)
 from executions.api.e2b.processes import ProcessView
 from executions.api.e2b.sandboxes import (
     ConnectView,
@@ -30,5 +38,15 @@ urlpatterns = [
     path(f"{_ONE}/pause", PauseView.as_view(), name="e2b-pause"),
     path(f"{_ONE}/metrics", MetricsView.as_view(), name="e2b-metrics"),
     path("process.Process/<str:method>", ProcessView.as_view(), name="e2b-process"),
+    path("filesystem.Filesystem/<str:method>", FilesystemView.as_view(), name="e2b-filesystem"),
+    path("files", FilesView.as_view(), name="e2b-files"),
+    path("execute", ExecuteView.as_view(), name="e2b-execute"),
+    path("contexts", ContextsView.as_view(), name="e2b-contexts"),
+    path("contexts/<str:context_id>", ContextView.as_view(), name="e2b-context"),
+    path(
+        "contexts/<str:context_id>/restart",
+        ContextRestartView.as_view(),
+        name="e2b-context-restart",
+    ),
     re_path(rf"^(?:{_NOT_HERE})(?:/.*)?$", NotHereView.as_view()),
 ]
