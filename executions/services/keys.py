@@ -21,6 +21,7 @@ from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)
 
+OURS, OF_E2B = "cfd_", "e2b_"
 _PREFIX_LENGTH = 10
 _GIVEN_PREFIX_LENGTH = 4
 _USE_RECORDED_EVERY = timedelta(minutes=1)
@@ -36,18 +37,20 @@ def create_api_key(
     name: str,
     expires_at: datetime | None = None,
     scopes: str = USUAL_SCOPES,
+    form: str = OURS,
     **bounds: str,
 ) -> tuple[ApiKey, str]:
     """A new key and its text, which is known only now. Raises InvalidConfiguration.
 
     `scopes` and each of the `bounds` (languages, providers, templates, addresses) are words with
     spaces between; `minimum_isolation` is a level. Without scopes the key opens nothing.
+    `form` is what it begins with: some clients of E2B send none that does not look like one of its.
     """
     if not name or len(name) > 100:
         raise InvalidConfiguration("name: Must be 1 to 100 characters long.", field="name")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidConfiguration("expires_at: Must be in the future.", field="expires_at")
-    key_text = "cfd_" + secrets.token_urlsafe(32)
+    key_text = form + (secrets.token_hex(32) if form == OF_E2B else secrets.token_urlsafe(32))
     api_key = ApiKey(
         tenant=tenant,
         name=name,
@@ -88,6 +91,7 @@ def rotate(
             former.name,
             expires_at,
             former.scopes if scopes is None else scopes,
+            OF_E2B if former.prefix.startswith(OF_E2B) else OURS,
             **bounds,
             rotated_from=former.prefix,
         )

@@ -17,7 +17,7 @@ from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 2.0
 _LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
 _SIGNALS = {129: "hangup", 130: "interrupt", 131: "quit", 137: "killed", 143: "terminated"}
 

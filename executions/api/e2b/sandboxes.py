@@ -93,7 +93,7 @@ class ConnectView(SandboxApiView):
     def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
-        seconds = shapes.seconds_in(self.body()) or shapes.DEFAULT_SECONDS
+        seconds = shapes.connecting_for(session, self.body())
         slept = session.state == Session.State.ASLEEP
         if slept:
             yield from awake(session)

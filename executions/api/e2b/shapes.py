@@ -68,15 +68,27 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     )
 
 
+def age_of(session: Session) -> int:
+    """Seconds since it was opened, rounded up."""
+    return math.ceil((timezone.now() - session.created_at).total_seconds())
+
+
+def connecting_for(session: Session, body: Mapping[str, Any]) -> int:
+    """For how many seconds who connects wants it to live, or as long as it may."""
+    wanted = seconds_in(body) or DEFAULT_SECONDS
+    return max(1, min(wanted, settings.SESSION_MAX_SECONDS - age_of(session)))
+
+
 def pauses_at_its_end(session: Session) -> bool:
     return session.idle_seconds < session.max_seconds
 
 
 def ending_in(session: Session, seconds: int) -> SessionChanges:
     """What has it end so many seconds from now, in the way in which it does."""
-    age = math.ceil((timezone.now() - session.created_at).total_seconds())
+    age = age_of(session)
     if pauses_at_its_end(session):
-        return SessionChanges(idle_seconds=seconds)
+        longest = min(age + seconds + 1, settings.SESSION_MAX_SECONDS)
+        return SessionChanges(idle_seconds=seconds, max_seconds=max(session.max_seconds, longest))
     return SessionChanges(idle_seconds=age + seconds, max_seconds=age + seconds)
 
 

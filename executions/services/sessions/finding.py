@@ -111,11 +111,15 @@ def living_sessions(
 
 
 def opened_by_keys(session_id: UUID | None, most: int) -> Iterator[tuple[UUID, ApiKey]]:
-    """Sessions that have not ended, the newest first, each with the key that opened it: one of
-    them, or all of all tenants."""
+    """Sessions, each with the key that opened it: one that has not ended, or all that are open.
+
+    Of all tenants, so it is no more than there may be of those: who sleeps is counted for nobody.
+    """
     found = Session.objects.filter(closed_at=None, api_key__isnull=False, tenant__isnull=False)
     if session_id is not None:
         found = found.filter(pk=session_id)
+    else:
+        found = found.filter(state=Session.State.OPEN)
     found = found.select_related("api_key__tenant").only("id", "api_key").order_by("-pk")
     for session in found[:most]:
         if session.api_key is not None:
