@@ -11,13 +11,15 @@ from typing import Any
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
 from executions.models import Execution
-from executions.services.following import first_of, following
+from executions.services.following import Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
+from executions.services.sessions.background import record_if_ended
 from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
 
 _LOOK_SECONDS = 2.0
+_ASK_SECONDS = 0.5
 _LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
 _SIGNALS = {129: "hangup", 130: "interrupt", 131: "quit", 137: "killed", 143: "terminated"}
 
@@ -112,11 +114,43 @@ def followed(
             nothing = first_of(log.closed, events.left)
             yield within(_LOOK_SECONDS, nothing)
     execution.refresh_from_db()
-    if execution.finished_at is None and not (events.left.done() or draining.is_draining()):
-        # Nobody in this process follows it.
-        yield from following(execution.pk, events, 1 if log is not None else 0)
+    if log is not None and _is_told(execution, log):
+        return _end_of(execution)
+    if log is None:
+        yield from following(execution.pk, events, 0)
         execution.refresh_from_db()
+        return _end_of(execution)
+    # There was no thread left to follow it: it is told of when it has ended.
+    yield from _until_recorded(execution, events, until)
+    if execution.finished_at is None:
+        is_late = until is not None and time.monotonic() >= until
+        return _late() if is_late else _end_of(execution)
+    relay = Relay()
+    relay.push([entry for entry in recorded(execution.pk) if entry.type in STREAMS])
+    relay.end()
+    events.begin(relay)
     return _end_of(execution)
+
+
+def _is_told(execution: Execution, log: EventLog) -> bool:
+    """Whether it has ended, and what it put out was heard."""
+    if execution.finished_at is None:
+        return False
+    is_heard = log.printed("stdout") or log.printed("stderr")
+    return bool(is_heard) or not (execution.stdout or execution.stderr)
+
+
+def _until_recorded(
+    execution: Execution, events: ProcessEvents, until: float | None
+) -> Waits[None]:
+    while execution.finished_at is None and not (events.left.done() or draining.is_draining()):
+        if until is not None and time.monotonic() >= until:
+            return
+        nothing: Future[None] = Future()
+        yield within(_ASK_SECONDS, first_of(nothing, events.left))
+        if execution.session is not None:
+            yield from record_if_ended(execution.session, execution)
+        execution.refresh_from_db()
 
 
 def _late() -> dict[str, Any]:
