@@ -10,24 +10,18 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from providers.manager import manager
-from providers.named import close_all
-from tests.conftest import Caller, require
-from tests.kept_service import sessions_service
-from tests.running import LOCAL, activate
+from tests.conftest import Caller
+from tests.kept_service import kept_by
 
 
 @pytest.fixture(name="conversations")
-def provide_conversations(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[None]:
+def provide_conversations(
+    transactional_db: None, tmp_path: Path, settings: Any, shared_service: Path
+) -> Iterator[None]:
     """Real sandboxes that stay, in bubblewrap, and a storage of the test's own."""
-    require("bwrap")
     settings.DATA_DIR = tmp_path
-    with sessions_service(tmp_path, tmp_path / "log"):
-        activate("local", LOCAL)
-        manager.close()
+    with kept_by(shared_service, tmp_path):
         yield
-        close_all()
-        manager.close()
 
 
 def execute(caller: Caller, code: str, user_id: str = "alice", **body: Any) -> Any:

@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.provider_fixtures",
     "tests.sandboxes",
     "tests.kept_guest",
+    "tests.kept_service",
     "tests.docker_engine",
     "tests.remote_providers",
     "tests.routing",
@@ -52,7 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         used = set(getattr(item, "fixturenames", ()))
         if item.get_closest_marker("django_db"):
             used.add("db")
-        if used & DATABASE_FIXTURES and not used & SLOW_FIXTURES:
+        if item.get_closest_marker("one_database") or used & SLOW_FIXTURES:
+            continue
+        if used & DATABASE_FIXTURES:
             item.add_marker("database")
 
 

@@ -23,6 +23,8 @@ from executions.storage import WORKSPACES, kept
 from tests.agent_sandbox import content, control, download_url, execute, listed, output, upload
 from tests.conftest import Caller
 
+pytestmark = pytest.mark.one_database
+
 pytest_plugins = ["tests.agent_sandbox"]
 
 

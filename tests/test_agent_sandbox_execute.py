@@ -15,6 +15,8 @@ from tests.agent_sandbox import content, download_url, execute, listed, output
 from tests.conftest import Caller
 from tests.rich import require_module
 
+pytestmark = pytest.mark.one_database
+
 pytest_plugins = ["tests.agent_sandbox"]
 
 PATH = "/v1/execute"

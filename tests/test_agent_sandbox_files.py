@@ -18,6 +18,8 @@ from tests.conftest import Caller
 from tests.fetching import allow
 from tests.web_server import WebServer, answer
 
+pytestmark = pytest.mark.one_database
+
 pytest_plugins = ["tests.agent_sandbox"]
 
 # What leads out of a folder, or is none of ours to write.

@@ -21,6 +21,8 @@ from providers.values import InputFile
 from tests.conftest import Caller
 from tests.running import run
 
+pytestmark = pytest.mark.one_database
+
 PATH = "/api/v1/executions"
 
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema
+import pytest
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.validation import validate_schema
 
 from tests.conftest import Caller
 from tests.running import run
 from tests.test_api_executions import SHAPE
+
+pytestmark = pytest.mark.one_database
 
 
 def strict(schema: dict[str, Any], name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
 
 
 def said(records: bytes, times: int = 1) -> bytes:

@@ -26,6 +26,8 @@ from tests.lying_provider import Liar
 from tests.routing import last_execution
 from tests.running import run
 
+pytestmark = pytest.mark.one_database
+
 # RAGFlow's own, of which a reader knows no more.
 KEYS = {"stdout": str, "stderr": str, "returned": str, "artifacts": list}
 BYTES = bytes(range(256))

@@ -20,6 +20,8 @@ from executions.bridge.serving import THREADS, Serving
 from executions.models import Execution
 from tests.wire_server import eventually
 
+pytestmark = pytest.mark.one_database
+
 SLEEPER = "import time\ntime.sleep(60)"
 FORGED = json.dumps({"id": "forged", "stdout": "", "returned": "1"})
 LOUD = f"""

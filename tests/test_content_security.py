@@ -9,7 +9,7 @@ import pytest
 from django.contrib.staticfiles import finders
 from django.test import Client
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 PAGES = (
     "/admin/",

@@ -27,6 +27,8 @@ from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.sessions import URL, opened
 
+pytestmark = pytest.mark.one_database
+
 MODULES: tuple[ModuleType, ...] = (
     requests,
     claims,

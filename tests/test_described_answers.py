@@ -22,6 +22,8 @@ from tests.conftest import Caller
 from tests.sessions import URL, cell, opened
 from tests.test_declared_requests import least, operations, outside, resolved
 
+pytestmark = pytest.mark.one_database
+
 # Streams do not end, so they have tests of their own (test_streamed_runs.py).
 STREAMS, ADMINISTRATION = "/events", "/api/admin"
 JSON = "application/json"

@@ -39,6 +39,8 @@ from tests.raw_http import Answer, ask, connect, read, request
 from tests.running import activate, run
 from tests.site import EXECUTIONS, Prepared, Site, prepare, serving
 
+pytestmark = pytest.mark.one_database
+
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:

@@ -23,7 +23,7 @@ from tests.test_execution_admin import auditor
 
 __all__ = ["auditor"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\u202eb\u2066c \u200b \ufeff \x00 \x7f \x9b31m \U000e0041"

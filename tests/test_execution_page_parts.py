@@ -24,7 +24,7 @@ from tests.test_execution_page import page_of
 
 __all__ = ["auditor"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 HOSTILE = "<script>x()</script>\u202e\x1b[2J\u200b"
 HARMLESS = "&lt;script&gt;x()&lt;/script&gt;[U+202E][U+001B][2J[U+200B]"

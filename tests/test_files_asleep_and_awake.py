@@ -22,6 +22,8 @@ from tests.sessions import URL, cell, opened, row
 from tests.test_files_asleep import packed
 from tests.test_session_files import got, put
 
+pytestmark = pytest.mark.one_database
+
 
 @pytest.fixture
 def own_pool(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[None]:

@@ -20,7 +20,7 @@ from tests.running import run
 
 Services = tuple[E2BServer, AgentRunServer]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 NUMBERS = [
     2**31,

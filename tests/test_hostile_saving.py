@@ -27,7 +27,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
 
 
 def archive(*members: tuple[str, bytes], kind: bytes = tarfile.REGTYPE) -> bytes:

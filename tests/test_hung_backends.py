@@ -30,7 +30,7 @@ from tests.wire_server import eventually
 
 Services = tuple[E2BServer, AgentRunServer]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 class Hanging:

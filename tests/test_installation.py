@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from sandbox_site.installation import DoesNotFit, join, refuse_foreign
 from sandbox_site.models import InstallationMark
 from tests.processes import ROOT, clean_environment, free_port
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 OTHER = "another key that is as long as Django wants its keys to be"
 
@@ -192,10 +193,11 @@ def test_of_many_first_instances_with_directories_of_their_own_one_starts(
     assert sorted(outcomes) == ["STORAGE_URL"] * 5 + ["started"]
 
 
-@pytest.fixture
-def embedded(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a whole installation, as `manage.py bootstrap` makes it."""
-    environment = clean_environment(tmp_path / "embedded", PORT=str(free_port()))
+    data_dir = tmp_path_factory.mktemp("installation") / "embedded"
+    environment = clean_environment(data_dir, PORT=str(free_port()))
     manage(environment, "bootstrap")
     return environment
 
@@ -247,7 +249,7 @@ def test_the_embedded_default_needs_nothing_even_after_its_files_were_moved(
     embedded: dict[str, str], tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
-    Path(embedded["DATA_DIR"]).rename(moved)
+    shutil.copytree(embedded["DATA_DIR"], moved)
     (moved / installation.FILE_NAME).unlink()
     environment = embedded | {"DATA_DIR": str(moved)}
 

@@ -21,7 +21,7 @@ from providers.services import approve
 from providers.services.guarded_rows import NotAllowed, restore
 from tests.conftest import Caller
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 KEYS = "/admin/executions/apikey/"
 SENT: dict[str, Any] = {"name": "k", "scopes": ["execute", "read"]}

@@ -22,7 +22,7 @@ from tests.managers import GOOD, configure, eventually, leased
 
 pytest_plugins = ["tests.manager_fixtures"]
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 
 def in_a_fork(check: Callable[[], bool]) -> bool:

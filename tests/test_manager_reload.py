@@ -18,7 +18,7 @@ from tests.managers import GOOD, TOKEN, configure, eventually, leased
 
 pytest_plugins = ["tests.manager_fixtures"]
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 
 def test_without_an_active_provider_there_is_no_lease(manager: ProviderManager) -> None:

@@ -30,6 +30,8 @@ from tests.test_execution_admin import LIST, make_rows, shown
 from tests.test_hostile_guest import served
 from tests.test_roles import member
 
+pytestmark = pytest.mark.one_database
+
 # A call by the second set of numbers, which the filter ends a process for.
 FOREIGN_CALL = "import ctypes; ctypes.CDLL(None).syscall(0x40000000 | 39); print('not reached')"
 OWN_SIGNAL = "import os, signal; os.kill(os.getpid(), signal.SIGSYS)"

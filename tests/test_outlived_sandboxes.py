@@ -26,6 +26,8 @@ from tests.saved_files import saved
 from tests.sessions import URL, aged, cell, opened, row
 from tests.site import prepare, serving
 
+pytestmark = pytest.mark.one_database
+
 
 class Pool:
     """The service of kept sandboxes, which can be killed and started anew."""

@@ -26,7 +26,7 @@ from tests.conftest import Caller
 from tests.provider_package import Packages, install_probe
 from tests.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 FIRST = "planted-first-secret-aaaa"
 SECOND = "planted-second-secret-bbbb"

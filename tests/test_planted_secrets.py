@@ -27,7 +27,7 @@ from tests.broker import payloads, queued_tasks
 from tests.conftest import Caller
 from tests.running import run
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 CONFIGURED = "cfg-planted-0123456789-secret"
 PASSWORD = "planted password of the administrator"

@@ -17,7 +17,7 @@ from tests.sessions import cell, opened
 from tests.test_approvals import signed_in
 from tests.test_playground import PAGE, sent
 
-pytestmark = pytest.mark.usefixtures("kept_here")
+pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.one_database]
 
 LOOKS = ("use_playground", "view_execution", "view_session")
 

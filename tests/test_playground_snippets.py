@@ -21,6 +21,8 @@ from tests.required import require
 from tests.test_playground import PAGE, sent
 from tests.test_roles import member
 
+pytestmark = pytest.mark.one_database
+
 # Whatever one of the three languages could take for the end of a text, or for a command.
 CODE = (
     '\n# it\'s "quoted" `id` $(id) $HOME \\n \\ ${x} \'\'\'  """ %s %d !!\nJSON = {\n}\nJSON\n'

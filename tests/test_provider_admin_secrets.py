@@ -24,7 +24,7 @@ from tests.provider_pages import (
     page_of,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 __all__ = ("admin", "packages")
 

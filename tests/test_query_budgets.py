@@ -55,7 +55,7 @@ from providers.models import (
 from providers.services import activate, save_config
 from tests.provider_package import Packages, install_probe
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 BUDGETS = tomllib.loads((Path(__file__).parent / "query_budgets.toml").read_text())
 MANY = 60

@@ -17,7 +17,7 @@ from providers.models import ProviderConfig
 from providers.services import save_config
 from tests.conftest import Caller
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 PAGES = (
     "/admin/providers/providerconfig/",

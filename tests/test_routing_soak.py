@@ -86,6 +86,7 @@ def settle(server: WireServer) -> None:
     server.fault = lambda operation: None
 
 
+@pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_thousand_executions_with_random_faults(
     alice: ApiCaller,

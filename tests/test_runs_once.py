@@ -36,7 +36,7 @@ from tests.routing import last_execution, make_route
 from tests.running import run
 from tests.wire_server import WireServer
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 FAULTS = ("401", "404", "429", "500", "503", "cut", "bad_json", "hang")
 AT_THE_RUN = (*FAULTS, "lost", "dead", "truncated", "ran 401", "ran 404", "ran 429", "ran 503")

@@ -16,6 +16,8 @@ from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.models import ProviderConfig
 from tests.conftest import require
 
+pytestmark = pytest.mark.one_database
+
 
 @pytest.fixture
 def configured(db: None) -> Any:

@@ -30,7 +30,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
 
 
 def at(pk: str, view: str = "", path: str = "", kind: str = "session") -> str:

@@ -18,21 +18,20 @@ from providers.named import close_all, lease_of_version
 from providers.services.configuration import save_config
 from providers.values import Job, SandboxSpec
 from tests.conftest import Caller, require
-from tests.kept_service import sessions_service
-from tests.running import LOCAL, activate
+from tests.kept_service import kept_by, sessions_service
+from tests.running import LOCAL
 from tests.sessions import URL, cell, opened, wait_for
+
+pytestmark = pytest.mark.one_database
 
 
 @pytest.fixture
-def served(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[None]:
-    require("bwrap")
+def served(
+    transactional_db: None, tmp_path: Path, settings: Any, shared_service: Path
+) -> Iterator[None]:
     settings.DATA_DIR = tmp_path
-    with sessions_service(tmp_path, tmp_path / "log"):
-        activate("local", LOCAL)
-        manager.close()
+    with kept_by(shared_service, tmp_path):
         yield
-        close_all()
-        manager.close()
 
 
 def test_state_files_commands_and_a_reset(served: None, alice: Caller) -> None:

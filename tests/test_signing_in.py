@@ -15,7 +15,7 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from sandbox_site.client_address import read_networks
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 LOGIN = "/admin/login/"
 PAGE = "/admin/authenticator/"

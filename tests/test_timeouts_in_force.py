@@ -25,7 +25,7 @@ from tests.running import LOCAL, activate, run
 
 Services = tuple[E2BServer, AgentRunServer]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 def refusal(response: Any) -> tuple[int, str, str]:

@@ -20,7 +20,7 @@ from tests.lying_provider import Liar
 from tests.routing import last_execution
 from tests.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 KEPT = RunLimits()
 

@@ -20,6 +20,8 @@ from tests.routing import hops, last_execution, make_route
 from tests.running import LOCAL, run
 from tests.sandboxes import Local
 
+pytestmark = pytest.mark.one_database
+
 FORK_BOMB = "import os\nwhile True: os.fork()"
 QUIET_FORK_BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 THREAD_BOMB = """

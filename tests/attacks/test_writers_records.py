@@ -30,6 +30,8 @@ from providers.models import Route
 from tests.conftest import Caller
 from tests.processes import ROOT
 
+pytestmark = pytest.mark.one_database
+
 
 def sql(statement: str, *values: Any) -> None:
     with connection.cursor() as cursor:
