@@ -14,7 +14,7 @@ from tests.site import Site
 
 
 def test_a_sandbox_lives_as_its_client_says(door: Site) -> None:
-    with opened(metadata={"k": "v w"}, envs={"A": "1"}) as sandbox:
+    with opened(metadata={"k": "v w"}, envs={"A": "1"}, allow_internet_access=False) as sandbox:
         assert sandbox.is_running()
         info = sandbox.get_info()
         assert (info.state, info.metadata) == (SandboxState.RUNNING, {"k": "v w"})

@@ -42,7 +42,7 @@ class KeptAlive(EventStream):
             body, self._opening = self._opening + body, b""
         if body:
             self._said_at = time.monotonic()
-        elif more and time.monotonic() - self._said_at >= self.keepalive_seconds:
+        elif more and self.has_begun and time.monotonic() - self._said_at >= self.keepalive_seconds:
             self._said_at = time.monotonic()
             return self.keepalive, more
         return body, more
@@ -125,6 +125,9 @@ def followed(
     if execution.finished_at is None:
         is_late = until is not None and time.monotonic() >= until
         return _late() if is_late else _end_of(execution)
+    if log.printed("stdout") or log.printed("stderr"):
+        # Somebody did follow it for a while: it is not told twice.
+        return _end_of(execution)
     relay = Relay()
     relay.push([entry for entry in recorded(execution.pk) if entry.type in STREAMS])
     relay.end()

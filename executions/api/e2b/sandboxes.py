@@ -26,7 +26,7 @@ from executions.services.sessions.finding import (
     living_sessions,
     session_of,
 )
-from executions.services.sessions.inspecting import inspecting
+from executions.services.sessions.inspecting import inspecting, network_of
 from executions.services.sessions.opening import opening
 from executions.services.waiting import Waits
 from executions.services.workspaces.sleeping import sleeping
@@ -72,6 +72,12 @@ class SandboxesView(SandboxApiView):
     def post(self, request: Request) -> Waits[HttpResponse]:
         body = self.body()
         session = yield from opening(shapes.request_of(body), self.caller())
+        if (
+            body.get("allow_internet_access") is False
+            and (yield from network_of(session)) != "none"
+        ):
+            yield from close(session, self.by())
+            raise invalid("allow_internet_access: Nothing here promises a sandbox without it.")
         return json_response(shapes.created(session, self.api_key), 201)
 
 
