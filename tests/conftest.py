@@ -33,6 +33,7 @@ pytest_plugins = [
     "tests.postgres_server",
     "tests.bucket",
     "tests.streaming",
+    "tests.e2b_door",
 ]
 
 # What makes a test one of the database, and what it then waits for instead: a browser, an engine.

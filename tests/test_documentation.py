@@ -13,7 +13,8 @@ from providers.errors import CODES
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+FOLDERS = (DOCS, ROOT / "examples", ROOT / "clients")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for each in FOLDERS for page in each.rglob("*.md"))])
 GUIDES = ("quick-start", "concepts", "api-guide", "operations", "auditors-guide")
 # Of the environment, and of others that the pages speak of.
 FOREIGN = frozenset(
@@ -77,7 +78,15 @@ def test_every_code_and_command_that_is_named_exists(page: Path) -> None:
 
 def test_every_variable_that_is_named_is_one_of_the_project() -> None:
     sources = [ROOT / "Makefile"]
-    for folder in ("sandbox_site", "executions", "providers", "deploy", "examples", "bundle"):
+    for folder in (
+        "sandbox_site",
+        "executions",
+        "providers",
+        "deploy",
+        "examples",
+        "clients",
+        "bundle",
+    ):
         sources += [
             path for path in (ROOT / folder).rglob("*") if path.suffix in ("", ".py", ".sh")
         ]

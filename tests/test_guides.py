@@ -24,7 +24,7 @@ from tests.processes import ROOT, Service, clean_environment, free_port, started
 
 DOCS = ROOT / "docs"
 # In the order in which a reader comes to them: the first one starts the service of all.
-GUIDES = ("quick-start.md", "api-guide.md", "operations.md", "auditors-guide.md")
+GUIDES = ("quick-start.md", "api-guide.md", "clients.md", "operations.md", "auditors-guide.md")
 # How many blocks may say that they are not run.
 MOST_NOT_RUN = 0
 WRITTEN_URL = "http://127.0.0.1:8000"
@@ -112,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     for name, target in {
         "manage.py": ROOT / "manage.py",
+        "clients": ROOT / "clients",
         "examples": ROOT / "examples",
         "deploy": ROOT / "deploy",
         ".venv": Path(sys.prefix),
@@ -220,9 +221,7 @@ def test_the_terminal_states_are_those_that_an_execution_can_end_in() -> None:
     told = [row[0].strip("`") for row in rows_of("api-guide.md", "Terminal states")]
     ends = set(Execution.Status.values) - set(Execution.OPEN)
     assert sorted(told) == sorted(ends)
-    [client] = [
-        each for each in blocks_of("api-guide.md") if each.text.startswith("# cofferdam.py")
-    ]
+    [client] = [each for each in blocks_of("api-guide.md") if each.text.startswith("# agent.py")]
     names = re.search(r"ENDED = \{(.+)\}", client.text)
     assert names is not None
     assert set(re.findall(r'"(\w+)"', names[1])) == ends

@@ -245,7 +245,8 @@ def error_details(error, receipt, found):
 
 def details_hash(answer):
     created = datetime.datetime.fromisoformat(answer["created_at"])
-    created = created.astimezone(datetime.UTC).isoformat(timespec="microseconds")
+    created = created.astimezone(datetime.timezone.utc)  # noqa: UP017, Python 3.8 has no other
+    created = created.isoformat(timespec="microseconds")
     cost = answer["cost"]
     details = {
         "created_at": created,
@@ -277,38 +278,72 @@ def differences(found, receipt):
 
 
 def file_problems(receipt, code, artifacts):
-    """Problems of the files that were given, and what could be compared with one that was not."""
+    """Problems of the files that were given, and what could be compared with one that was not.
+
+    A file is a path, or bytes; `artifacts` are pairs of a name and a file.
+    """
     problems, missing = [], []
     if code is None:
         missing.append("the code (--code FILE)")
     elif receipt.get("code_hash") != file_hash(code):
-        problems.append(f"code_hash: {code} is not the code that was run")
+        problems.append(f"code_hash: {told(code)} is not the code that was run")
     hashes = {artifact["name"]: artifact["hash"] for artifact in receipt["artifacts"]}
     given = set()
-    for path in artifacts:
-        name, path = artifact_name(path, hashes)
+    for name, file in artifacts:
         given.add(name)
         if name not in hashes:
             problems.append(f"artifacts: there is no artifact of the name {name}")
-        elif hashes[name] != file_hash(path):
-            problems.append(f"artifacts: {path} is not the artifact {name}")
+        elif hashes[name] != file_hash(file):
+            problems.append(f"artifacts: {told(file)} is not the artifact {name}")
     missing += [f"the artifact {name} (--artifact FILE)" for name in hashes if name not in given]
     return problems, missing
 
 
-def artifact_name(argument, hashes):
+def artifact_name(argument, receipt):
     """The name and path of NAME=FILE, or of a file that is called as the artifact is."""
+    names = [artifact["name"] for artifact in receipt["artifacts"]]
     name, equals, path = argument.partition("=")
-    if equals and name in hashes:
+    if equals and name in names:
         return name, path
     base = os.path.basename(argument)
-    ends = [name for name in hashes if name == argument or os.path.basename(name) == base]
+    ends = [name for name in names if name == argument or os.path.basename(name) == base]
     return (ends[0] if len(ends) == 1 else argument), argument
 
 
-def file_hash(path):
-    with open(path, "rb") as file:
-        return "sha256:" + hashlib.sha256(file.read()).hexdigest()
+def file_hash(file):
+    if not isinstance(file, bytes):
+        with open(file, "rb") as opened:
+            file = opened.read()
+    return "sha256:" + hashlib.sha256(file).hexdigest()
+
+
+def told(file):
+    return "what was given" if isinstance(file, bytes) else file
+
+
+def receipt_in(document):
+    """The receipt of an answer, or the one that the document is. Raises ValueError for none."""
+    receipt = document.get("receipt", document)
+    if receipt is None:
+        raise ValueError("the answer has no receipt; a queued execution has none yet")
+    return receipt
+
+
+def check(document, keys, code=None, artifacts=()):
+    """What does not fit, what the receipt does not bind, and what could be compared but was not.
+
+    `document` is an answer or a receipt alone. Raises one of CANNOT where it is neither.
+    """
+    receipt = receipt_in(document)
+    problems, unbound = list(signature_problems(receipt, keys)), []
+    if "receipt" in document:
+        more, unbound = answer_problems(document, receipt)
+        problems += more
+    more, missing = file_problems(receipt, code, artifacts)
+    return problems + more, sorted(set(unbound)), missing
+
+
+CANNOT = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 
 def read(path):
@@ -318,8 +353,8 @@ def read(path):
         return json.load(file)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments=None, prog=None):
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("answer", help="the answer or the receipt, as JSON; - is standard input")
     parser.add_argument("--keys", required=True, help="what /api/v1/ledger/keys answered")
     parser.add_argument("--code", help="the file with the code that was sent")
@@ -330,21 +365,13 @@ def main():
         metavar="[NAME=]FILE",
         help="a downloaded artifact; NAME where the file is called otherwise",
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         document = read(options.answer)
-        is_answer = "receipt" in document
-        receipt = document["receipt"] if is_answer else document
-        if receipt is None:
-            raise ValueError("the answer has no receipt; a queued execution has none yet")
-        problems = list(signature_problems(receipt, read(options.keys)))
-        unbound = []
-        if is_answer:
-            more, unbound = answer_problems(document, receipt)
-            problems += more
-        more, missing = file_problems(receipt, options.code, options.artifact)
-        problems += more
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        receipt = receipt_in(document)
+        artifacts = [artifact_name(argument, receipt) for argument in options.artifact]
+        problems, unbound, missing = check(document, read(options.keys), options.code, artifacts)
+    except CANNOT as error:
         print(f"cannot be checked: {error!r}", file=sys.stderr)
         return 2
     for problem in problems:
@@ -357,7 +384,7 @@ def main():
         if receipt.get("found"):
             print("entered later than it ended, as it was found then")
     if unbound:
-        print("not bound by the receipt: " + ", ".join(sorted(set(unbound))))
+        print("not bound by the receipt: " + ", ".join(unbound))
     if missing:
         print("not compared: " + ", ".join(missing))
     return 1 if problems else 0

@@ -69,6 +69,22 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "agent-sandbox-upload-urls": {"POST": _FILES_IN_CONVERSATION},
     "agent-sandbox-files": {"GET": _FILES},
     "agent-sandbox-download-url": {"GET": _FILES},
+    "e2b-sandboxes": {"GET": _READ, "POST": _SESSIONS},
+    "e2b-sandboxes-2": {"GET": _READ, "POST": _SESSIONS},
+    "e2b-sandbox": {"GET": _READ, "DELETE": _SESSIONS},
+    "e2b-connect": {"POST": _SESSIONS},
+    "e2b-connect-2": {"POST": _SESSIONS},
+    "e2b-resume": {"POST": _SESSIONS},
+    "e2b-timeout": {"POST": _SESSIONS},
+    "e2b-pause": {"POST": _SESSIONS},
+    "e2b-metrics": {"GET": _READ},
+    "e2b-process": {"POST": _RUN_IN_SESSION},
+    "e2b-filesystem": {"POST": _FILES},
+    "e2b-files": {"GET": _FILES, "POST": _FILES},
+    "e2b-execute": {"POST": _RUN_IN_SESSION},
+    "e2b-contexts": {"GET": _READ, "POST": _SESSIONS},
+    "e2b-context": {"DELETE": _SESSIONS},
+    "e2b-context-restart": {"POST": _SESSIONS},
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))

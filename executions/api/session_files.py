@@ -121,7 +121,7 @@ class FileContentView(SessionApiView):
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),
             seen.size,
-            lambda start, length: _at_most(files.read(session, path, start, length), length),
+            lambda start, length: at_most(files.read(session, path, start, length), length),
             path,
         )
 
@@ -233,7 +233,8 @@ def received(request: Request) -> IO[bytes]:
     return kept
 
 
-def _at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
+def at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
+    """No more bytes than so many: a file may grow while it is read."""
     for piece in pieces:
         yield piece[:length]
         length -= min(length, len(piece))

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.http import StreamingHttpResponse
 
-from executions.services.live import Source, tell
+from executions.services.live import Entry, Source, tell
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -78,6 +78,7 @@ class EventStream(StreamingHttpResponse):
 
     def begin(self, source: Source) -> None:
         self._source = source
+        tell([self._changed])
 
     def end(self, said: Mapping[str, Any]) -> None:
         """The last event, once nothing more comes from the source."""
@@ -91,11 +92,19 @@ class EventStream(StreamingHttpResponse):
         entries, is_all = self._source.read(self._after, PIECE_BYTES)
         if entries:
             self._after = entries[-1].seq
-        body = b"".join(line_of(entry.body(), self._form) for entry in entries)
+        body = b"".join(map(self.line, entries))
         if is_all and self._last is not None:
             self._is_over = True
-            body += line_of({"seq": self._after + 1, **self._last}, self._form)
+            body += self.ending(self._last)
         return body, not self._is_over
+
+    def line(self, entry: Entry) -> bytes:
+        """One event as it is sent."""
+        return line_of(entry.body(), self._form)
+
+    def ending(self, said: Mapping[str, Any]) -> bytes:
+        """What is sent last."""
+        return line_of({"seq": self._after + 1, **said}, self._form)
 
     def changed(self) -> Future[None]:
         """Done when `take` may have something else to give. One reader waits at a time."""

@@ -2,7 +2,7 @@ from django.urls import path, re_path
 
 from executions.api.admin_sandbox import ActiveView, ConfigView, ProvidersView, TestView
 from executions.api.agent_sandbox.control import ResetView as AgentSandboxResetView
-from executions.api.agent_sandbox.control import StopView, health
+from executions.api.agent_sandbox.control import StopView
 from executions.api.agent_sandbox.execute import ExecuteView
 from executions.api.agent_sandbox.files import (
     DownloadUrlView,
@@ -10,6 +10,8 @@ from executions.api.agent_sandbox.files import (
     UploadUrlsView,
     UploadView,
 )
+from executions.api.e2b.health import health
+from executions.api.e2b.urls import urlpatterns as e2b
 from executions.api.files import signed_download, workspace_download
 from executions.api.ledger import LedgerKeysView
 from executions.api.running import EventsView
@@ -132,4 +134,5 @@ urlpatterns = [
     path("health", health, name="agent-sandbox-health"),
     path("artifacts/<str:token>", signed_download, name="signed-artifact"),
     path("files/<str:token>", workspace_download, name="workspace-link"),
+    *e2b,
 ]

@@ -88,7 +88,7 @@ def following(execution_id: UUID, follower: Follower, after: int) -> Waits[None]
     run = ongoing.find(execution_id)
     if run is not None and run.log is not None and run.log.has_begun:
         follower.begin(run.log)
-        yield _first_of(run.log.closed, follower.left)
+        yield first_of(run.log.closed, follower.left)
         return
     if (log := followers.log_of(execution_id)) is not None:
         follower.begin(log)
@@ -130,7 +130,7 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
             return
         seconds = LOOK_SECONDS if found else min(SLOW_LOOK_SECONDS, seconds * 1.25)
         nothing: Future[Any] = Future()
-        yield _first_of(within(seconds, nothing), follower.left)
+        yield first_of(within(seconds, nothing), follower.left)
 
 
 def recorded(execution_id: UUID) -> Iterator[Entry]:
@@ -159,7 +159,7 @@ def in_order(execution: Execution) -> Iterator[tuple[str, bytes]]:
             yield stream, rest
 
 
-def _first_of(*futures: Future[Any]) -> Future[None]:
+def first_of(*futures: Future[Any]) -> Future[None]:
     """Done with the first of them, whatever came of it."""
     first: Future[None] = Future()
     for future in futures:

@@ -21,6 +21,7 @@ from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)
 
+OURS, OF_E2B = "cfd_", "e2b_"
 _PREFIX_LENGTH = 10
 _GIVEN_PREFIX_LENGTH = 4
 _USE_RECORDED_EVERY = timedelta(minutes=1)
@@ -36,18 +37,20 @@ def create_api_key(
     name: str,
     expires_at: datetime | None = None,
     scopes: str = USUAL_SCOPES,
+    form: str = OURS,
     **bounds: str,
 ) -> tuple[ApiKey, str]:
     """A new key and its text, which is known only now. Raises InvalidConfiguration.
 
     `scopes` and each of the `bounds` (languages, providers, templates, addresses) are words with
     spaces between; `minimum_isolation` is a level. Without scopes the key opens nothing.
+    `form` is what it begins with: some clients of E2B send none that does not look like one of its.
     """
     if not name or len(name) > 100:
         raise InvalidConfiguration("name: Must be 1 to 100 characters long.", field="name")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidConfiguration("expires_at: Must be in the future.", field="expires_at")
-    key_text = "cfd_" + secrets.token_urlsafe(32)
+    key_text = form + (secrets.token_hex(32) if form == OF_E2B else secrets.token_urlsafe(32))
     api_key = ApiKey(
         tenant=tenant,
         name=name,
@@ -88,6 +91,7 @@ def rotate(
             former.name,
             expires_at,
             former.scopes if scopes is None else scopes,
+            OF_E2B if former.prefix.startswith(OF_E2B) else OURS,
             **bounds,
             rotated_from=former.prefix,
         )
@@ -137,6 +141,22 @@ def authenticate(key_text: str, address: str = "") -> ApiKey:
     return api_key
 
 
+def of_id(key_id: int) -> ApiKey | None:
+    """The key of this id, valid or not, with its tenant: for who can prove what it was given."""
+    found = ApiKey.objects.select_related("tenant").filter(pk=key_id).order_by()
+    return next(iter(found), None)
+
+
+def require_valid(api_key: ApiKey, address: str = "") -> None:
+    """What `authenticate` asks of a key that is known. Raises Unauthenticated."""
+    problem = problem_of(api_key)
+    if not problem and not api_key.allows_address(address):
+        problem = "address"
+    if problem:
+        note_refusal(api_key, problem, address=address)
+        raise Unauthenticated
+
+
 def look_up(key_text: str) -> tuple[ApiKey | None, str]:
     """The key, if there is one, and why it is not valid; "" for one that is.
 
@@ -147,11 +167,16 @@ def look_up(key_text: str) -> tuple[ApiKey | None, str]:
     api_key = next(iter(found), None)
     if api_key is None:
         return None, UNKNOWN
+    return api_key, problem_of(api_key)
+
+
+def problem_of(api_key: ApiKey) -> str:
+    """Why it is not valid; "" where it is."""
     if api_key.revoked_at is not None:
-        return api_key, "revoked"
+        return "revoked"
     if not api_key.is_valid(timezone.now()):
-        return api_key, "expired"
-    return api_key, "" if api_key.tenant.is_active else "inactive tenant"
+        return "expired"
+    return "" if api_key.tenant.is_active else "inactive tenant"
 
 
 def revoke(api_key: ApiKey) -> bool:

@@ -13,6 +13,9 @@ from . import kernel
 # What bubblewrap gives the zygote: where the root is made, and where lower layers are kept.
 NEW, MASKS = "/newroot", "/masks"
 
+# What clients of E2B call the folder in which they are.
+HOME = "/home/user"
+
 # What the kernel tells of the whole machine and programs can do without.
 _HIDDEN_FILES = ("cmdline", "diskstats", "key-users", "keys")
 
@@ -96,6 +99,7 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
     for path in (str(template["workspace"]), "/tmp"):
         os.mkdir(NEW + path)
         kernel.mount("tmpfs", NEW + path, f"size={size},nr_inodes={INODES},mode=1777")
+    _link_home(str(template["workspace"]))
     os.mkdir(f"{NEW}/proc")
     kernel.mount("proc", f"{NEW}/proc", "", executable=False)
     # From a read-only mount, so that these are read-only as well.
@@ -106,6 +110,16 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
         kernel.bind(f"{NEW}{layout.nothing}/folder", f"{NEW}/proc/pressure")
     kernel.change_root(NEW)
     kernel.make_read_only("/", devices=own_devices)
+
+
+def _link_home(workspace: str) -> None:
+    """The workspace by the name that clients of other services know it by. Where a view of the
+    machine's programs has it already, that stays."""
+    try:
+        os.makedirs(os.path.dirname(NEW + HOME), exist_ok=True)
+        os.symlink(workspace, NEW + HOME)
+    except OSError:
+        return
 
 
 def passwd(user: int) -> str:

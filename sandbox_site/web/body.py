@@ -75,17 +75,28 @@ class Share:
         self._spool.hold(owner, size)
         self._held = (owner, size)
 
+    def shrink(self, size: int) -> None:
+        """It has turned out to be no more than this."""
+        if self._held is not None:
+            owner = self._held[0]
+            self.release()
+            if size > SMALL_BYTES:
+                self.hold(owner, size)
+
     def release(self) -> None:
         if self._held is not None:
             self._spool.release(*self._held)
             self._held = None
 
 
-async def read_body(receive: Receive, length: int, grace: float) -> IO[bytes]:
+async def read_body(
+    receive: Receive, length: int, grace: float, most: int | None = None
+) -> IO[bytes]:
     """The whole body of so many bytes, from its start; it is kept on disk when it is large.
 
-    Raises Refused when the client pauses for `grace` seconds or, after as many, is slower than
-    BYTES_PER_SECOND, and ClientGone.
+    `most` is what one may have whose length was not announced. Raises Refused for more, and when
+    the client pauses for `grace` seconds or, after as many, is slower than BYTES_PER_SECOND, and
+    ClientGone.
     """
     body: IO[bytes] = SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
     began = time.monotonic()
@@ -98,9 +109,14 @@ async def read_body(receive: Receive, length: int, grace: float) -> IO[bytes]:
             if message["type"] != "http.request":
                 raise ClientGone
             received += len(message["body"])
+            if most is not None and received > most:
+                raise Refused(413, f"body: Must be at most {most} bytes.")
             body.write(message["body"])
             if not message["more_body"]:
                 break
+    except Refused:
+        body.close()
+        raise
     except TimeoutError:
         body.close()
         raise Refused(408, "body: Did not come in time.") from None

@@ -23,6 +23,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
+from executions.api.e2b import credentials as e2b_credentials
 from executions.api.later import LATER, Later, Placeholder
 from executions.api.streams import EventStream
 from sandbox_site import draining
@@ -38,7 +39,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 HEALTH, READY, API, PAGES = "health", "ready", "api", "pages"
 _LANES = {"/healthz": HEALTH, "/readyz": READY}
-_API_PATHS = ("/api/v1", "/v1/", "/artifacts/")
+_API_PATHS = ("/api/v1", "/v1/", "/artifacts/", *e2b_credentials.PATHS)
 
 # What is handed to the connection at once. It has to be read before the next, within a deadline.
 PIECE_BYTES = 256 * 1024
@@ -117,7 +118,16 @@ class Bridge:
             environ, self._limits, share, is_api=lane == API, on_thread=partial(self._do, lane)
         )
         if length:
-            environ["wsgi.input"] = await read_body(receive, length, self._limits.body_seconds)
+            seconds = self._limits.body_seconds
+            is_announced = "CONTENT_LENGTH" in environ
+            most = None if is_announced else length
+            environ["wsgi.input"] = body = await read_body(receive, length, seconds, most)
+            if not is_announced:
+                size = body.seek(0, io.SEEK_END)
+                body.seek(0)
+                share.shrink(size)
+                environ["CONTENT_LENGTH"] = str(size)
+                environ.pop("HTTP_TRANSFER_ENCODING", None)
         return environ
 
     def _handle(

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from executions.models import Scope, Tenant
 from executions.models.api_key import USUAL_SCOPES, as_words
-from executions.services.keys import create_api_key
+from executions.services.keys import OF_E2B, OURS, create_api_key
 from providers import isolation
 from providers.errors import InvalidConfiguration
 
@@ -44,6 +44,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--minimum-isolation", choices=isolation.LEVELS, default="", help="hold the key to this"
         )
+        parser.add_argument(
+            "--e2b", action="store_true", help="in the form that older clients of E2B insist on"
+        )
         parser.add_argument("--expires-in-days", type=int, help="never by default")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -64,6 +67,7 @@ class Command(BaseCommand):
                 options["name"],
                 expires_at,
                 scopes,
+                OF_E2B if options["e2b"] else OURS,
                 minimum_isolation=options["minimum_isolation"],
                 **bounds,
             )

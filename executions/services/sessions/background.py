@@ -14,7 +14,7 @@ from django.utils import timezone
 from executions.models import Execution, Session
 from executions.services import kept_events
 from executions.services.execution_log import log_execution
-from executions.services.live import tell
+from executions.services.live import EventLog, tell
 from executions.services.record import close_record, error_changes
 from executions.services.sessions import followers
 from executions.services.sessions.place import asked, lent_sandbox
@@ -92,7 +92,8 @@ class Follower:
         self._execution = execution
         self._output = Output()
 
-    def begin(self) -> None:
+    def begin(self) -> EventLog:
+        """Where what it puts out is told."""
         log = self._output.log
         # Nobody waits for it, and whoever wants to know comes when he likes.
         log.is_kept = True
@@ -102,6 +103,7 @@ class Follower:
             # Nothing is said here of what it puts out; the schedule records it.
             self._finish()
             tell([log.closed])
+        return log
 
     def cancel(self) -> bool:
         """Its session has ended, and it with that."""
@@ -170,6 +172,11 @@ def _close(execution: Execution, output: Output, ended: Process | None) -> bool:
     if ended.ended_by_us == "memory":
         memory = error_changes("SB006", "The command used more memory than it may and was ended.")
         return _record(execution, Execution.Status.OUT_OF_MEMORY, {**output.facts(), **memory})
+    if ended.ended_by_us == "timeout":
+        late = error_changes("SB005", "The command took longer than it may and was ended.")
+        return _record(
+            execution, Execution.Status.TIMED_OUT, {**output.facts(), **late, "exit_code": 137}
+        )
     status = Execution.Status.SUCCEEDED if ended.exit_code == 0 else Execution.Status.FAILED
     return _record(execution, status, {**output.facts(), "exit_code": ended.exit_code})
 

@@ -66,20 +66,25 @@ def listing(
     return page, page[-1].path if more else ""
 
 
+def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
+    """What stands under a path, a link itself where it is one; None where there is nothing."""
+    if session.state == Session.State.ASLEEP:
+        return browsing.stat(_saved(session), path)
+    return (
+        yield from done_in(
+            session,
+            lambda kept: kept.files.stat(path),
+            lambda seen: None if seen is None else _entry(seen),
+        )
+    )
+
+
 def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
     """A regular file, looked at before it is read; None where there is nothing.
 
     Raises InvalidConfiguration for what is no regular file.
     """
-    entry: FileEntry | None
-    if session.state == Session.State.ASLEEP:
-        entry = browsing.stat(_saved(session), path)
-    else:
-        entry = yield from done_in(
-            session,
-            lambda kept: kept.files.stat(path),
-            lambda seen: None if seen is None else _entry(seen),
-        )
+    entry = yield from entry_of(session, path)
     if entry is not None and entry.type != "file":
         refuse("path", f"Is no regular file, but: {entry.type}.")
     return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -9,10 +10,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import BooleanField, ExpressionWrapper
+from django.db.models import BooleanField, ExpressionWrapper, Value
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.lookups import Exact
 
 from executions.ids import uuid7
-from executions.models import Session, Tenant
+from executions.models import ApiKey, Session, Tenant
 from executions.services.declared import declared, one_of
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import sessions_of
@@ -89,6 +92,38 @@ def list_sessions(tenant: Tenant, wanted: SessionFilter) -> Page:
     if wanted.state:
         found = found.filter(state=wanted.state)
     return Page(*newest_first(found, wanted.cursor, wanted.limit))
+
+
+def living_sessions(
+    tenant: Tenant,
+    states: Sequence[str],
+    metadata: Mapping[str, str],
+    cursor: UUID | None,
+    limit: int,
+) -> Page:
+    """As `list_sessions`, of those in one of these states whose metadata says all of this."""
+    for due in sessions_of(tenant).filter(DUE).values_list("pk", flat=True):
+        close_if_due(due)
+    found = sessions_of(tenant).filter(state__in=list(states), closed_at=None).defer("env")
+    for name, value in metadata.items():
+        found = found.filter(Exact(KeyTextTransform(name, "metadata"), Value(value)))
+    return Page(*newest_first(found, cursor, limit))
+
+
+def opened_by_keys(session_id: UUID | None, most: int) -> Iterator[tuple[UUID, ApiKey]]:
+    """Sessions, each with the key that opened it: one that has not ended, or all that are open.
+
+    Of all tenants, so it is no more than there may be of those: who sleeps is counted for nobody.
+    """
+    found = Session.objects.filter(closed_at=None, api_key__isnull=False, tenant__isnull=False)
+    if session_id is not None:
+        found = found.filter(pk=session_id)
+    else:
+        found = found.filter(state=Session.State.OPEN)
+    found = found.select_related("api_key__tenant").only("id", "api_key").order_by("-pk")
+    for session in found[:most]:
+        if session.api_key is not None:
+            yield session.pk, session.api_key
 
 
 def expires_at(session: Session) -> datetime:

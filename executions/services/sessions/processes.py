@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
@@ -38,7 +39,7 @@ from executions.services.waiting import Waits
 from providers.errors import (
     SandboxError,
 )
-from providers.sandbox import KeptSandbox
+from providers.sandbox import KeptSandbox, Process
 from providers.values import Command, Emit, Event, ExecutionResult, Job
 from providers.waiting import submit
 
@@ -52,12 +53,20 @@ def commanding(
     return (yield from running(request, caller, step=step, log=log))
 
 
-def starting(session: Session, wanted: CommandRequest, caller: Caller) -> Waits[Execution]:
+def starting(
+    session: Session,
+    wanted: CommandRequest,
+    caller: Caller,
+    *,
+    seconds: float | None = None,
+    following: Callable[[EventLog], object] = lambda log: None,
+) -> Waits[Execution]:
     """Start a command in the background. It has an execution from now on, and ends with the
-    session at the latest. Raises SandboxError; the record then says that it was not started.
+    session at the latest, or after so many `seconds`. `following` is given where its output is
+    told. Raises SandboxError; the record then says that it was not started.
     """
     request = _as_execution(session, wanted)
-    command = wanted.to_command(None)
+    command = wanted.to_command(seconds)
     allowed_steps(caller, request.language, [step_in(session, "", {}, _Command(wanted))])
     refuse_if_altered()
     execution, _ = open_record(request, caller)
@@ -83,7 +92,7 @@ def starting(session: Session, wanted: CommandRequest, caller: Caller) -> Waits[
         raise Conflict("It was cancelled while it was being started, and has been ended.")
     for name, value in facts.items():
         setattr(execution, name, value)
-    Follower(session, execution).begin()
+    following(Follower(session, execution).begin())
     return execution
 
 
@@ -99,9 +108,14 @@ def _within_policy(
             held.to_sandbox(lease, session.isolation)
 
 
+def seen(session: Session) -> Waits[list[Process]]:
+    """The session's processes, as its sandbox tells of them, with what has ended lately."""
+    return (yield from done_in(session, lambda kept: kept.processes.list(), checked_processes))
+
+
 def listing(session: Session) -> Waits[list[dict[str, Any]]]:
     """The session's processes, each with its execution. What has ended lately is among them."""
-    found = yield from done_in(session, lambda kept: kept.processes.list(), checked_processes)
+    found = yield from seen(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
     executions = dict(rows.values_list("pid", "pk"))
     return [

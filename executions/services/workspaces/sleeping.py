@@ -19,7 +19,8 @@ from executions.services.sessions.ending import (
     let_go,
     lose,
 )
-from executions.services.waiting import wait_for
+from executions.services.waiting import Waits, wait_for
+from executions.services.workspaces import threads
 from executions.services.workspaces.saving import Saved, save
 from providers.errors import KeptSandboxLost
 
@@ -57,6 +58,16 @@ def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) ->
     end_leftovers(session, only_background=True, because="Its session went to sleep.")
     bells.ring(session_id)
     return True
+
+
+def sleeping(session: Session, because: str) -> Waits[bool]:
+    """`put_to_sleep`, for who does something else meanwhile."""
+    pk = session.pk
+    slept = threads.submit(
+        ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, because), first=True
+    )
+    yield slept
+    return slept.result()
 
 
 def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
+from providers.guest.root import HOME
 from providers.languages import OURS, version_of
 from providers.pool import etc_folder
 from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
@@ -203,6 +204,10 @@ class GvisorLauncher:
                 point.touch()
             elif not mount["destination"].startswith("/dev/"):
                 point.mkdir(parents=True, exist_ok=True)
+        home = root / HOME.lstrip("/")
+        if not home.exists():
+            home.parent.mkdir(exist_ok=True)
+            home.symlink_to(WORKSPACE)
         for point in (root, *root.rglob("*")):
             # Inside, it is another user's to read; the folder around the bundle is not.
             if not point.is_symlink():

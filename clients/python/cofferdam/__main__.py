@@ -1,0 +1,5 @@
+import sys
+
+from cofferdam.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,109 @@
+"""Sending requests: again where that may help, with errors by what to do about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from cofferdam.calls import Call
+from cofferdam.errors import CofferdamError, InvalidSettings, UnexpectedAnswer, Unreachable
+from cofferdam.errors import service_error as error_of
+from cofferdam.retries import Retries
+from cofferdam.settings import Settings
+
+# A run may take 300 seconds, and wait for its turn before.
+READ_SECONDS = 330.0
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class AsyncTransport:
+    """One service, one key, and the connections to it."""
+
+    def __init__(self, settings: Settings, retries: Retries, read_seconds: float) -> None:
+        timeout = httpx.Timeout(read_seconds, connect=10, write=60, pool=60)
+        self._settings = settings
+        self._retries = retries
+        self._client = httpx.AsyncClient(
+            timeout=timeout,
+            headers={"X-API-Key": settings.api_key, "User-Agent": "cofferdam-client"},
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def json(self, call: Call) -> Any:
+        """The JSON of an answer. Raises CofferdamError."""
+        return json_of(await self.send(call))
+
+    async def send(self, call: Call) -> httpx.Response:
+        """The whole answer. Raises CofferdamError."""
+        return await self._again(call, is_streamed=False)
+
+    async def open(self, call: Call) -> httpx.Response:
+        """An answer whose body is still to be read; its status is no error. Close it."""
+        return await self._again(call, is_streamed=True)
+
+    async def _again(self, call: Call, *, is_streamed: bool) -> httpx.Response:
+        attempt, waited = 0, 0.0
+        while True:
+            attempt += 1
+            try:
+                return await self._once(call, is_streamed=is_streamed)
+            except CofferdamError as error:
+                pause = self._retries.pause(
+                    error, attempt, waited, is_repeatable=call.is_repeatable
+                )
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+            waited += pause
+
+    async def _once(self, call: Call, *, is_streamed: bool) -> httpx.Response:
+        with reaching(self._settings.url):
+            request = self._client.build_request(
+                call.method,
+                self._settings.url + call.path,
+                params=dict(call.params) or None,
+                json=call.json,
+                content=call.content,
+                headers=dict(call.headers),
+            )
+            answer = await self._client.send(request, stream=is_streamed)
+            if answer.is_success:
+                return answer
+            await answer.aread()
+        raise _error_of(answer)
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Tell what goes wrong on the way as errors of ours."""
+    try:
+        yield
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as problem:
+        raise InvalidSettings(f"COFFERDAM_URL: {problem}") from problem
+    except (httpx.TransportError, httpx.StreamError) as problem:
+        message = f"{url} did not answer: {str(problem) or type(problem).__name__}"
+        raise Unreachable(message, sent=not isinstance(problem, _UNSENT)) from problem
+    except httpx.DecodingError as problem:
+        raise UnexpectedAnswer(f"{url} answered what cannot be decoded: {problem}") from problem
+
+
+def json_of(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        raise UnexpectedAnswer("The answer is no JSON.", answer.status_code) from None
+
+
+def _error_of(answer: httpx.Response) -> CofferdamError:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    told = answer.headers.get("Retry-After", "")
+    return error_of(answer.status_code, body, float(told) if told.isdecimal() else None)

@@ -1,0 +1,2 @@
+# Made of cofferdam/_async by make_sync.py: do not edit.
+"""The client itself."""

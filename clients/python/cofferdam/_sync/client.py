@@ -1,0 +1,157 @@
+# Made of cofferdam/_async by make_sync.py: do not edit.
+"""The client: runs, their records, and the way to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from cofferdam import calls
+from cofferdam._sync.session import OpenSession
+from cofferdam._sync.streams import RunStream
+from cofferdam._sync.transport import READ_SECONDS, Transport
+from cofferdam._sync.waiting import WAIT_SECONDS, ended, wait_for
+from cofferdam.calls import EXECUTIONS, SESSIONS, Call
+from cofferdam.decoding import decode
+from cofferdam.options import RunOptions, SessionOptions, SubmitOptions
+from cofferdam.retries import Retries
+from cofferdam.saving import target_in
+from cofferdam.settings import settings_from
+from cofferdam.shapes import Execution, ExecutionSummary, Session, Usage
+
+
+class Cofferdam:
+    """One service and one API key, from COFFERDAM_URL and COFFERDAM_API_KEY where not given.
+
+    `read_seconds` is how long the service may be silent. Raises InvalidSettings; each method
+    raises CofferdamError. A `with` block closes the connections.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        retries: Retries | None = None,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
+        settings = settings_from(url, api_key)
+        self._transport = Transport(settings, retries or Retries(), read_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def run(
+        self, code: str, *, wait_seconds: float = WAIT_SECONDS, **options: Unpack[RunOptions]
+    ) -> Execution:
+        """What came of code, whatever that is: look at `status`.
+
+        However often it is sent, it runs once. Where it is queued, or waits for a person, its end
+        is waited for `wait_seconds`. Raises ServiceError where it could not be run, StillRunning.
+        """
+        return ended(self._transport, calls.run(EXECUTIONS, code, options), wait_seconds)
+
+    def submit(self, code: str, **options: Unpack[SubmitOptions]) -> Execution:
+        """Have code run later, and be told at once that it is queued. `wait` has its end."""
+        call = calls.run(EXECUTIONS, code, options, mode="async")
+        return decode(Execution, self._transport.json(call))
+
+    def wait(self, execution_id: str, seconds: float = WAIT_SECONDS) -> Execution:
+        """The record of an execution, once it has ended. Raises StillRunning."""
+        return wait_for(self._transport, execution_id, seconds)
+
+    def stream(
+        self, code: str, *, detach: bool = False, **options: Unpack[RunOptions]
+    ) -> RunStream:
+        """Code told event by event, in a `with` block.
+
+        Leaving the block cancels the run; with `detach` it goes on, and a connection that breaks
+        is taken up again.
+        """
+        call = calls.streamed(calls.run(EXECUTIONS, code, options), detach=detach)
+        return RunStream(self._transport, call, detached=detach)
+
+    def follow(self, execution_id: str, after: int = 0) -> RunStream:
+        """The events of an execution behind the one of this number. Leaving them ends nothing."""
+        call = calls.followed(f"{EXECUTIONS}/{calls.part(execution_id)}/events", after)
+        return RunStream(self._transport, call, detached=True, id=execution_id, after=after)
+
+    def execution(self, execution_id: str) -> Execution:
+        path = f"{EXECUTIONS}/{calls.part(execution_id)}"
+        return decode(Execution, self._transport.json(calls.get(path)))
+
+    def executions(self, **filters: str) -> Iterator[ExecutionSummary]:
+        """Those of the tenant, newest first; fetched page by page. The API has the filters."""
+        call: Call | None = calls.get(EXECUTIONS, **filters)
+        while call is not None:
+            page = self._transport.json(call)
+            for each in page["results"]:
+                yield decode(ExecutionSummary, each)
+            call = calls.next_of(EXECUTIONS, page["next"])
+
+    def cancel(self, execution_id: str) -> Execution:
+        """Raises Conflict where it has ended."""
+        path = f"{EXECUTIONS}/{calls.part(execution_id)}/cancel"
+        return decode(Execution, self._transport.json(calls.post(path)))
+
+    def artifact(self, execution_id: str, name: str) -> bytes:
+        """It is hostile until you have looked at it: untrusted code wrote it."""
+        return (self._transport.send(calls.artifact(execution_id, name))).content
+
+    def save_artifacts(self, execution: Execution, folder: Path) -> list[Path]:
+        """Write all of them below a folder. Raises ValueError for a name that leads out of it."""
+        targets = {each.name: target_in(folder, each.name) for each in execution.artifacts}
+        for name, target in targets.items():
+            content = self.artifact(execution.id, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        return list(targets.values())
+
+    def open_session(self, **options: Unpack[SessionOptions]) -> OpenSession:
+        """A sandbox that stays. Sent twice it would be two, so it is not sent again by itself
+        where it may have arrived."""
+        body: dict[str, Any] = {**options}
+        body["from"] = body.pop("snapshot", None)
+        found = self._transport.json(calls.post(SESSIONS, body))
+        return OpenSession(self._transport, decode(Session, found))
+
+    def session(self, session_id: str) -> OpenSession:
+        """One that was opened before."""
+        path = f"{SESSIONS}/{calls.part(session_id)}"
+        return OpenSession(self._transport, decode(Session, self._transport.json(calls.get(path))))
+
+    def sessions(self, state: str | None = None) -> Iterator[OpenSession]:
+        """Those of the tenant; fetched page by page."""
+        call: Call | None = calls.get(SESSIONS, state=state)
+        while call is not None:
+            page = self._transport.json(call)
+            for each in page["results"]:
+                yield OpenSession(self._transport, decode(Session, each))
+            call = calls.next_of(SESSIONS, page["next"])
+
+    def languages(self) -> list[str]:
+        """What can be run now."""
+        found = self._transport.json(calls.get("/api/v1/languages"))
+        return [str(each) for each in found["languages"]]
+
+    def usage(self) -> Usage:
+        """The tenant's quotas, and what is used of them."""
+        return decode(Usage, self._transport.json(calls.get("/api/v1/usage")))
+
+    def ledger_keys(self) -> dict[str, Any]:
+        """The public keys of receipts. Keep them: a receipt is checked with those kept before."""
+        found: dict[str, Any] = self._transport.json(calls.get("/api/v1/ledger/keys"))
+        return found

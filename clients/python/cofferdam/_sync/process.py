@@ -1,0 +1,47 @@
+# Made of cofferdam/_async by make_sync.py: do not edit.
+"""Commands of a session that run in the background."""
+
+from __future__ import annotations
+
+from cofferdam._sync.streams import RunStream
+from cofferdam._sync.transport import Transport
+from cofferdam.calls import followed, post, post_bytes
+from cofferdam.shapes import Execution, Process
+
+
+class BackgroundProcess:
+    """One command. `info` is how it was when it was asked for."""
+
+    def __init__(self, transport: Transport, session_path: str, info: Process) -> None:
+        self._transport = transport
+        self._path = f"{session_path}/processes/{info.pid}"
+        self.info = info
+
+    @property
+    def pid(self) -> int:
+        """Its number in the session, which no other ever has."""
+        return self.info.pid
+
+    def follow(self, after: int = 0) -> RunStream:
+        """Its events behind the one of this number. Leaving them ends nothing."""
+        call = followed(f"{self._path}/events", after)
+        return RunStream(self._transport, call, detached=True, id=self.info.execution, after=after)
+
+    def wait(self) -> Execution:
+        """Its record, once it has ended."""
+        with self.follow() as events:
+            return events.until_done()
+
+    def write(self, data: bytes, *, close: bool = False) -> None:
+        """Bytes for its input, at most 1 MiB; with `close` the input ends after them."""
+        call = post_bytes(f"{self._path}/stdin", data, close="1" if close else None)
+        self._transport.send(call)
+
+    def signal(self, name: str = "SIGTERM") -> bool:
+        """Send a signal to it and its group. Whether it was there."""
+        found = self._transport.json(post(f"{self._path}/signal", {"signal": name}))
+        return bool(found["signalled"])
+
+    def resize(self, cols: int, rows: int) -> None:
+        """Give its terminal another size."""
+        self._transport.send(post(f"{self._path}/resize", {"cols": cols, "rows": rows}))

@@ -1,0 +1,1 @@
+"""`cofferdam` on the shell."""

@@ -1,0 +1,134 @@
+"""Where code, its arguments and its input files come from, for all commands that run some."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from cofferdam import Event, Execution, RunStream
+from cofferdam.cli import output
+from cofferdam.cli.exits import exit_code_of
+
+_LANGUAGES = {".js": "javascript", ".mjs": "javascript", ".py": "python", ".sh": "bash"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", help="file with the code; - or nothing: standard input")
+    parser.add_argument("-c", "--code", help="the code itself")
+    parser.add_argument(
+        *("-a", "--argument"),
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for main(): a JSON value, or else the text itself",
+    )
+    parser.add_argument("--arguments", metavar="JSON", help="all of them, as an object")
+    parser.add_argument(
+        *("-f", "--file"),
+        action="append",
+        default=[],
+        dest="files",
+        metavar="[NAME=]PATH",
+        help="a file for the sandbox, called NAME there",
+    )
+    parser.add_argument("-t", "--timeout", type=float, metavar="SECONDS", help="then it is ended")
+    parser.add_argument("--idempotency-key", metavar="KEY", help="with the same key it runs once")
+    parser.add_argument(
+        "--artifacts", type=Path, metavar="FOLDER", help="save there what it leaves in artifacts/"
+    )
+    parser.add_argument("--raw", action="store_true", help="escape nothing on a terminal")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record when it has ended, and nothing else"
+    )
+
+
+def code_of(options: argparse.Namespace) -> str:
+    """Raises ValueError, OSError."""
+    if options.code is not None:
+        if options.file is not None:
+            raise ValueError("Give a file or -c, not both.")
+        return str(options.code)
+    if options.file in (None, "-"):
+        return sys.stdin.read()
+    return Path(options.file).read_text(encoding="utf-8")
+
+
+def language_of(options: argparse.Namespace) -> str | None:
+    """As asked for, or by the file's name; None leaves it to the service."""
+    if options.language:
+        return str(options.language)
+    return _LANGUAGES.get(Path(options.file or "").suffix)
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises ValueError, OSError."""
+    found: dict[str, Any] = {}
+    if options.arguments is not None or options.argument:
+        found["arguments"] = _arguments(options)
+    if options.files:
+        found["files"] = dict(map(_file, options.files))
+    if options.timeout is not None:
+        found["timeout"] = options.timeout
+    if options.idempotency_key:
+        found["idempotency_key"] = options.idempotency_key
+    return found
+
+
+def told(stream: RunStream, options: argparse.Namespace) -> Execution:
+    """Write what a run tells, while it does. The execution, once it has ended."""
+    out = output.Out(raw=options.raw)
+    with stream as events:
+        for event in events:
+            if not options.json:
+                _tell(out, event)
+        execution = events.until_done()
+    if options.json:
+        output.as_json(execution.raw)
+    elif execution.error is not None:
+        output.problem(f"{execution.error.code}: {execution.error.message}")
+    return execution
+
+
+def told_record(execution: Execution, options: argparse.Namespace) -> int:
+    """Write what is recorded of a run. Its exit code."""
+    if options.json:
+        output.as_json(execution.raw)
+    else:
+        out = output.Out(raw=options.raw)
+        out.stdout(execution.stdout.encode())
+        out.stderr(execution.stderr.encode())
+        if execution.error is not None:
+            output.problem(f"{execution.error.code}: {execution.error.message}")
+    return exit_code_of(execution)
+
+
+def _tell(out: output.Out, event: Event) -> None:
+    if event.type == "stdout":
+        out.stdout(event.content)
+    elif event.type == "stderr":
+        out.stderr(event.content)
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    found = json.loads(options.arguments) if options.arguments is not None else {}
+    if not isinstance(found, dict):
+        raise ValueError("--arguments: Must be a JSON object.")
+    for each in options.argument:
+        name, equals, text = each.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--argument: {each!r} is not NAME=VALUE.")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _file(given: str) -> tuple[str, bytes]:
+    name, equals, path = given.partition("=")
+    if not equals or Path(given).exists():
+        name, path = Path(given).name, given
+    return name, Path(path).read_bytes()

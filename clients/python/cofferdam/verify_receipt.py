@@ -1,0 +1,1 @@
+../../../examples/receipts/verify_receipt.py

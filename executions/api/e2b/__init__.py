@@ -1,0 +1,1 @@
+"""The protocol of E2B's SDKs over sessions: a translation, which holds no rule."""

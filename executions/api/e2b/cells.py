@@ -1,0 +1,144 @@
+"""What a cell puts out, line by line, as the clients of E2B's code interpreter read it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from executions.api.e2b.process_stream import KeptAlive
+from executions.api.streams import NDJSON
+from executions.models import Execution
+from executions.services.live import Entry
+
+_FIELDS = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/json": "json",
+    "application/javascript": "javascript",
+    "text/javascript": "javascript",
+    "e2b/data": "data",
+    "e2b/chart": "chart",
+}
+_TRACEBACK = b"Traceback (most recent call last):\n"
+_NAMED = re.compile(r"^(?:Uncaught )?([A-Za-z_][\w.]*)(?:: (.*))?$")
+_ERROR = re.compile(r"^(?:Uncaught )?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+# Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
+_MOST_LOOKED_AT = 16 * 1024
+
+
+class CellEvents(KeptAlive):
+    """The last value that is shown is held back until it is known whether it is the cell's own, and
+    so is a traceback, which is told as the error where it is what ended the cell."""
+
+    keepalive = b'{"type":"keepalive"}\n'
+    content_type = NDJSON
+    keepalive_seconds = 5.0
+
+    def __init__(self, count: int, code: str, language: str, **options: Any) -> None:
+        super().__init__(
+            _line({"type": "number_of_executions", "execution_count": count}), **options
+        )
+        self._has_value = language != "python" or may_have_value(code)
+        self._value: Mapping[str, Any] | None = None
+        self._trace = b""
+
+    def line(self, entry: Entry) -> bytes:
+        if entry.type == "stdout":
+            return _text("stdout", entry.data)
+        if entry.type == "stderr":
+            return self._errors(entry.data)
+        if entry.type == "output":
+            return self._output((entry.said or {}).get("data") or {})
+        return b""
+
+    def ending(self, said: Mapping[str, Any]) -> bytes:
+        told = b"" if self._value is None else _result(self._value, is_main=True)
+        if (error := said.get("error")) is not None:
+            told += _text("stderr", self._trace)
+            error = {"name": error["code"], "value": error["message"], "traceback": ""}
+            told += _line({"type": "error", **error})
+        elif (execution := said.get("execution")) is None or (
+            execution.status == Execution.Status.SUCCEEDED
+        ):
+            told += _text("stderr", self._trace)
+        else:
+            trace = self._trace.decode("utf-8", "replace")
+            told += _line({"type": "error", **error_of(execution, trace)})
+        return told + _line({"type": "end_of_execution"})
+
+    def _errors(self, data: bytes) -> bytes:
+        if self._trace:
+            self._trace += data
+            return b""
+        before, found, after = data.partition(_TRACEBACK)
+        self._trace = found + after
+        return _text("stderr", before)
+
+    def _output(self, bundle: Mapping[str, Any]) -> bytes:
+        if not self._has_value:
+            return _result(bundle, is_main=False)
+        former, self._value = self._value, bundle
+        return b"" if former is None else _result(former, is_main=False)
+
+
+def may_have_value(code: str) -> bool:
+    """Whether Python code ends with an expression that shows its value."""
+    if len(code) > _MOST_LOOKED_AT:
+        return True
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if not body or not isinstance(last := body[-1], ast.Expr):
+        return False
+    if not isinstance(call := last.value, ast.Call):
+        return True
+    # These show something themselves, and have no value.
+    name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
+    return name not in ("print", "display", "show")
+
+
+def error_of(execution: Execution, trace: str) -> dict[str, str]:
+    """Why a cell did not succeed, in the interpreter's own words where there are any."""
+    if execution.error_code or execution.exit_code is None:
+        name = execution.error_code or str(execution.status)
+        said = execution.error_message or f"The code was ended: {execution.status}."
+        return {"name": name, "value": said, "traceback": trace}
+    lines = (trace or execution.stderr).rstrip("\n").split("\n")
+    found = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+    if parts := _NAMED.match(found):
+        return {"name": parts[1], "value": parts[2] or "", "traceback": trace or execution.stderr}
+    said = f"exit status {execution.exit_code}"
+    return {"name": "Error", "value": found or said, "traceback": trace or execution.stderr}
+
+
+def _result(bundle: Mapping[str, Any], *, is_main: bool) -> bytes:
+    told: dict[str, Any] = {"type": "result", "is_main_result": is_main}
+    extra = {}
+    for mime, data in bundle.items():
+        if name := _FIELDS.get(mime):
+            told[name] = data
+        else:
+            extra[mime] = data
+    return _line({**told, "extra": extra} if extra else told)
+
+
+def _text(stream: str, data: bytes) -> bytes:
+    if not data:
+        return b""
+    text = data.decode("utf-8", "replace")
+    return _line({"type": stream, "text": text, "timestamp": time.time_ns()})
+
+
+def _line(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,175 @@
+"""`filesystem.Filesystem`: what is in a sandbox's home, and what changes there."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+
+from executions.api.base import answered_later
+from executions.api.e2b import watchers
+from executions.api.e2b.base import SandboxView
+from executions.api.e2b.errors import Refused, invalid, no_such_file, unimplemented
+from executions.api.e2b.paths import USER, shown, to_named, to_workspace
+from executions.api.e2b.processes import require_basic_user
+from executions.api.e2b.watchers import WatchEvents
+from executions.api.rendering import json_response
+from executions.models import Session
+from executions.services.sessions import files
+from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
+from executions.services.sessions.watching import watching
+from executions.services.waiting import Waits
+from executions.text import storable
+from providers.sandbox import FileEntry
+
+_TYPES = {
+    "file": ("FILE_TYPE_FILE", stat.S_IFREG),
+    "directory": ("FILE_TYPE_DIRECTORY", stat.S_IFDIR),
+    "symlink": ("FILE_TYPE_SYMLINK", stat.S_IFLNK),
+    "other": ("FILE_TYPE_UNSPECIFIED", 0),
+}
+_HOME = FileEntry("", "directory", 0, 0o755)
+# What one answer tells of; a folder of more is listed in parts, by who has them.
+_MOST_ENTRIES = 20_000
+
+
+class FilesystemView(SandboxView):
+    def post(self, request: Request, method: str) -> HttpResponseBase:
+        return self._watch(request) if method == "WatchDir" else self._unary(request, method)
+
+    @answered_later
+    def _unary(self, request: Request, method: str) -> Waits[HttpResponse]:
+        calls = {
+            "Stat": self._stat,
+            "ListDir": self._list,
+            "MakeDir": self._make,
+            "Move": self._move,
+            "Remove": self._remove,
+            "CreateWatcher": self._create_watcher,
+            "GetWatcherEvents": self._watcher_events,
+            "RemoveWatcher": self._remove_watcher,
+        }
+        call = calls.get(method)
+        if call is None:
+            raise unimplemented(f"filesystem.Filesystem/{method[:64]}")
+        require_basic_user(request)
+        body = self.message()
+        return json_response((yield from call(self.session(), body)))
+
+    def _stat(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        given = body.get("path", "")
+        entry = yield from _entry(session, to_workspace(given))
+        if entry is None:
+            raise no_such_file(str(given))
+        return {"entry": detail(entry)}
+
+    def _list(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        path = to_workspace(body.get("path", ""))
+        yield from _require_folder(session, path, str(body.get("path", "")))
+        depth = body.get("depth") or 1
+        if type(depth) is not int or depth < 0:
+            raise invalid("depth: Must be a whole number above 0.")
+        found: list[FileEntry] = []
+        after = ""
+        while len(found) < _MOST_ENTRIES:
+            wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH), after=after)
+            page, after = yield from files.listing(session, wanted)
+            found += page
+            if not after:
+                return {"entries": [detail(entry) for entry in found]}
+        raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
+
+    def _make(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        path = to_workspace(body.get("path", ""))
+        if not path or not (yield from files.making_directory(session, path)):
+            raise Refused(409, "already_exists", f"directory already exists: {shown(path)}")
+        entry = yield from _entry(session, path)
+        return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
+
+    def _move(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        source = to_named(body.get("source", ""), "source")
+        target = to_named(body.get("destination", ""), "destination")
+        if (yield from _entry(session, source)) is None:
+            raise no_such_file(str(body["source"]))
+        above = target.rpartition("/")[0]
+        if above and (yield from _entry(session, above)) is None:
+            yield from files.making_directory(session, above)
+        return {"entry": detail((yield from files.moving(session, source, target)))}
+
+    def _remove(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        # What was not there is gone as well.
+        yield from files.removing(session, to_named(body.get("path", "")))
+        return {}
+
+    def _watch(self, request: Request) -> HttpResponseBase:
+        require_basic_user(request)
+        session = self.session()
+        body = self.first_message()
+        path = to_workspace(body.get("path", ""))
+        events = WatchEvents(path, is_recursive=body.get("recursive") is True)
+
+        def work() -> Waits[None]:
+            yield from _require_folder(session, path, str(body.get("path", "")))
+            watch = yield from watching(session, path)
+            yield from events.follow(watch, self.seconds)
+
+        return self.streamed(events, work)
+
+    def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        path = to_workspace(body.get("path", ""))
+        yield from _require_folder(session, path, str(body.get("path", "")))
+        watch = yield from watching(session, path)
+        is_recursive = body.get("recursive") is True
+        return {"watcherId": watchers.keep(session.pk, watch, path, is_recursive=is_recursive)}
+
+    def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        return {"events": watchers.events_of(session.pk, body.get("watcherId"))}
+        yield
+
+    def _remove_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+        watchers.remove(session.pk, body.get("watcherId"))
+        return {}
+        yield
+
+
+def detail(entry: FileEntry) -> dict[str, Any]:
+    kind, bits = _TYPES[entry.type]
+    path = shown(entry.path)
+    told: dict[str, Any] = {
+        "name": path.rpartition("/")[2],
+        "type": kind,
+        "path": path,
+        "size": str(entry.size),
+        "mode": entry.mode & 0o7777,
+        "permissions": stat.filemode(bits | entry.mode & 0o7777),
+        "owner": USER,
+        "group": USER,
+        "modifiedTime": _moment(entry.modified),
+    }
+    return {**told, "symlinkTarget": storable(entry.target)} if entry.type == "symlink" else told
+
+
+def _moment(seconds: float) -> str:
+    """The guest's clock may say anything."""
+    try:
+        when = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, ValueError):
+        when = datetime.fromtimestamp(0, UTC)
+    return when.isoformat().replace("+00:00", "Z")
+
+
+def _entry(session: Session, path: str) -> Waits[FileEntry | None]:
+    return (yield from files.entry_of(session, path)) if path else _HOME
+
+
+def _require_folder(session: Session, path: str, given: str) -> Waits[None]:
+    entry = yield from _entry(session, path)
+    if entry is None:
+        raise no_such_file(given)
+    if entry.type != "directory":
+        raise invalid(f"path is not a directory: {given!r}")

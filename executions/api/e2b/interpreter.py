@@ -1,0 +1,170 @@
+"""The code interpreter of a sandbox: cells in its contexts, and these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+
+from executions.api.base import answered_later
+from executions.api.e2b.base import Nothing, SandboxView
+from executions.api.e2b.cells import CellEvents
+from executions.api.e2b.envelopes import object_in
+from executions.api.e2b.errors import Refused, invalid, text_error, told
+from executions.api.e2b.paths import shown, to_workspace
+from executions.api.later import stream
+from executions.api.rendering import json_response
+from executions.models import Session
+from executions.services import ongoing
+from executions.services.key_bounds import require_language
+from executions.services.live import EventLog
+from executions.services.owned import executions_of
+from executions.services.requests import ExecutionRequest, run_limits
+from executions.services.run import running
+from executions.services.sessions import control
+from executions.services.sessions.errors import Conflict
+from executions.services.sessions.requests import ContextRequest
+from executions.services.waiting import Waits
+from providers.languages import normalize_language
+from providers.sandbox import DEFAULT_CONTEXT
+
+# What E2B's clients wait for where nothing else is said. They do not tell us.
+_USUAL_SECONDS = 300
+
+
+class InterpreterView(SandboxView):
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return text_error
+
+    def creating(self, session: Session, language: str, cwd: str, name: str) -> Waits[Any]:
+        wanted = ContextRequest(language=language, cwd=cwd, id=name)
+        require_language(self.api_key, wanted.language)
+        return (yield from control.creating_context(session, wanted))
+
+
+class ExecuteView(InterpreterView):
+    def post(self, request: Request) -> HttpResponseBase:
+        session = self.session()
+        body = object_in(self.content())
+        code, language = body.get("code"), body.get("language")
+        context = body.get("context_id")
+        if context and language:
+            raise invalid("Only one of context_id and language can be given.")
+        if not isinstance(code, str):
+            raise invalid("code: Must be a text.")
+        name, language = _context_of(session, context, language)
+        made = executions_of(self.api_key.tenant).filter(session=session.pk, context=name)
+        log = EventLog(run_limits())
+
+        def leave() -> None:
+            found = ongoing.find(log.execution_id) if log.execution_id else None
+            if found is not None:
+                found.cancel("its client, which left the stream")
+
+        events = CellEvents(made.count() + 1, code, language, on_leave=leave)
+        log.on_begin = lambda: events.begin(log)
+
+        def work() -> Waits[HttpResponseBase]:
+            try:
+                said = yield from self._run(session, body, name, language, log)
+            except Exception as error:
+                said = {"error": told(error)}
+            if not events.has_begun:
+                events.begin(Nothing())
+            events.end(said)
+            return HttpResponse()
+
+        if not code.strip():
+            events.begin(Nothing())
+            events.end({})
+            return events
+        return stream(request, work(), events)
+
+    def _run(
+        self,
+        session: Session,
+        body: Mapping[str, Any],
+        context: str,
+        language: str,
+        log: EventLog,
+    ) -> Waits[dict[str, Any]]:
+        if all(each["id"] != context for each in session.contexts):
+            try:
+                yield from self.creating(session, language, "", context)
+            except Conflict:
+                # Somebody else was faster.
+                session.refresh_from_db()
+        request = ExecutionRequest(
+            body["code"],
+            session=session.pk,
+            context=context,
+            env=body.get("env_vars") or {},
+            usual_timeout=min(_USUAL_SECONDS, settings.SANDBOX_MAX_TIMEOUT_SEC),
+        )
+        outcome = yield from running(request, self.caller(), log=log)
+        if outcome.error is not None and outcome.result is None:
+            raise outcome.error
+        return {"execution": outcome.execution}
+
+
+class ContextsView(InterpreterView):
+    def get(self, request: Request) -> HttpResponse:
+        return json_response([_detail(each) for each in self.session().contexts])
+
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        session = self.session()
+        content = self.content()
+        body = object_in(content) if content else {}
+        language = body.get("language") or session.language
+        cwd = to_workspace(body.get("cwd") or "", "cwd")
+        return json_response(_detail((yield from self.creating(session, language, cwd, ""))))
+
+
+class ContextView(InterpreterView):
+    @answered_later
+    def delete(self, request: Request, context_id: str) -> Waits[HttpResponse]:
+        session = self.session()
+        if not (yield from control.ending_context(session, context_id)):
+            raise _no_context(context_id)
+        return HttpResponse(status=204)
+
+
+class ContextRestartView(InterpreterView):
+    @answered_later
+    def post(self, request: Request, context_id: str) -> Waits[HttpResponse]:
+        session = self.session()
+        if (context := (yield from control.restarting_context(session, context_id))) is None:
+            raise _no_context(context_id)
+        return json_response(_detail(context))
+
+
+def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str]:
+    """The id of the context that is meant, and what it runs. Raises Refused."""
+    known = {each["id"]: each["language"] for each in session.contexts}
+    if context:
+        if context not in known:
+            raise _no_context(str(context))
+        return context, known[context]
+    if not language:
+        return DEFAULT_CONTEXT, known.get(DEFAULT_CONTEXT, session.language)
+    if not isinstance(language, str):
+        raise invalid("language: Must be a text.")
+    named = normalize_language(language.lower())
+    is_usual = named == normalize_language(session.language)
+    return (DEFAULT_CONTEXT if is_usual else f"default-{named}"), named
+
+
+def _no_context(context_id: str) -> Refused:
+    return Refused(404, "not_found", f"Context {context_id[:64]} not found")
+
+
+def _detail(context: Mapping[str, Any]) -> dict[str, str]:
+    named = normalize_language(context["language"])
+    # So E2B's clients call what runs in Node.
+    shown_as = "javascript" if named == "nodejs" else named
+    return {"id": context["id"], "language": shown_as, "cwd": shown(context["cwd"])}

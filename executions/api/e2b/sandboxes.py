@@ -1,0 +1,204 @@
+"""Making, finding and ending sandboxes: each is a session of the key's tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+from uuid import UUID
+
+from django.http import HttpResponse
+from django.utils import timezone
+from rest_framework.request import Request
+
+from executions.api.base import answered_later
+from executions.api.e2b import shapes, tokens
+from executions.api.e2b.base import ControlView
+from executions.api.e2b.errors import Refused, invalid, unimplemented
+from executions.api.rendering import json_response
+from executions.models import Session
+from executions.services.sessions import control
+from executions.services.sessions.ending import close
+from executions.services.sessions.errors import Conflict, NoSuchSession
+from executions.services.sessions.finding import (
+    expires_at,
+    living_session_of,
+    living_sessions,
+    session_of,
+)
+from executions.services.sessions.inspecting import inspecting, network_of
+from executions.services.sessions.opening import opening
+from executions.services.waiting import Waits
+from executions.services.workspaces.sleeping import sleeping
+from executions.services.workspaces.waking import awake
+
+MOST_LISTED = 100
+_STATES = {"running": Session.State.OPEN.value, "paused": Session.State.ASLEEP.value}
+
+
+class SandboxApiView(ControlView):
+    def session(self, sandbox_id: str) -> Session:
+        """One that has not ended. Raises NoSuchSession and Conflict."""
+        return living_session_of(self.api_key.tenant, _uuid(sandbox_id))
+
+    def body(self) -> Mapping[str, Any]:
+        body = {} if self.request.data is None else self.request.data
+        if not isinstance(body, dict):
+            raise invalid("Must be a JSON object.")
+        return body
+
+
+class SandboxesView(SandboxApiView):
+    def get(self, request: Request) -> HttpResponse:
+        """Those that run; clients of the second version may ask for paused ones as well."""
+        query = request.query_params
+        is_second = request.path.startswith("/v2/")
+        states = query.get("state", "running,paused" if is_second else "running").split(",")
+        if query.get("order", "desc") != "desc" or "template" in query or "startedAfter" in query:
+            raise unimplemented("Listing in another order, by template or by time")
+        page = living_sessions(
+            self.api_key.tenant,
+            [_STATES[state] for state in states if state in _STATES],
+            _metadata_in(query.get("metadata", "")),
+            _cursor(query.get("nextToken", "")),
+            _limit(query.get("limit", str(MOST_LISTED))),
+        )
+        answer = json_response([shapes.listed(session) for session in page.sessions])
+        if page.next_cursor and is_second:
+            answer["X-Next-Token"] = page.next_cursor
+        return answer
+
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        body = self.body()
+        session = yield from opening(shapes.request_of(body), self.caller())
+        if (
+            body.get("allow_internet_access") is False
+            and (yield from network_of(session)) != "none"
+        ):
+            yield from close(session, self.by())
+            raise invalid("allow_internet_access: Nothing here promises a sandbox without it.")
+        return json_response(shapes.created(session, self.api_key), 201)
+
+
+class OneSandboxView(SandboxApiView):
+    def get(self, request: Request, sandbox_id: str) -> HttpResponse:
+        return json_response(shapes.detail(self.session(sandbox_id), self.api_key))
+
+    @answered_later
+    def delete(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+        session = session_of(self.api_key.tenant, _uuid(sandbox_id))
+        if session.closed_at is not None:
+            raise NoSuchSession("The sandbox was not found.")
+        yield from close(session, self.by())
+        return HttpResponse(status=204)
+
+
+class ConnectView(SandboxApiView):
+    @answered_later
+    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+        """Have it run for so long from now on at least; one that sleeps is woken."""
+        session = self.session(sandbox_id)
+        seconds = shapes.connecting_for(session, self.body())
+        slept = session.state == Session.State.ASLEEP
+        if slept:
+            yield from awake(session)
+            control.change(session, shapes.ending_in(session, seconds), self.by())
+        elif _left(session) < seconds:
+            control.change(session, shapes.ending_in(session, seconds), self.by())
+        return json_response(shapes.created(session, self.api_key), 201 if slept else 200)
+
+
+class TimeoutView(SandboxApiView):
+    def post(self, request: Request, sandbox_id: str) -> HttpResponse:
+        session = self.session(sandbox_id)
+        seconds = shapes.seconds_in(self.body())
+        if seconds is None:
+            raise invalid("timeout: This field is required.")
+        control.change(session, shapes.ending_in(session, seconds), self.by())
+        return HttpResponse(status=204)
+
+
+class PauseView(SandboxApiView):
+    @answered_later
+    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+        """Its files are kept, and neither memory nor processes."""
+        session = self.session(sandbox_id)
+        if session.state == Session.State.ASLEEP:
+            raise Refused(409, "failed_precondition", "The sandbox is paused already.")
+        control.change(session, shapes.kept_paused(session), self.by())
+        if not (yield from sleeping(session, f"by {self.by()}")):
+            raise Conflict("Something runs in the sandbox, or its files are not kept.")
+        return HttpResponse(status=204)
+
+
+class MetricsView(SandboxApiView):
+    @answered_later
+    def get(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+        """As it is now: what was is not kept. Only memory is known."""
+        session = self.session(sandbox_id)
+        if session.state == Session.State.ASLEEP:
+            return json_response([])
+        seen = yield from inspecting(session)
+        now = timezone.now()
+        about = shapes.listed(session)
+        return json_response(
+            [
+                {
+                    "timestamp": shapes.moment(now),
+                    "timestampUnix": int(now.timestamp()),
+                    "cpuCount": about["cpuCount"],
+                    "cpuUsedPct": 0.0,
+                    "memUsed": seen.memory_bytes or 0,
+                    "memTotal": shapes.memory_total(session),
+                    "memCache": 0,
+                    "diskUsed": 0,
+                    "diskTotal": about["diskSizeMB"] * 1024 * 1024,
+                }
+            ]
+        )
+
+
+class NotHereView(ControlView):
+    """What E2B has and this service has not, for whoever asks."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+    def get(self, request: Request, **given: str) -> HttpResponse:
+        raise unimplemented(f"{request.method} {request.path[:100]}")
+
+    post = put = patch = delete = get
+
+
+def _uuid(sandbox_id: str) -> UUID:
+    # Older clients put the client's id behind it.
+    found = tokens.session_id_of(sandbox_id.partition("-")[0])
+    if found is None:
+        raise NoSuchSession("The sandbox was not found.")
+    return found
+
+
+def _left(session: Session) -> float:
+    return (expires_at(session) - timezone.now()).total_seconds()
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text)):
+        raise invalid("limit: Must be a whole number above 0.")
+    return min(int(text), MOST_LISTED)
+
+
+def _cursor(text: str) -> UUID | None:
+    try:
+        return UUID(text) if text else None
+    except ValueError:
+        raise invalid("nextToken: Must be one that was given out.") from None
+
+
+def _metadata_in(text: str) -> dict[str, str]:
+    """A query in a query: clients quote each name and value once more."""
+    if len(text) > 4096:
+        raise invalid("metadata: Must be at most 4096 characters.")
+    pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=20)
+    return {unquote(name): unquote(value) for name, value in pairs}

@@ -1,0 +1,161 @@
+"""Sandboxes as E2B's API tells of them, and what it asks for in our words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from executions.api.e2b import tokens
+from executions.api.e2b.errors import invalid, unimplemented
+from executions.models import ApiKey, Session
+from executions.services.policies.in_force import rules_for
+from executions.services.sessions.finding import expires_at
+from executions.services.sessions.requests import SessionChanges, SessionRequest
+from providers.values import SandboxLimits
+
+# Which of its calls a sandbox has: clients ask by this.
+ENVD_VERSION = "0.6.4"
+DEFAULT_SECONDS = 300
+# Templates that every account of E2B has, and that are our usual sandbox.
+_USUAL = ("base", "code-interpreter-v1", "code-interpreter-stateful")
+_NOT_THERE = {
+    "mcp": "An MCP gateway in the sandbox",
+    "iam": "Tokens of a workload",
+    "volumeMounts": "A volume",
+    "network": "A sandbox's own network rules",
+}
+_MIB = 1024 * 1024
+
+
+def seconds_in(body: Mapping[str, Any]) -> int | None:
+    """Raises Refused."""
+    seconds = body.get("timeout")
+    if seconds is None:
+        return None
+    if type(seconds) is not int or seconds < 0:
+        raise invalid("timeout: Must be a whole number of seconds.")
+    return max(1, seconds)
+
+
+def request_of(body: Mapping[str, Any]) -> SessionRequest:
+    """Raises Refused and InvalidConfiguration.
+
+    A sandbox that is to be killed at its end has one age; one that is to be paused is unused until
+    then, and as old as any may be.
+    """
+    for name, what in _NOT_THERE.items():
+        if body.get(name):
+            raise unimplemented(what)
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise invalid("metadata: Must be texts by name.")
+    template = body.get("templateID") or ""
+    if not isinstance(template, str):
+        raise invalid("templateID: Must be a text.")
+    seconds = seconds_in(body) or DEFAULT_SECONDS
+    pauses = body.get("autoPause") is True
+    return SessionRequest(
+        template="" if template.partition(":")[0] in _USUAL else template,
+        idle_seconds=seconds,
+        max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
+        env=body.get("envVars") or {},
+        metadata=metadata,
+    )
+
+
+def age_of(session: Session) -> int:
+    """Seconds since it was opened, rounded up."""
+    return math.ceil((timezone.now() - session.created_at).total_seconds())
+
+
+def connecting_for(session: Session, body: Mapping[str, Any]) -> int:
+    """For how many seconds who connects wants it to live, or as long as it may."""
+    wanted = seconds_in(body) or DEFAULT_SECONDS
+    return max(1, min(wanted, settings.SESSION_MAX_SECONDS - age_of(session)))
+
+
+def pauses_at_its_end(session: Session) -> bool:
+    return session.idle_seconds < session.max_seconds
+
+
+def ending_in(session: Session, seconds: int) -> SessionChanges:
+    """What has it end so many seconds from now, in the way in which it does."""
+    age = age_of(session)
+    if pauses_at_its_end(session):
+        longest = min(age + seconds + 1, settings.SESSION_MAX_SECONDS)
+        return SessionChanges(idle_seconds=seconds, max_seconds=max(session.max_seconds, longest))
+    return SessionChanges(idle_seconds=age + seconds, max_seconds=age + seconds)
+
+
+def kept_paused(session: Session) -> SessionChanges:
+    """One that sleeps ends when it is as old as any may be."""
+    longest = settings.SESSION_MAX_SECONDS
+    idle = session.idle_seconds if pauses_at_its_end(session) else longest
+    return SessionChanges(idle_seconds=idle, max_seconds=longest)
+
+
+def created(session: Session, key: ApiKey) -> dict[str, Any]:
+    """What a client needs to have to call the sandbox."""
+    token = tokens.token_of(session.pk, key)
+    return {
+        **_named(session),
+        "envdAccessToken": token,
+        # Calls of contexts have this one alone.
+        "trafficAccessToken": token,
+        "domain": None,
+    }
+
+
+def listed(session: Session) -> dict[str, Any]:
+    limits = _limits_of(session)
+    return {
+        **_named(session),
+        "startedAt": moment(session.created_at),
+        "endAt": moment(expires_at(session)),
+        "cpuCount": 1,
+        "memoryMB": limits.memory_bytes // _MIB,
+        "diskSizeMB": limits.workspace_bytes // _MIB,
+        "state": "paused" if session.state == Session.State.ASLEEP else "running",
+        "metadata": {name: _text(value) for name, value in session.metadata.items()},
+    }
+
+
+def detail(session: Session, key: ApiKey) -> dict[str, Any]:
+    lifecycle = {
+        "onTimeout": "pause" if pauses_at_its_end(session) else "kill",
+        "autoResume": True,
+    }
+    token = tokens.token_of(session.pk, key)
+    return {**listed(session), "envdAccessToken": token, "domain": None, "lifecycle": lifecycle}
+
+
+def moment(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def memory_total(session: Session) -> int:
+    return _limits_of(session).memory_bytes
+
+
+def _named(session: Session) -> dict[str, Any]:
+    return {
+        "templateID": session.template or "base",
+        "sandboxID": tokens.sandbox_id_of(session),
+        "clientID": "cofferdam",
+        "envdVersion": ENVD_VERSION,
+        "alias": session.template or "base",
+    }
+
+
+def _limits_of(session: Session) -> SandboxLimits:
+    rules = rules_for(session.tenant_slug)
+    return (rules.limits if rules else None) or SandboxLimits()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)

@@ -1,0 +1,109 @@
+"""Files as clients upload them: as parts of a form, or as a body by itself, packed or not."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from rest_framework.request import Request
+
+from executions.api.e2b.errors import Refused, invalid, unimplemented
+
+_PIECE_BYTES = 256 * 1024
+_UNPACKED_BYTES = 1024 * 1024
+
+# A path as the client wrote it, and the content.
+Sent = list[tuple[str, IO[bytes]]]
+
+
+def sent_in(request: Request, path: str) -> Sent:
+    """What is uploaded, each with its path: `path`, or the name that a part has. Raises Refused."""
+    if any(name.startswith("HTTP_X_METADATA_") for name in request.META):
+        raise unimplemented("Metadata of files")
+    kind = (request.content_type or "").partition(";")[0].strip().lower()
+    packing = request.META.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    if packing not in ("", "identity", "gzip"):
+        raise Refused(415, "invalid_argument", "Content-Encoding: Must be gzip, or none.")
+    if kind == "multipart/form-data" and packing != "gzip":
+        return _parts(request, path)
+    if not path:
+        raise invalid("path: This field is required.")
+    return [(path, _whole(request, packing == "gzip"))]
+
+
+def _whole(request: Request, is_packed: bool) -> IO[bytes]:
+    kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
+    source = request.stream
+    write = _unpacking_to(kept) if is_packed else kept.write
+    while source is not None and (piece := source.read(_PIECE_BYTES)):
+        write(piece)
+    if is_packed:
+        write(b"")
+    kept.seek(0)
+    return kept
+
+
+def _unpacking_to(kept: IO[bytes]) -> Callable[[bytes], object]:
+    """What unpacks piece after piece into a file; an empty one says that there are no more."""
+    unpacker = zlib.decompressobj(wbits=31)
+    most = settings.SANDBOX_MAX_BODY_BYTES
+
+    def write(piece: bytes) -> None:
+        if not piece and not unpacker.eof:
+            raise invalid("body: Is cut off, or no gzip.")
+        while piece:
+            try:
+                kept.write(unpacker.decompress(piece, _UNPACKED_BYTES))
+            except zlib.error:
+                raise invalid("body: Is no gzip.") from None
+            if kept.tell() > most:
+                raise Refused(413, "resource_exhausted", f"Must be at most {most} bytes unpacked.")
+            piece = unpacker.unconsumed_tail
+
+    return write
+
+
+class _Parts(MultiPartParser):
+    """Names of files are whole paths here."""
+
+    def sanitize_file_name(self, file_name: str) -> str:
+        return file_name
+
+
+class _Keeper(FileUploadHandler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Sent = []
+
+    def new_file(self, *given: Any, **also: Any) -> None:
+        super().new_file(*given, **also)
+        kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
+        self.found.append((self.file_name or "", kept))
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self.found[-1][1].write(raw_data)
+
+    def file_complete(self, file_size: int) -> None:
+        self.found[-1][1].seek(0)
+
+
+def _parts(request: Request, path: str) -> Sent:
+    keeper = _Keeper()
+    source = request.stream
+    if source is None:
+        raise invalid("body: Send a file.")
+    try:
+        _Parts(request.META, source, [keeper], "utf-8").parse()
+    except (MultiPartParserError, SuspiciousOperation) as error:
+        raise invalid(f"body: Is no form as it should be: {error}") from None
+    if not keeper.found:
+        raise invalid("body: Send a file.")
+    if path and len(keeper.found) > 1:
+        raise invalid("path: Of several files each has its own.")
+    return [(path or name, content) for name, content in keeper.found]

@@ -1,0 +1,52 @@
+"""Where E2B's clients find what. All of it is beside what is there otherwise, but `/health`."""
+
+from django.urls import path, re_path
+
+from executions.api.e2b.files import FilesView
+from executions.api.e2b.filesystem import FilesystemView
+from executions.api.e2b.interpreter import (
+    ContextRestartView,
+    ContextsView,
+    ContextView,
+    ExecuteView,
+)
+from executions.api.e2b.processes import ProcessView
+from executions.api.e2b.sandboxes import (
+    ConnectView,
+    MetricsView,
+    NotHereView,
+    OneSandboxView,
+    PauseView,
+    SandboxesView,
+    TimeoutView,
+)
+
+_ONE = "sandboxes/<str:sandbox_id>"
+_NOT_HERE = (
+    "templates|v2/templates|v3/templates|default-templates|volumes|secrets|teams|snapshots"
+    "|sandboxes/[^/]+/[a-z]+|v2/sandboxes/[^/]+/[a-z]+"
+)
+
+urlpatterns = [
+    path("sandboxes", SandboxesView.as_view(), name="e2b-sandboxes"),
+    path("v2/sandboxes", SandboxesView.as_view(), name="e2b-sandboxes-2"),
+    path(_ONE, OneSandboxView.as_view(), name="e2b-sandbox"),
+    path(f"{_ONE}/connect", ConnectView.as_view(), name="e2b-connect"),
+    path(f"v2/{_ONE}/connect", ConnectView.as_view(), name="e2b-connect-2"),
+    path(f"{_ONE}/resume", ConnectView.as_view(), name="e2b-resume"),
+    path(f"{_ONE}/timeout", TimeoutView.as_view(), name="e2b-timeout"),
+    path(f"{_ONE}/pause", PauseView.as_view(), name="e2b-pause"),
+    path(f"{_ONE}/metrics", MetricsView.as_view(), name="e2b-metrics"),
+    path("process.Process/<str:method>", ProcessView.as_view(), name="e2b-process"),
+    path("filesystem.Filesystem/<str:method>", FilesystemView.as_view(), name="e2b-filesystem"),
+    path("files", FilesView.as_view(), name="e2b-files"),
+    path("execute", ExecuteView.as_view(), name="e2b-execute"),
+    path("contexts", ContextsView.as_view(), name="e2b-contexts"),
+    path("contexts/<str:context_id>", ContextView.as_view(), name="e2b-context"),
+    path(
+        "contexts/<str:context_id>/restart",
+        ContextRestartView.as_view(),
+        name="e2b-context-restart",
+    ),
+    re_path(rf"^(?:{_NOT_HERE})(?:/.*)?$", NotHereView.as_view()),
+]

@@ -1,0 +1,125 @@
+"""What changes in a folder, as E2B's clients are told of it: as a stream, or when they ask.
+
+Those that ask have a number, which this process alone knows. One that was not asked for five
+minutes ends when the next is made.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from executions.api.e2b.envelopes import message
+from executions.api.e2b.errors import Refused
+from executions.api.e2b.process_stream import KeptAlive
+from executions.services.following import first_of
+from executions.services.live import Entry
+from executions.services.sessions.watching import Watch
+from executions.services.waiting import Waits
+from providers.waiting import within
+
+_TYPES = {
+    "created": "EVENT_TYPE_CREATE",
+    "modified": "EVENT_TYPE_WRITE",
+    "deleted": "EVENT_TYPE_REMOVE",
+    "moved": "EVENT_TYPE_RENAME",
+}
+UNASKED_SECONDS = 300.0
+_LOOK_SECONDS = 1.0
+_AT_ONCE_BYTES = 256 * 1024
+
+
+def event_of(entry: Entry, folder: str, *, is_recursive: bool) -> dict[str, Any] | None:
+    """None for what is not told: it lies deeper than was asked for."""
+    path = str((entry.said or {}).get("path", ""))
+    name = path.removeprefix(f"{folder}/") if folder else path
+    if "/" in name and not is_recursive:
+        return None
+    return {"name": name, "type": _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")}
+
+
+class WatchEvents(KeptAlive):
+    keepalive = message({"keepalive": {}})
+
+    def __init__(self, folder: str, *, is_recursive: bool) -> None:
+        super().__init__(message({"start": {}}))
+        self._folder = folder
+        self._is_recursive = is_recursive
+
+    def line(self, entry: Entry) -> bytes:
+        told = event_of(entry, self._folder, is_recursive=self._is_recursive)
+        return message({"filesystem": told}) if told else b""
+
+    def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
+        """Raises what ended the watch."""
+        until = None if seconds is None else time.monotonic() + seconds
+        self.begin(watch)
+        try:
+            while not (watch.ended.done() or self.left.done()):
+                if until is not None and time.monotonic() >= until:
+                    raise Refused(504, "deadline_exceeded", "The time of the call is over.")
+                yield within(_LOOK_SECONDS, first_of(watch.ended, self.left))
+        finally:
+            watch.leave()
+            watch.end()
+        if watch.ended.done():
+            watch.ended.result()
+        self.end({})
+
+
+@dataclass
+class _Kept:
+    session_id: UUID
+    watch: Watch
+    folder: str
+    is_recursive: bool
+    asked_at: float = field(default_factory=time.monotonic)
+
+
+_lock = threading.Lock()
+_kept: dict[str, _Kept] = {}
+
+
+def keep(session_id: UUID, watch: Watch, folder: str, *, is_recursive: bool) -> str:
+    """The number under which its events are asked for."""
+    number = secrets.token_hex(12)
+    # Whoever asks for changes is a reader, as far as the watch knows.
+    watch.changed(0)
+    with _lock:
+        before = time.monotonic() - UNASKED_SECONDS
+        for old in [old for old, each in _kept.items() if each.asked_at < before]:
+            _kept.pop(old).watch.leave()
+        for old in [old for old, each in _kept.items() if each.watch.ended.done()]:
+            del _kept[old]
+        _kept[number] = _Kept(session_id, watch, folder, is_recursive)
+    return number
+
+
+def events_of(session_id: UUID, number: Any) -> list[Mapping[str, Any]]:
+    """What has happened since this was asked for last. Raises Refused where nobody watches."""
+    kept = _found(session_id, number)
+    kept.asked_at = time.monotonic()
+    entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
+    told = [event_of(each, kept.folder, is_recursive=kept.is_recursive) for each in entries]
+    return [each for each in told if each is not None]
+
+
+def remove(session_id: UUID, number: Any) -> None:
+    """Raises Refused where nobody watches."""
+    kept = _found(session_id, number)
+    with _lock:
+        _kept.pop(str(number), None)
+    kept.watch.leave()
+
+
+def _found(session_id: UUID, number: Any) -> _Kept:
+    with _lock:
+        kept = _kept.get(number) if isinstance(number, str) else None
+    if kept is None or kept.session_id != session_id:
+        raise Refused(404, "not_found", "There is no such watcher.")
+    return kept
