@@ -27,13 +27,17 @@ RARELY = 8
 class Memory:
     """The memory that everything in the sandbox but this process uses."""
 
-    def __init__(self, places: "list[str]") -> None:
-        """`places` are the file systems in memory that are the sandbox's own."""
+    def __init__(self, places: "list[str]", usage: "int | None" = None) -> None:
+        """`places` are the file systems in memory that are the sandbox's own.
+
+        `usage` is the file of a memory cgroup of gVisor's that holds the sandbox alone.
+        """
         self._places = [place for place in places if os.path.isdir(place)]
         self._looks = 0
         self._areas = 0
         self._sentry = os.path.exists("/proc/sentry-meminfo")
-        self._before = _sentry_bytes() if self._sentry else 0
+        self._usage = usage
+        self._before = self._given_out() if self._sentry else 0
 
     def in_use(self, limit: int) -> int:
         """Bytes now.
@@ -42,8 +46,7 @@ class Memory:
         one is asked for.
         """
         if self._sentry:
-            # gVisor's kernel is the sandbox's own, and tells how much it gave out.
-            return max(0, _sentry_bytes() - self._before)
+            return max(0, self._given_out() - self._before)
         pids = others()
         files = sum(map(_file_bytes, self._places))
         besides = _socket_bytes() if self._places else 0
@@ -55,6 +58,12 @@ class Memory:
         if rough <= limit:
             return rough
         return _together(map(_proportional_bytes, pids), files) + besides
+
+    def _given_out(self) -> int:
+        """By gVisor's kernel: to the sandbox's cgroup, or in all where the kernel is its own."""
+        if self._usage is not None:
+            return int(os.pread(self._usage, 64, 0))
+        return _sentry_bytes()
 
 
 def _together(each: "map[tuple[int, int]]", files: int) -> int:

@@ -144,7 +144,8 @@ def _serve(
     began = time.monotonic()
     # Elsewhere than in process 1 of a namespace these places are the machine's.
     places = [os.getcwd(), *PLACES] if os.getpid() == 1 else []
-    memory = Memory(places) if template["watch_memory"] else None
+    usage: "int | None" = template.get("usage")  # type: ignore[assignment]
+    memory = Memory(places, usage) if template["watch_memory"] else None
     stream = None
     if request.get("stream") is True:
         # Only here: what nobody follows does not pay for it.

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _numbers = itertools.count()
 # Where the processes of a delegated group go.
 _LEAF = "service-of-cofferdam"
 _ATTEMPTS = 10
+
+_REMOVALS, _REMOVAL_SECONDS = 100, 0.02
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,23 @@ class Cgroup:
     def procs(self) -> list[str]:
         return [f"{path}/cgroup.procs" for path in (self.path, self._cpu) if path is not None]
 
+    def resize(self, memory_bytes: int) -> None:
+        """Bound it to so many bytes from now on, swap included. Raises OSError.
+
+        It is not made smaller than what is in use: version 2 would kill for that.
+        """
+        if self.version == 2:
+            if memory_bytes > (self.memory_bytes() or 0):
+                (self.path / "memory.max").write_text(str(memory_bytes))
+            return
+        both = self.path / "memory.memsw.limit_in_bytes"
+        names = [self.path / "memory.limit_in_bytes", *([both] if both.exists() else [])]
+        if int(read_small(str(names[0]))) < memory_bytes:
+            # Memory alone may never have a larger bound than with swap.
+            names.reverse()
+        for name in names:
+            name.write_text(str(memory_bytes))
+
     def evidence(self) -> Evidence:
         """Whether the kernel killed for memory here, and the most that was ever in use."""
         try:
@@ -174,16 +194,30 @@ class Cgroup:
             if path is not None:
                 await _remove(path)
 
+    def remove_now(self) -> None:
+        """The same without an event loop."""
+        for path in (self.path, self._cpu):
+            for _ in range(_REMOVALS):
+                if path is None or _removed(path):
+                    break
+                time.sleep(_REMOVAL_SECONDS)
+
 
 async def _remove(path: Path) -> None:
-    for _ in range(100):
-        try:
-            path.rmdir()
+    for _ in range(_REMOVALS):
+        if _removed(path):
             return
-        except FileNotFoundError:
-            return
-        except OSError:
-            await asyncio.sleep(0.02)
+        await asyncio.sleep(_REMOVAL_SECONDS)
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def memory_keeper(parent: CgroupParent | None) -> dict[str, str]:

@@ -46,16 +46,28 @@ class Guest(Protocol):
         """End everything in it and wait until it is gone. May be called more than once."""
 
 
-class Launcher(Protocol):
+class Starter(Protocol):
     """Starts sandboxes of one kind. Used from one event loop only.
 
-    Starting and ending take the processors from the run that makes them necessary. For
-    `rest_seconds` the pool lets that go first, unless somebody waits. `enforced_by` says, once it
-    is prepared, by what memory, processes, processor time and the separation of users are held.
+    `enforced_by` says by what memory, processes, processor time and the separation of users are
+    held.
     """
 
     runtime: str
     enforced_by: dict[str, str]
+
+    async def start(self, template: Template) -> Guest:
+        """Start one sandbox. It is warm when its guest has said so. Raises CreationFailed."""
+
+
+class Launcher(Starter, Protocol):
+    """A starter that is prepared once, and knows the machine's languages.
+
+    Starting and ending take the processors from the run that makes them necessary. For
+    `rest_seconds` the pool lets that go first, unless somebody waits. `enforced_by` is known once
+    it is prepared.
+    """
+
     rest_seconds: float
 
     async def prepare(self) -> None:
@@ -76,8 +88,13 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
 
-    async def start(self, template: Template) -> Guest:
-        """Start one sandbox. It is warm when its guest has said so. Raises CreationFailed."""
+
+@runtime_checkable
+class TenantLauncher(Launcher, Protocol):
+    """A launcher that can give an owner a kernel that no other owner's runs are in."""
+
+    def for_owner(self, owner: str) -> Starter:
+        """What starts sandboxes in this owner's kernel. Raises SandboxError where there is none."""
 
 
 @runtime_checkable

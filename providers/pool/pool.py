@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from providers.errors import CreationFailed, InvalidConfiguration, RateLimited, SandboxError
+from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.pool import surplus
 from providers.pool.demand import missing, without_start
 from providers.pool.launcher import Launcher, start_failure
@@ -17,6 +17,7 @@ from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
 from providers.pool.shares import Shares
 from providers.pool.shelf import Shelf, describe
+from providers.pool.shelves import Shelves
 from providers.pool.template import Template
 from providers.pool.waiting import Line, LineFull, Place
 
@@ -39,10 +40,7 @@ class Pool:
         """The first template is kept warm from the start, the others once they were asked for."""
         self._launcher = launcher
         self._settings = settings
-        self._shelves = {
-            name: Shelf(name, template, always_warm=index == 0)
-            for index, (name, template) in enumerate(templates.items())
-        }
+        self._shelves = Shelves(launcher, templates)
         self._shares = Shares()
         self._line = Line(self._more_for)
         self._busy: dict[Sandbox, Shelf] = {}
@@ -62,15 +60,15 @@ class Pool:
         self._refill()
         self._keep_house()
 
-    async def acquire(self, template: str, owner: str = "") -> Sandbox:
+    async def acquire(self, template: str, owner: str = "", *, alone: bool = False) -> Sandbox:
         """A warm sandbox for this caller alone, and never for another owner.
 
-        Raises InvalidConfiguration for an unknown template, CreationFailed when sandboxes cannot
-        be started, RateLimited when the line is full or the wait too long.
+        One that is to be `alone` shares nothing with other runs of its owner, whatever the
+        settings. Raises InvalidConfiguration for an unknown template, CreationFailed when sandboxes
+        cannot be started, RateLimited when the line is full or the wait too long.
         """
-        shelf = self._shelves.get(template)
-        if shelf is None:
-            raise InvalidConfiguration(f"There is no template {template!r}.", field="language")
+        in_kernels = self._settings.isolation == "tenant-kernel" and not alone
+        shelf = self._shelves.find(template, owner if in_kernels else "")
         if self._closing:
             raise CreationFailed("The pool is shutting down.")
         shelf.asked()
@@ -333,7 +331,9 @@ class Pool:
     async def _start_one(self, shelf: Shelf) -> None:
         began = time.monotonic()
         try:
-            sandbox = await Sandbox.start(self._launcher, shelf.template)
+            sandbox = await Sandbox.start(shelf.starter, shelf.template)
+            if shelf.owner:
+                sandbox.give_to(shelf.owner, reusable=False)
         except SandboxError as error:
             self._start_failed(shelf, error)
             return
@@ -388,6 +388,8 @@ class Pool:
             self._take_back(sandbox)
             self._expire(sandbox)
         self._trim()
+        used = {shelf.name for shelf in self._busy.values()}
+        self._shelves.forget_owners(used | {place.template for place in self._line.everybody()})
         if self._housekeeping:
             self._housekeeping.cancel()
         interval = min(HOUSEKEEPING_SECONDS, self._settings.max_lifetime / 4)

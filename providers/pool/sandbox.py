@@ -23,7 +23,7 @@ from providers.pool.answer import read_answer
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.pool.claims import readable
-from providers.pool.launcher import Guest, LastingGuest, Launcher, exhausted
+from providers.pool.launcher import Guest, LastingGuest, Starter, exhausted
 from providers.pool.live import LiveRun
 from providers.pool.observing import observed
 from providers.pool.requests import answer_bytes, request_frame
@@ -82,7 +82,7 @@ class Sandbox:
         self._renewal: asyncio.Task[bool] | None = None
 
     @classmethod
-    async def start(cls, launcher: Launcher, template: Template) -> Sandbox:
+    async def start(cls, launcher: Starter, template: Template) -> Sandbox:
         """A warm sandbox. Raises CreationFailed, saying what went wrong inside or outside.
 
         Raises RateLimited where the machine had too little left for it.
@@ -160,6 +160,12 @@ class Sandbox:
         if self._runs and self._renewal is None:
             return False
         return self._renewal is None or await asyncio.shield(self._renewal)
+
+    @property
+    def sharing(self) -> str:
+        """Whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`."""
+        shared: str = getattr(self._guest, "sharing", "execution")
+        return "tenant" if self.reusable else shared
 
     @property
     def has_run(self) -> bool:

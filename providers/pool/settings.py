@@ -10,7 +10,7 @@ from typing import Literal
 from providers.errors import InvalidConfiguration
 from providers.schema import ConfigField
 
-Isolation = Literal["execution", "tenant"]
+Isolation = Literal["execution", "tenant", "tenant-kernel"]
 
 # What every provider over a pool lets its administrator choose.
 FIELDS: Mapping[str, ConfigField] = {
@@ -41,8 +41,9 @@ class PoolSettings:
 
     A caller waits `patience` seconds at most for a sandbox. A template nobody asked for lately is
     kept warm with `minimum` only, one whose callers had to wait lately with `burst` more.
-    `isolation` "tenant" lets one owner's runs follow one another in a sandbox. No sandbox stays
-    warm or handed out without use for longer than `max_lifetime` seconds.
+    `isolation` "tenant" lets one owner's runs follow one another in a sandbox; "tenant-kernel"
+    makes them in a gVisor kernel of the owner's. No sandbox stays warm or handed out without use
+    for longer than `max_lifetime` seconds.
     """
 
     size: int = 4

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from providers.errors import CreationFailed, SandboxError
+from providers.pool.launcher import Starter
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
 from providers.pool.template import Template
@@ -22,6 +23,9 @@ BURST_SECONDS = 30.0
 
 LONGEST_BACKOFF_SECONDS = 5.0
 
+# In an owner's kernel another one costs little: one is for the next call, more for who has to wait.
+OWNERS_WARM, OWNERS_BURST = 1, 2
+
 # A warm sandbox that ends before it is this old counts as a start that failed.
 INFANT_SECONDS = 1.0
 
@@ -30,11 +34,24 @@ FAILURES_THAT_COUNT = 3
 
 
 class Shelf:
-    """`idle` sandboxes have run nothing; `kept` ones are clean, and their former owner's alone."""
+    """`idle` sandboxes have run nothing; `kept` ones are clean, and their former owner's alone.
 
-    def __init__(self, name: str, template: Template, *, always_warm: bool) -> None:
+    One with an `owner` has sandboxes made in a kernel of that owner's, by a `starter` of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        template: Template,
+        starter: Starter,
+        *,
+        always_warm: bool = False,
+        owner: str = "",
+    ) -> None:
         self.name = name
         self.template = template
+        self.starter = starter
+        self.owner = owner
         self.idle: deque[Sandbox] = deque()
         self.kept: deque[Sandbox] = deque()
         self.starting = 0
@@ -64,10 +81,25 @@ class Shelf:
     def target(self, settings: PoolSettings) -> int:
         """How many should be idle now."""
         now = time.monotonic()
-        if not self._always_warm and now - self._last_asked >= WARM_SECONDS:
-            return settings.minimum
         pressed = now - self._last_waited < BURST_SECONDS
+        if self.owner:
+            return (OWNERS_BURST if pressed else OWNERS_WARM) if self.is_asked_for else 0
+        if not self._always_warm and not self.is_asked_for:
+            return settings.minimum
+        if settings.isolation == "tenant-kernel":
+            # Those of no tenant and of sessions are made here, and one shows that it can be done.
+            return max(1, settings.minimum)
         return max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether somebody wanted one lately."""
+        return time.monotonic() - self._last_asked < WARM_SECONDS
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing here, nor about to be."""
+        return not (self.idle or self.kept or self.starting)
 
     def take(self, owner: str) -> Sandbox | None:
         """A living sandbox for this owner: the one it used last, else one that nobody has used."""
@@ -147,8 +179,16 @@ class Shelf:
 
 def describe(shelves: Collection[Shelf], settings: PoolSettings) -> dict[str, Any]:
     """The figures of all shelves together, and of each."""
-    each = {shelf.name: shelf.stats(settings) for shelf in shelves}
     summed = ("idle", "kept", "creating", "started", "failed", "restarts")
+    each: dict[str, dict[str, Any]] = {}
+    for shelf in shelves:
+        stats = shelf.stats(settings)
+        template, _, _ = shelf.name.partition(":")
+        known = each.setdefault(template, stats)
+        if known is not stats:
+            # Of all owners together: who they are is not for everybody.
+            known |= {name: known[name] + stats[name] for name in ("target", *summed)}
+            known["failing"] = known["failing"] or stats["failing"]
     return {
         **{name: sum(stats[name] for stats in each.values()) for name in summed},
         "failing": [name for name, stats in each.items() if stats["failing"]],

@@ -7,7 +7,9 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,9 @@ from providers.pool.guest_files import (
     interpreter_options,
     program_folders,
 )
-from providers.pool.launcher import Guest, ProcessGuest, start_failure
+from providers.pool.launcher import Guest, ProcessGuest, Starter, start_failure
+from providers.pool.launchers.tenant_kernel import TenantKernels
+from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
 
 REMEDY = (
@@ -44,6 +48,9 @@ _USER = etc_folder.NOBODY
 # Without a cgroup: gVisor's kernel and file server have some 80 MiB when they have little to do.
 KERNEL_BYTES = 256 << 20
 KERNEL_CHECK_SECONDS = 0.1
+
+# For a supervisor to look after a child of another user.
+_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 
 _numbers = itertools.count()
 
@@ -69,6 +76,7 @@ class GvisorLauncher:
         self._folder: Path | None = None
         self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
+        self._kernels: TenantKernels | None = None
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
@@ -84,6 +92,8 @@ class GvisorLauncher:
             "users": "gVisor's kernel",
             "system_calls": "gVisor",
         }
+        if self._cgroups:
+            self._kernels = TenantKernels(self._start_kernel, self.enforced_by)
 
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
@@ -100,15 +110,55 @@ class GvisorLauncher:
         return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
 
     def close(self) -> None:
+        if self._kernels:
+            self._kernels.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._cgroups:
             self._cgroups.remove()
 
     async def start(self, template: Template) -> Guest:
+        # The kernel inside needs memory of its own beside what the program may use.
+        return self._run(
+            template.name,
+            self._supervisor(template),
+            template.limits.workspace_bytes,
+            template.limits.memory_bytes + (64 << 20),
+        )
+
+    def for_owner(self, owner: str) -> Starter:
+        if self._kernels is None:
+            raise ProviderUnavailable(
+                "isolation: tenant-kernel needs a cgroup around each tenant's kernel, and none can "
+                "be made here. Run the pool as root, or with one delegated to it (systemd-run "
+                "--user --scope -p Delegate=yes).",
+                field="isolation",
+            )
+        return self._kernels.of(owner)
+
+    def _start_kernel(self, memory_bytes: int) -> GvisorGuest:
+        """A sandbox that has runs made in it later. Raises SandboxError."""
+        # What can be written to is laid over anew for each of them, and /run, too.
+        place = _mount("/run", "tmpfs", "ro")
+        return self._run("tenant kernel", self._zygote(), 4096, memory_bytes, [place])
+
+    def _run(
+        self,
+        kind: str,
+        process: dict[str, Any],
+        workspace_bytes: int,
+        memory_bytes: int,
+        more: Sequence[dict[str, Any]] = (),
+    ) -> GvisorGuest:
+        """`runsc run`, whose bundle, with `more` mounts, is made for the first of a kind. Raises
+        SandboxError."""
         if self._folder is None:
             raise CreationFailed("gVisor: the launcher was not prepared.")
-        bundle = self._bundles.get(template.name) or self._make_bundle(template, self._folder)
+        bundle = self._bundles.get(kind)
+        if bundle is None:
+            folder = self._folder / "bundles" / kind
+            bundle = self._make_bundle(folder, process, workspace_bytes, more)
+            self._bundles[kind] = bundle
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         state = self._folder / name
         command = [
@@ -120,19 +170,18 @@ class GvisorLauncher:
         try:
             cgroup = None
             if self._cgroups:
-                # The kernel inside needs memory of its own beside what the program may use.
-                cgroup = self._cgroups.new(template.limits.memory_bytes + (64 << 20))
+                cgroup = self._cgroups.new(memory_bytes)
                 for path in cgroup.procs:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
-            return _GvisorGuest(command, cgroup, state)
+            return GvisorGuest(command, cgroup, state)
         except OSError as error:
             raise start_failure("gVisor", error) from error
 
-    def _make_bundle(self, template: Template, folder: Path) -> Path:
-        bundle = folder / "bundles" / template.name
+    def _make_bundle(
+        self, bundle: Path, process: dict[str, Any], size: int, more: Sequence[dict[str, Any]]
+    ) -> Path:
         root = bundle / "rootfs"
-        mounts = [_mount("/proc", "proc"), _mount("/dev", "tmpfs")]
-        size = template.limits.workspace_bytes
+        mounts = [_mount("/proc", "proc"), _mount("/dev", "tmpfs"), *more]
         for path in (WORKSPACE, "/tmp", "/dev/shm"):
             mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
         seen = program_folders(self._python)
@@ -163,44 +212,58 @@ class GvisorLauncher:
             # Inside, it is another user's to read; the folder around the bundle is not.
             if not point.is_symlink():
                 point.chmod(0o755 if point.is_dir() else 0o644)
-        (bundle / "config.json").write_text(json.dumps(self._configuration(template, mounts)))
-        self._bundles[template.name] = bundle
+        (bundle / "config.json").write_text(json.dumps(self._configuration(process, mounts)))
         return bundle
 
-    def _configuration(self, template: Template, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    def _supervisor(self, template: Template) -> dict[str, Any]:
         argument = template.guest_argument(
             workspace=WORKSPACE,
             watch_memory=self._cgroups is None,
             uid=_USER,
         )
-        program = boot(INSIDE, "supervisor")
-        kept = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
+        return self._process("supervisor", argument, _CAPABILITIES)
+
+    def _zygote(self) -> dict[str, Any]:
+        program = build_filter() or b""
+        argument = json.dumps({"filter": program.hex()}, separators=(",", ":"))
+        # To make namespaces and to mount, in gVisor's kernel alone.
+        return self._process("tenant_kernel", argument, [*_CAPABILITIES, "CAP_SYS_ADMIN"])
+
+    def _process(self, module: str, argument: str, kept: list[str]) -> dict[str, Any]:
+        program = boot(INSIDE, module)
+        return {
+            "terminal": False,
+            "cwd": "/",
+            "user": {"uid": 0, "gid": 0},
+            "args": [*interpreter_options(self._python), program, argument],
+            "env": [
+                "PATH=/usr/local/bin:/usr/bin:/bin",
+                f"HOME={WORKSPACE}",
+                "LANG=C.UTF-8",
+                "TMPDIR=/tmp",
+            ],
+            "noNewPrivileges": True,
+            "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
+        }
+
+    def _configuration(
+        self, process: dict[str, Any], mounts: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         return {
             "ociVersion": "1.0.0",
             "hostname": "sandbox",
             "root": {"path": "rootfs", "readonly": True},
             "mounts": mounts,
-            "process": {
-                "terminal": False,
-                "cwd": "/",
-                "user": {"uid": 0, "gid": 0},
-                "args": [*interpreter_options(self._python), program, argument],
-                "env": [
-                    "PATH=/usr/local/bin:/usr/bin:/bin",
-                    f"HOME={WORKSPACE}",
-                    "LANG=C.UTF-8",
-                    "TMPDIR=/tmp",
-                ],
-                "noNewPrivileges": True,
-                "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
-            },
+            "process": process,
             "linux": {
                 "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
             },
         }
 
 
-class _GvisorGuest(ProcessGuest):
+class GvisorGuest(ProcessGuest):
+    """A gVisor kernel with all in it."""
+
     def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
         self._state = state
         self._out_of_memory = False
@@ -227,11 +290,36 @@ class _GvisorGuest(ProcessGuest):
                 self._process.kill()
                 return
 
+    def take_channel(self) -> socket.socket:
+        """The channel, for who speaks to more than one supervisor over it."""
+        return self._channel
+
+    def resize(self, memory_bytes: int) -> None:
+        """Let it have so much memory from now on, where a cgroup bounds that. Raises OSError."""
+        if self._cgroup:
+            self._cgroup.resize(memory_bytes)
+
     async def destroy(self) -> None:
         if self._watch:
             self._watch.cancel()
         await super().destroy()
         shutil.rmtree(self._state, ignore_errors=True)
+
+    def destroy_now(self) -> None:
+        """End everything in it without an event loop that could wait."""
+        if self._watch:
+            self._watch.cancel()
+        self._process.kill()
+        self._process.wait()
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            self._gone.set_result(None)
+            self._channel.close()
+            os.close(self._pidfd)
+            os.close(self._stderr)
+            shutil.rmtree(self._state, ignore_errors=True)
+            if self._cgroup:
+                self._cgroup.remove_now()
 
 
 def _private_bytes(pid: int) -> int:

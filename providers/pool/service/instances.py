@@ -30,4 +30,4 @@ class Instance:
 
     @property
     def sharing(self) -> str:
-        return "tenant" if self.sandbox.reusable else "execution"
+        return self.sandbox.sharing

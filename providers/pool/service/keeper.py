@@ -115,14 +115,16 @@ class PoolKeeper:
         self._retired.add(line)
         return await self.create_in(line, template, owner)
 
-    async def create_in(self, line: Line, template: str, owner: str) -> Instance:
-        """One of this pool's sandboxes, handed out."""
+    async def create_in(
+        self, line: Line, template: str, owner: str, *, alone: bool = False
+    ) -> Instance:
+        """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
         name = normalize_language(template)
         line.instances += 1
         line.lent += 1
         self._creating += 1
         try:
-            sandbox = await line.pool.acquire(name, owner)
+            sandbox = await line.pool.acquire(name, owner, alone=alone)
         except BaseException:
             line.instances -= 1
             self.close_if_unused(line)

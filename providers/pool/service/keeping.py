@@ -166,7 +166,7 @@ class Keeping:
     async def _take(self, line: Line, template: str, owner: str) -> Instance:
         """One in which nothing has run: what the owner's former runs have left is ended."""
         while True:
-            instance = await self._keeper.create_in(line, template, owner)
+            instance = await self._keeper.create_in(line, template, owner, alone=True)
             instance.used = True
             if not instance.sandbox.has_run:
                 return instance

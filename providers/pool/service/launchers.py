@@ -9,13 +9,16 @@ from pathlib import Path
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
-from providers.pool.launcher import Launcher
+from providers.pool.launcher import Launcher, TenantLauncher
 from providers.pool.remembered import Memory
 from providers.pool.sandbox import Sandbox
 from providers.pool.service.settings import ServiceSettings
 from providers.pool.template import Template
 
 logger = logging.getLogger(__name__)
+
+# Whose kernel shows that there can be one. No caller's name has a space.
+_NOBODY = "no tenant"
 
 KINDS = ("auto", "docker", "gvisor", "bubblewrap")
 
@@ -40,7 +43,8 @@ class LauncherChoice:
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
         images = tuple(sorted(settings.images.items()))
-        return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images
+        kernels = settings.isolation == "tenant-kernel"
+        return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images, kernels
 
     async def open(self, settings: ServiceSettings) -> tuple[str, Launcher]:
         """A launcher that is ready, and its kind. Raises ProviderUnavailable with the remedy."""
@@ -60,6 +64,8 @@ class LauncherChoice:
                         f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "
                         "Install gVisor (runsc), or clear require_gvisor."
                     )
+                if settings.isolation == "tenant-kernel":
+                    await _require_tenant_kernels(kind, launcher)
                 if self.kind == "auto" and kind != "docker":
                     await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
             except SandboxError as error:
@@ -97,3 +103,16 @@ class LauncherChoice:
         from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 
         return BubblewrapLauncher(self.data_dir, self.python)
+
+
+async def _require_tenant_kernels(kind: str, launcher: Launcher) -> None:
+    """Have one make a run. Raises SandboxError where that cannot be, or its kernel is not gVisor's:
+    what it takes to make runs in a container is too much for one on this machine's kernel."""
+    if not isinstance(launcher, TenantLauncher):
+        raise ProviderUnavailable(
+            f"isolation: tenant-kernel is not to be had with the launcher {kind}. Start the pool "
+            "with POOL_LAUNCHER=gvisor, which needs runsc, or choose another isolation.",
+            field="isolation",
+        )
+    starter = launcher.for_owner(_NOBODY)
+    await (await Sandbox.start(starter, Template("python", "python"))).destroy()

@@ -71,6 +71,7 @@ def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
             settings.memory_bytes,
             settings.runtime,
             settings.require_gvisor,
+            settings.isolation == "tenant-kernel",
             settings.preload,
             settings.enable_seccomp,
             settings.enable_ast_analysis,

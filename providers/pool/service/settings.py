@@ -116,6 +116,13 @@ FIELDS: Mapping[str, ConfigField] = {
         description="Run nothing at all where gVisor is not in force.",
     ),
     **POOL_FIELDS,
+    "isolation": replace(
+        POOL_FIELDS["isolation"],
+        options=("execution", "tenant", "tenant-kernel"),
+        description=f"{POOL_FIELDS['isolation'].description} tenant-kernel: the runs of one tenant "
+        "share a gVisor kernel that is theirs alone, each in namespaces of its own. Only where the "
+        "pool starts gVisor itself (POOL_LAUNCHER=gvisor).",
+    ),
     "enable_seccomp": ConfigField(
         "boolean",
         "Filter system calls",
