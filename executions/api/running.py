@@ -163,14 +163,13 @@ def follow_stream(
 
 
 def _told(view: ApiView, events: EventStream, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
-    """The work, whose answer or error is the last event once there are any."""
+    """The work, whose answer or error is the last event, where it is not all of the answer."""
     answer: HttpResponse | None = None
     try:
         answer = cast("HttpResponse", (yield from view.told(work)))
         return answer
     finally:
-        if events.has_begun:
-            events.end(_last_event(answer))
+        events.end(_last_event(answer))
 
 
 def _last_event(answer: HttpResponse | None) -> dict[str, Any]:

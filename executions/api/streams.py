@@ -81,14 +81,18 @@ class EventStream(StreamingHttpResponse):
         tell([self._changed])
 
     def end(self, said: Mapping[str, Any]) -> None:
-        """The last event, once nothing more comes from the source."""
+        """The last event, once nothing more comes from the source; the only one without a source."""
         self._last = said
         tell([self._changed])
 
     def take(self) -> tuple[bytes, bool]:
         """What there is to be sent now, and whether more may come."""
-        if self._is_over or self._source is None:
-            return b"", not self._is_over
+        if self._is_over:
+            return b"", False
+        if self._source is None:
+            # What failed while it waited for its beginning has an end all the same.
+            self._is_over = self._last is not None
+            return self.ending(self._last) if self._last is not None else b"", not self._is_over
         entries, is_all = self._source.read(self._after, PIECE_BYTES)
         if entries:
             self._after = entries[-1].seq

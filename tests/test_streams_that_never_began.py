@@ -1,0 +1,49 @@
+"""A stream whose work fails while it waits for its beginning ends, and says why."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+
+from django.http import HttpResponse
+
+from executions.api.base import ApiView
+from executions.api.later import Later
+from executions.api.running import _told
+from executions.api.streams import NDJSON, EventStream
+from executions.services.waiting import Waits
+from providers.errors import RateLimited
+
+
+def test_what_fails_after_a_wait_is_the_last_event() -> None:
+    waited: Future[None] = Future()
+
+    def work() -> Waits[HttpResponse]:
+        yield waited
+        raise RateLimited("No place came free.")
+
+    events, later = EventStream(NDJSON), Later()
+    assert later.stream(_told(ApiView(), events, work()), events) is events
+    assert events.take() == (b"", True)
+    changed = events.changed()
+
+    later.go_on(lambda job: job())
+    waited.set_result(None)
+
+    assert later.answer.result(0).status_code == 429
+    assert changed.done()
+    body, more = events.take()
+    assert not more
+    last = json.loads(body)
+    assert (last["seq"], last["type"], last["error"]["code"]) == (1, "error", "SB008")
+    assert events.take() == (b"", False)
+
+
+def test_what_fails_at_once_is_an_answer_and_no_stream() -> None:
+    def work() -> Waits[HttpResponse]:
+        raise RateLimited("No place came free.")
+        yield
+
+    events = EventStream(NDJSON)
+    answer = Later().stream(_told(ApiView(), events, work()), events)
+    assert answer.status_code == 429
