@@ -81,7 +81,7 @@ class EventStream(StreamingHttpResponse):
         tell([self._changed])
 
     def end(self, said: Mapping[str, Any]) -> None:
-        """The last event, once nothing more comes from the source; the only one without a source."""
+        """The last event, once nothing more comes from the source, if there ever was one."""
         self._last = said
         tell([self._changed])
 
