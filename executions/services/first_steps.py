@@ -39,9 +39,9 @@ def _steps() -> list[Step]:
     return [
         Step(
             "Run something",
-            "With the key of credentials.txt, in the API's own pages. It is then in the list.",
-            "docs",
-            "executions.view_execution",
+            "In the playground, as a tenant. It is then in the list, with all that came of it.",
+            "playground",
+            "executions.use_playground",
             Execution.objects.exists(),
         ),
         Step(
