@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from django.conf import settings
@@ -17,6 +18,7 @@ from executions.services.keys import create_api_key
 from tests.conftest import Caller, require
 
 PASSWORD = "correct horse"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("dark", "light")
 # A page of a busy machine takes its time; what never comes is waited for only where a test fails.
 expect.set_options(timeout=30_000)
 
@@ -87,3 +89,17 @@ def keep_picture(page: Page, name: str, *, whole: bool = False) -> None:
     """With SCREENSHOTS=folder, a picture of the page."""
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=whole)
+
+
+def look_on_every_screen(page: Page, name: str, *, is_list: bool = False) -> None:
+    """Hold that nothing makes the page wider than the screen but a list, which scrolls by itself;
+    and keep its pictures.
+    """
+    page.wait_for_load_state()
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 860})
+        if not is_list:
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            keep_picture(page, f"{name}-{width}-{scheme}", whole=True)

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from executions.models import Execution
 from tests import kept_here
-from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.browser import browser, caller, complaints, keep_picture, look_on_every_screen, page
 from tests.conftest import Caller
 from tests.sessions import cell, in_thread, opened, wait_for
 
@@ -23,9 +23,6 @@ __all__ = ["browser", "caller", "complaints", "page"]
 SLOW = "import time\nprint('working on it')\nwhile True:\n    time.sleep(0.05)"
 
 pytestmark = pytest.mark.usefixtures("kept_here")
-SIZES = pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
 
 
 @contextmanager
@@ -41,39 +38,33 @@ def running(caller: Caller) -> Iterator[Execution]:
     thread.join()
 
 
-def look(page: Page, execution: Execution, width: int, scheme: str, name: str) -> None:
-    page.set_viewport_size({"width": width, "height": 860})
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+def look(page: Page, execution: Execution, name: str) -> None:
     page.goto(f"/admin/executions/execution/{execution.pk}/change/")
-    keep_picture(page, f"execution-{name}-{width}-{scheme}", whole=True)
-    overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    assert overflow <= 0, f"{overflow} px are cut off"
+    look_on_every_screen(page, f"execution-{name}")
 
 
-@SIZES
 def test_one_that_runs_is_cancelled_on_its_page(
-    page: Page, caller: Caller, complaints: list[str], width: int, scheme: str
+    page: Page, caller: Caller, complaints: list[str]
 ) -> None:
     with running(caller) as execution:
-        look(page, execution, width, scheme, "running")
+        look(page, execution, "running")
         page.locator("summary", has_text="Cancel").click()
-        keep_picture(page, f"execution-cancel-{width}-{scheme}")
+        keep_picture(page, "execution-cancel")
         page.get_by_role("button", name="Cancel this execution").click()
         expect(page.locator("#content")).to_contain_text("Cancelled by")
         expect(page.locator(".confirm")).to_have_count(0)
-        keep_picture(page, f"execution-cancelled-{width}-{scheme}", whole=True)
+        keep_picture(page, "execution-cancelled", whole=True)
     execution.refresh_from_db()
     assert execution.status == "cancelled"
     assert complaints == []
 
 
-@SIZES
 def test_a_cell_says_where_it_ran_and_leads_there(
-    page: Page, caller: Caller, complaints: list[str], width: int, scheme: str
+    page: Page, caller: Caller, complaints: list[str]
 ) -> None:
     session = opened(caller, name="quarterly figures")
     cell(caller, session, "print('done')")
-    look(page, Execution.objects.get(), width, scheme, "cell")
+    look(page, Execution.objects.get(), "cell")
     page.get_by_role("link", name=session["id"]).click()
     expect(page).to_have_title(re.compile(f"{session['id']} .* View session"))
     assert complaints == []

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from executions.models import Session
 from executions.services.workspaces import sleeping, threads
-from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.browser import browser, caller, complaints, look_on_every_screen, page
 from tests.conftest import Caller
 from tests.sessions import cell, opened
 from tests.test_browser_sessions import plot
@@ -47,52 +47,40 @@ def slept(kept_here: None, caller: Caller, tmp_path: Path, settings: Any) -> Ses
     return Session.objects.get()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
 def test_saved_files_are_read_on_any_screen(
-    page: Page, slept: Session, complaints: list[str], width: int, scheme: str
+    page: Page, slept: Session, complaints: list[str]
 ) -> None:
-    page.set_viewport_size({"width": width, "height": 860})
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-
-    def looked_at(name: str) -> None:
-        # Nothing of it makes the page wider than the screen.
-        page.wait_for_load_state()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        keep_picture(page, f"{name}-{width}-{scheme}", whole=True)
-
     page.goto(f"/admin/executions/session/{slept.pk}/change/")
     page.get_by_role("link", name="Saved files").click()
     expect(page.locator(".session-now")).to_contain_text("notes.txt")
-    looked_at("saved-root")
+    look_on_every_screen(page, "saved-root")
     page.get_by_role("link", name="notes.txt").click()
     expect(page.locator("pre.record")).to_contain_text("mean 7.25")
-    looked_at("saved-text")
+    look_on_every_screen(page, "saved-text")
     page.get_by_role("link", name="Its folder").click()
     page.get_by_role("link", name="results", exact=True).click()
     page.get_by_role("link", name="results/table.csv").click()
     expect(page.get_by_role("columnheader", name="column_11")).to_be_attached()
-    looked_at("saved-table")
+    look_on_every_screen(page, "saved-table")
     page.get_by_role("link", name="Its folder").click()
     page.get_by_role("link", name="results/plots").click()
     page.get_by_role("link", name="sales.png").click()
     picture = page.get_by_role("img", name="The picture in this file")
     expect(picture).to_have_js_property("naturalWidth", 240)
-    looked_at("saved-picture")
+    look_on_every_screen(page, "saved-picture")
     page.goto(f"/admin/executions/session/{slept.pk}/saved")
     page.get_by_role("link", name=re.compile("a{20}")).click()
     expect(page.locator("pre.record")).to_contain_text("<script>document.title")
     assert "owned" not in page.title()
-    looked_at("saved-hostile")
+    look_on_every_screen(page, "saved-hostile")
     page.goto("/admin/executions/snapshot/")
     expect(page.locator("#content")).to_contain_text("before the merger")
-    keep_picture(page, f"snapshots-{width}-{scheme}", whole=True)
+    look_on_every_screen(page, "snapshots", is_list=True)
     page.locator("#result_list th a").first.click()
-    looked_at("snapshot")
+    look_on_every_screen(page, "snapshot")
     page.get_by_role("link", name="Saved files").click()
     expect(page.locator(".session-now")).to_contain_text("notes.txt")
     page.goto(f"/admin/executions/tenant/{slept.tenant_id}/change/")
     expect(page.locator("#content")).to_contain_text("Tenant storage files")
-    keep_picture(page, f"tenant-{width}-{scheme}", whole=True)
+    look_on_every_screen(page, "tenant", is_list=True)
     assert not complaints

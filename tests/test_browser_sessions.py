@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from executions.models import Execution, Session
-from tests.browser import browser, caller, complaints, keep_picture, page
+from tests.browser import browser, caller, complaints, look_on_every_screen, page
 from tests.conftest import Caller
 from tests.sessions import cell, opened
 
@@ -60,14 +60,9 @@ def talked(kept_here: None, caller: Caller) -> Session:
     return Session.objects.get()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
 def test_a_session_reads_like_a_notebook(
-    page: Page, talked: Session, complaints: list[str], width: int, scheme: str
+    page: Page, talked: Session, complaints: list[str]
 ) -> None:
-    page.set_viewport_size({"width": width, "height": 860})
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.goto(f"/admin/executions/session/{talked.pk}/change/")
     cells = page.locator("article.cell")
     expect(cells).to_have_count(4)
@@ -79,18 +74,14 @@ def test_a_session_reads_like_a_notebook(
     picture.scroll_into_view_if_needed()
     expect(picture).to_have_js_property("naturalWidth", 240)
     assert "owned" not in page.title()
-    # Nothing of it makes the page wider than the screen.
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.evaluate("scrollTo(0, 0)")
-    keep_picture(page, f"session-{width}-{scheme}")
-    keep_picture(page, f"session-{width}-{scheme}-whole", whole=True)
+    look_on_every_screen(page, "session")
     page.goto("/admin/executions/session/")
     expect(page.locator("#content")).to_contain_text("quarterly figures")
-    keep_picture(page, f"sessions-{width}-{scheme}")
+    look_on_every_screen(page, "sessions", is_list=True)
     for name in ("now", "files"):
         page.goto(f"/admin/executions/session/{talked.pk}/{name}")
         expect(page.locator(".session-now")).to_contain_text("Nothing of it is evidence.")
-        keep_picture(page, f"session-{name}-{width}-{scheme}")
+        look_on_every_screen(page, f"session-{name}")
     assert not complaints
 
 
