@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import xlsxwriter
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from executions.models import Execution, LedgerEntry
@@ -142,6 +141,9 @@ def _jsonl(columns: tuple[str, ...], rows: Iterator[Row]) -> Iterator[bytes]:
 
 def _xlsx(columns: tuple[str, ...], rows: Iterator[Row]) -> Iterator[bytes]:
     """A workbook is a ZIP file whose parts come last first, so it is written to disk before."""
+    # A twentieth of what a process needs to start, and one in thousands writes a workbook.
+    import xlsxwriter
+
     with tempfile.TemporaryDirectory(prefix="cofferdam-export-") as folder:
         path = os.path.join(folder, "export.xlsx")
         options = {"constant_memory": True, "tmpdir": folder, "nan_inf_to_errors": True}
