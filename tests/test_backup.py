@@ -58,8 +58,8 @@ def test_backups_of_a_service_at_work_are_whole(tmp_path: Path) -> None:
     expected: list[set[str]] = []
     with started(command, environment, ROOT, tmp_path / "log") as service:
         service.wait_until_ready(60)
-        with writers(service.url, api_key, 3) as answered:
-            for number in range(3):
+        with writers(service.url, api_key, 2) as answered:
+            for number in range(2):
                 enough = len(answered) + 4
                 while len(answered) < enough:
                     assert service.process.poll() is None, service.output

@@ -1,4 +1,4 @@
-"""A thousand executions over three providers that fail at random, and every one accounted for."""
+"""Many executions over three providers that fail at random, and every one accounted for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.e2b_server import E2BServer
 from tests.routing import make_route
 from tests.wire_server import WireServer, eventually
 
-EXECUTIONS = 1000
+EXECUTIONS = 400
 CALLERS = 8
 FAULTS = {
     "create": ("401", "429", "500", "503", "cut", "truncated", "bad_json"),
@@ -88,7 +88,7 @@ def settle(server: WireServer) -> None:
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
-def test_a_thousand_executions_with_random_faults(
+def test_many_executions_with_random_faults(
     alice: ApiCaller,
     e2b_server: E2BServer,
     aliyun_server: AgentRunServer,
@@ -137,7 +137,7 @@ def test_a_thousand_executions_with_random_faults(
         if record.retryable:
             assert ran[record.code.split("'")[1].removeprefix("run-token-")] == 0
 
-    assert e2b_server.fault.ordered + aliyun_server.fault.ordered > 100  # type: ignore[attr-defined]
+    assert e2b_server.fault.ordered + aliyun_server.fault.ordered > 40  # type: ignore[attr-defined]
     by_provider = Counter(record.provider for record in succeeded)
     assert set(by_provider) == {"e2b", "aliyun_codeinterpreter", "local"}
     assert len(succeeded) > EXECUTIONS / 2

@@ -6,13 +6,17 @@ tries every way to have the stored key sent there. Over the real web server and 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import re
+import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,18 +43,10 @@ class Deployment:
         self.service, self.data_dir, self.environment = service, data_dir, environment
         lines = (data_dir / "credentials.txt").read_text().splitlines()
         self.credentials = dict(line.split("=", 1) for line in lines)
-        self.key = self.manage("create_api_key", "demo", "--name", "ops", "--scope", "admin")
+        self.key = (data_dir.parent / "ops-key").read_text()
 
     def manage(self, *arguments: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            env=self.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return ran.stdout.strip()
+        return manage(self.environment, *arguments)
 
     def by_key(self) -> httpx.Client:
         return httpx.Client(
@@ -78,19 +74,42 @@ class Deployment:
             return [json.loads(statement) for (statement,) in found]
 
 
+def manage(environment: dict[str, str], *arguments: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.strip()
+
+
+@functools.cache
+def prepared() -> Path:
+    """An installation with a second administrator, and an operator's key, made once."""
+    folder = Path(tempfile.mkdtemp(prefix="cofferdam-attacked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    environment = clean_environment(folder / "data", PORT=str(free_port()))
+    manage(environment, "bootstrap")
+    second = environment | {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
+    manage(second, "createsuperuser", "--noinput", "--username", "second", "--email", "")
+    key = manage(environment, "create_api_key", "demo", "--name", "ops", "--scope", "admin")
+    (folder / "ops-key").write_text(key)
+    return folder
+
+
 @contextlib.contextmanager
 def deployed(folder: Path, **extra: str) -> Iterator[Deployment]:
+    shutil.copytree(prepared(), folder, dirs_exist_ok=True)
     data_dir = folder / "data"
     # The worst that whoever runs the server may have set.
     settings = {"PROVIDER_ALLOWED_NETWORKS": "127.0.0.0/8", **extra}
     ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
     environment = clean_environment(data_dir, **ports, **settings)
-    manage = [sys.executable, "manage.py"]
-    subprocess.run([*manage, "bootstrap"], env=environment, cwd=ROOT, check=True)
-    second = environment | {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
-    create = ["createsuperuser", "--noinput", "--username", "second", "--email", ""]
-    subprocess.run([*manage, *create], env=second, cwd=ROOT, check=True, capture_output=True)
-    with started([*manage, "up"], environment, ROOT, folder / "log") as service:
+    command = [sys.executable, "manage.py", "up"]
+    with started(command, environment, ROOT, folder / "log") as service:
         service.wait_until_ready()
         yield Deployment(service, data_dir, environment)
 

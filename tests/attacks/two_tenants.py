@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +73,42 @@ class Scene:
     data_dir: Path
 
 
+@cache
+def _prepared() -> tuple[Path, list[str]]:
+    """A data directory with both tenants, made once for all tests, and a key of each."""
+    folder = Path(tempfile.mkdtemp(prefix="cofferdam-two-tenants-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    environment = clean_environment(folder / "data", PORT=str(free_port()))
+    _manage(environment, "bootstrap")
+    keys = []
+    for slug in ("greedy", "other"):
+        _manage(environment, "create_tenant", slug)
+        keys.append(_manage(environment, "create_api_key", slug, "--name", "attack"))
+    return folder / "data", keys
+
+
+def _manage(environment: dict[str, str], *arguments: str) -> str:
+    command = [sys.executable, "manage.py", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
 @contextmanager
 def two_tenants(
     tmp_path: Path, *, data_dir: Path | None = None, bounds: str = "", **extra: str
 ) -> Iterator[Scene]:
     """`manage.py up` with the local provider. `bounds` are the greedy tenant's own, as Python's
     keyword arguments; `extra` are settings."""
+    prepared, keys = _prepared()
     folder = data_dir or tmp_path / "data"
+    shutil.copytree(prepared, folder)
     environment = clean_environment(folder, PORT=str(free_port()), **extra)
-
-    def manage(*arguments: str) -> str:
-        command = [sys.executable, "manage.py", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    manage("bootstrap")
-    for slug in ("greedy", "other"):
-        manage("create_tenant", slug)
-    keys = [manage("create_api_key", slug, "--name", "attack") for slug in ("greedy", "other")]
     if bounds:
         change = "from executions.models import Tenant; "
-        manage("shell", "-c", f"{change}Tenant.objects.filter(slug='greedy').update({bounds})")
+        change += f"Tenant.objects.filter(slug='greedy').update({bounds})"
+        _manage(environment, "shell", "-c", change)
     command = [sys.executable, "manage.py", "up"]
     with started(command, environment, ROOT, tmp_path / "log") as service:
         service.wait_until_ready(60)
