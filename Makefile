@@ -98,6 +98,8 @@ venv venv-dev:
 		echo "Installing $(LOCKS) into $(VENV), which takes some minutes the first time ..."; \
 		$(PY) -m pip install -qq --disable-pip-version-check --require-hashes \
 			$(LOCKS:%=-r %) && cp $(LOCKS) $(VENV)/; }
+	@# A service that may not write beside its code would compile all of it at every start.
+	@$(PY) -m compileall -q executions providers sandbox_site > /dev/null || true
 
 bubblewrap:
 	@command -v bwrap >/dev/null || sh -c '\
