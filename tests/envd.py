@@ -186,8 +186,8 @@ class Commands:
     def _start(self, request: Request, fault: str | None, server: WireServer) -> None:
         asked = json.loads(request.body[5:])
         words = asked["process"]["args"]
-        script = self._notebook.path("main.sh")
-        runs_script = words[-1] == "bash main.sh" and script.is_file()
+        script = self._notebook.path("main.go" if "go build" in words[-1] else "main.sh")
+        runs_script = script.name in words[-1] and script.is_file()
         server.count(script.read_text() if runs_script else words[-1])
         timeout = request.headers.get("connect-timeout-ms")
         if fault and fault.startswith(RAN):

@@ -135,6 +135,13 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
+def end_tree(pid: int) -> None:
+    """Kill a process with everything that came of it."""
+    for each in (*_descendants(pid), pid):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
 def _started(pid: int) -> str | None:
     """When the process started, in clock ticks, None when it is gone or a zombie."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from executions.client import execute_code
 from executions.models import Alert, Approval, Execution, LedgerEntry
+from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.keys import revoke
 from executions.services.ledger.formats import write
@@ -289,3 +291,22 @@ def test_a_cell_waits_too(kept_here: None, alice: Caller, approver: Client) -> N
     run_queued()
     told = alice.client.get(f"/api/v1/executions/{approval.execution_id}").json()
     assert (told["status"], told["stdout"]) == ("succeeded", "42\n")
+
+
+def test_what_a_policy_found_goes_with_the_code_that_it_names(
+    scripted: object, alice: Caller, approver: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_force(alice.tenant.slug, **RULES)
+    approval = asked(alice)
+    decided(approver, approval, "reject")
+    assert "print" in str(approval.findings)
+    alice.tenant.keep_code_days = 1
+    alice.tenant.save()
+    clock = SimpleNamespace(now=lambda: timezone.now() + timedelta(days=10))
+    monkeypatch.setattr(retention, "timezone", clock)
+
+    retention.apply_retention()
+
+    approval.refresh_from_db()
+    assert (approval.findings, approval.execution.code) == ([], "")
+    assert approval.code_hash == approval.execution.code_hash

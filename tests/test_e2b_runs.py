@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,7 @@ from providers.errors import InvalidConfiguration
 from providers.values import Event, InputFile, Job, RunLimits, SandboxSpec
 from tests.e2b_server import E2BServer
 from tests.remote_providers import open_e2b, run
+from tests.required import require
 from tests.wire_server import eventually
 
 
@@ -93,6 +96,37 @@ def test_how_code_ends_shows_in_its_exit_code(
 def test_shell_code_prints(e2b: E2BProvider) -> None:
     result = run(e2b, 'echo "héllo $((1 + 1))"', "bash")
     assert (result.stdout, result.exit_code) == ("héllo 2\n", 0)
+
+
+GO = """package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	fmt.Println("hello from Go")
+	os.Exit(7)
+}
+"""
+
+
+def test_go_is_compiled_and_run_where_the_template_has_it(
+    e2b: E2BProvider,
+) -> None:
+    require("go")
+    with closing(e2b.open(SandboxSpec("go"), "wonderland")) as sandbox:
+        job = Job(GO, language="go", timeout=25, environment={"GOCACHE": "/tmp/go"})
+        result = sandbox.run(job)
+        assert (result.stdout, result.stderr, result.exit_code) == ("hello from Go\n", "", 7)
+        profile = InputFile(".bash_profile", b"PATH=/nowhere")
+        result = sandbox.run(replace(job, files=(profile,)))
+        assert (result.exit_code, "The template has no Go" in result.stderr) == (127, True)
+    sandbox = e2b.open(SandboxSpec("go", kept=True), "wonderland")
+    with pytest.raises(InvalidConfiguration, match="No interpreter keeps"):
+        sandbox.run(Job(GO, language="go"))
+    sandbox.close()
 
 
 def test_the_value_of_the_last_expression_is_a_rich_output(e2b: E2BProvider) -> None:

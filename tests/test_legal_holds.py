@@ -96,6 +96,24 @@ def test_records_stay_for_the_least_time_whatever_is_said(
     assert Execution.objects.exists()
 
 
+def test_what_is_put_on_hold_while_others_are_erased_stays(
+    scripted: object, alice: Caller, a_year_later: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    first, second, third = sorted((recorded(alice) for _ in range(3)), key=lambda each: each.pk)
+    forget = retention.forget_code
+
+    def hold_the_next(*said: Any, **more: Any) -> None:
+        if not LegalHold.objects.exists():
+            place(execution=second)
+        forget(*said, **more)
+
+    monkeypatch.setattr(retention, "forget_code", hold_the_next)
+    apply_retention()
+    assert list(Execution.objects.values_list("pk", flat=True)) == [second.pk]
+    assert first.pk != third.pk
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["tenant", "execution"])
 def test_what_is_held_is_not_erased_and_what_is_not_is(
     scripted: object, alice: Caller, charlie: Caller, a_year_later: None, whole: bool

@@ -32,7 +32,6 @@ from tests.required import missing
 from tests.sandboxes import wait_until
 
 LONG = "import time\nprint('on', flush=True)\ntime.sleep(120)"
-STOPS = [signal.SIGKILL, signal.SIGTERM]
 
 
 @pytest.fixture(params=["runc", "runsc"])
@@ -67,7 +66,11 @@ def begin(sandbox: KeptSandbox, code: str) -> tuple[threading.Thread, list[Any]]
     return thread, ends
 
 
-@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [("runc", signal.SIGTERM), ("runsc", signal.SIGKILL)],
+    indirect=["place"],
+)
 def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: signal.Signals) -> None:
     sandbox = place.keep(environment={"SECRET": "sesame"})
     sandbox.run(Job("import os\nx = 41"))
@@ -104,10 +107,10 @@ def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: sign
 
 
 @pytest.mark.parametrize(
+    ("place", "number"),
     # The second does not wait for what runs.
-    "number",
-    [signal.SIGKILL, signal.SIGQUIT],
-    ids=lambda number: number.name,
+    [("runsc", signal.SIGKILL), ("runc", signal.SIGQUIT)],
+    indirect=["place"],
 )
 def test_a_cell_that_runs_when_the_pool_ends_is_told_and_the_next_one_runs(
     place: Place, number: signal.Signals

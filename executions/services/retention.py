@@ -21,7 +21,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from executions.ids import first_uuid7
-from executions.models import Artifact, Execution, LedgerEntry, Tenant
+from executions.models import Approval, Artifact, Execution, LedgerEntry, Tenant
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 
 # Each may hold several hundred kilobytes.
 BATCH = 100
-# Of one transaction, or a single execution: SQLite has one lock, and others wait for it.
+# Of one transaction, or a single execution: SQLite has one lock, and others wait for it. What is
+# held is asked for each.
 BATCH_BYTES = 32 * 1024
-_RECORDS_AT_ONCE = 20
+AT_ONCE = 20
 KINDS = ("code", "output", "artifacts", "records")
 _TEXTS = {
     "code": ("code", "arguments", "on_behalf_of"),
@@ -155,34 +156,33 @@ def _due(erasure: Erasure) -> QuerySet[Execution]:
 
 def _erase_batch(erasure: Erasure, batch: list[Execution]) -> list[Execution]:
     """Erase this of them, a few in each transaction. Those of which it is gone now."""
-    data = erasure.data
-    # What was put on hold since it was entered what goes.
-    held = held_of(erasure.tenant)
-    batch = [each for each in batch if not held.everything and each.pk not in held.executions]
-    if data in ("artifacts", "records"):
-        batch = [execution for execution in batch if _erase_artifacts(execution)]
-    if data == "artifacts":
-        return batch
-    if data == "records":
-        return _erase_records(batch)
-    for few in _few_at_once(data, batch):
-        ids = [execution.pk for execution in few]
-        with transaction.atomic():
-            if data == "code":
-                forget_code({execution.code_hash for execution in few}, but_of=ids)
-            Execution.objects.filter(pk__in=ids).update(**dict.fromkeys(_TEXTS[data], ""))
-    return batch
+    erased = []
+    for few in _few_at_once(erasure.data, batch):
+        # What was put on hold since it was entered what goes.
+        held = held_of(erasure.tenant)
+        few = [each for each in few if not held.everything and each.pk not in held.executions]
+        if erasure.data in ("artifacts", "records"):
+            few = [execution for execution in few if _erase_artifacts(execution)]
+        if erasure.data != "artifacts":
+            _erase_rows(erasure.data, few)
+        erased += few
+    return erased
 
 
-def _erase_records(batch: list[Execution]) -> list[Execution]:
-    """What the ledger says of them stays."""
-    for start in range(0, len(batch), _RECORDS_AT_ONCE):
-        few = batch[start : start + _RECORDS_AT_ONCE]
-        ids = [execution.pk for execution in few]
-        with transaction.atomic():
+def _erase_rows(data: str, few: list[Execution]) -> None:
+    """Empty these texts of them, or remove them; what the ledger says of them stays."""
+    ids = [execution.pk for execution in few]
+    rows = Execution.objects.filter(pk__in=ids)
+    with transaction.atomic():
+        if data in ("code", "records"):
             forget_code({execution.code_hash for execution in few}, but_of=ids)
-            Execution.objects.filter(pk__in=ids).delete()
-    return batch
+        if data == "records":
+            rows.delete()
+            return
+        rows.update(**dict.fromkeys(_TEXTS[data], ""))
+        if data == "code":
+            # They name what a policy found, in the code's own words.
+            Approval.objects.filter(execution__in=ids).update(findings=[])
 
 
 def _erase_artifacts(execution: Execution) -> bool:
@@ -202,11 +202,12 @@ def _few_at_once(data: str, batch: list[Execution]) -> Iterator[list[Execution]]
     few: list[Execution] = []
     size = 0
     for execution in batch:
-        size += _size(execution, data)
-        if few and size > BATCH_BYTES:
+        one = _size(execution, data) if data in _TEXTS else 0
+        if few and (size + one > BATCH_BYTES or len(few) == AT_ONCE):
             yield few
-            few, size = [], _size(execution, data)
+            few, size = [], 0
         few.append(execution)
+        size += one
     if few:
         yield few
 

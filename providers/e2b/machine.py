@@ -1,4 +1,4 @@
-"""One E2B sandbox: its code interpreter, its workspace, and shell code as a command."""
+"""One E2B sandbox: its code interpreter, its workspace, and code that is run as a command."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from e2b.api.client_sync import get_transport
 from e2b_code_interpreter import Context as CodeContext
 from e2b_code_interpreter import Execution, ExecutionError, Result, Sandbox
 
+from providers.errors import InvalidConfiguration
 from providers.remote import service as remote_service
 from providers.remote.bounded import BoundedClient, Cut, ResponseTooLarge
 from providers.remote.deadline import DeadlinePassed, call_within
@@ -27,7 +28,17 @@ HOME = "/home/user"
 GRACE_SECONDS = 5.0
 # How long an interpreter that was cut off may take to stop and keep its state.
 STOP_SECONDS = 1.0
-_SHELL_FILE = "main.sh"
+# Code that no interpreter of the service runs: the file it is put into, and the command that runs
+# it with an exit code of its own.
+_COMMANDS = {
+    "bash": ("main.sh", "bash main.sh"),
+    "go": (
+        "main.go",
+        "if ! command -v go >/dev/null; then echo 'The template has no Go. Choose one that has it "
+        "in the configuration of E2B.' >&2; exit 127; fi; "
+        "go build -o /tmp/.cofferdam-main main.go && exec /tmp/.cofferdam-main",
+    ),
+}
 _NOTE = "/tmp/.cofferdam-context"  # noqa: S108  in the sandbox
 
 _MIME_TYPES = {
@@ -61,8 +72,8 @@ class E2BMachine(Machine):
         self.ref: str = sandbox.sandbox_id
 
     def run(self, cell: Cell) -> int:
-        if cell.language == "bash" and not cell.context:
-            return self._run_shell(cell)
+        if cell.language in _COMMANDS and not cell.context:
+            return self._run_command(cell)
         output = cell.output
         _cut.set(cell.cut)
         try:
@@ -82,12 +93,12 @@ class E2BMachine(Machine):
             return 137
         return _exit_code(execution, output)
 
-    def _run_shell(self, cell: Cell) -> int:
-        """As a command, which has an exit code of its own."""
-        self.write(_SHELL_FILE, cell.text.encode())
+    def _run_command(self, cell: Cell) -> int:
+        file, command = _COMMANDS[cell.language]
+        self.write(file, cell.text.encode())
         try:
             self.sandbox.commands.run(
-                f"bash {_SHELL_FILE}",
+                command,
                 envs=dict(cell.environment or {}),
                 on_stdout=cell.output.stdout,
                 on_stderr=cell.output.stderr,
@@ -126,6 +137,11 @@ class E2BMachine(Machine):
         return bytes(content)
 
     def create_context(self, language: str, cwd: str) -> Context:
+        if language == "go":
+            raise InvalidConfiguration(
+                "language: No interpreter keeps what Go code leaves. Run a command instead.",
+                field="language",
+            )
         made = self.sandbox.create_code_context(cwd=f"{HOME}/{cwd}", language=language)
         return Context(made.id, language, cwd)
 

@@ -39,7 +39,7 @@ class E2BProvider(RemoteProvider):
         | {PROCESSES, STREAMING, WATCHING, WORKSPACE}
     )
     config_fields = FIELDS
-    languages = ("python", "javascript", "typescript", "bash", "r", "java")
+    languages = ("python", "javascript", "typescript", "bash", "r", "java", "go")
     aliases: ClassVar[Mapping[str, str]] = {"nodejs": "javascript", "shell": "bash"}
     runtime = "firecracker"
     packages = "e2b-code-interpreter"

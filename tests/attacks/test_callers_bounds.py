@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.two_tenants import at_once, bytes_below, two_tenants, wait_until
+from tests.attacks.two_tenants import Scene, at_once, bytes_below, two_tenants, wait_until
 from tests.pool_service import running
 from tests.required import missing, require
 
@@ -23,12 +23,16 @@ def bubblewrap() -> None:
     require("bwrap")
 
 
-def test_forty_sleepers_of_one_tenant_take_ten_places_and_no_other_tenants(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    require("bwrap")
+    with two_tenants(tmp_path_factory.mktemp("scene"), WEB_CONCURRENCY="2") as opened:
+        yield opened
+
+
+def test_forty_sleepers_of_one_tenant_take_ten_places_and_no_other_tenants(scene: Scene) -> None:
     """Over two web processes, which have the rows and nothing else in common."""
-    with (
-        two_tenants(tmp_path, WEB_CONCURRENCY="2") as scene,
-        at_once(scene.greedy, 40, SLEEPER.format(seconds=20), timeout=60) as sleepers,
-    ):
+    with at_once(scene.greedy, 40, SLEEPER.format(seconds=20), timeout=60) as sleepers:
         wait_until(lambda: sum(sleeper.done() for sleeper in sleepers) >= 30)
         assert scene.greedy.how_many("running") == 10
 
@@ -81,21 +85,20 @@ def test_callers_past_the_service_do_not_take_the_whole_pool(tmp_path: Path) -> 
         assert {sleeper.result().body["status"] for sleeper in sleepers} == {"success"}
 
 
-def test_sixty_queued_jobs_of_one_tenant_do_not_hold_up_anothers(tmp_path: Path) -> None:
-    with two_tenants(tmp_path) as scene:
-        with at_once(scene.greedy, 60, SLEEPER.format(seconds=2), mode="async") as queued:
-            jobs = [future.result().body["id"] for future in queued]
-        wait_until(lambda: scene.greedy.how_many("running") == 4)
+def test_sixty_queued_jobs_of_one_tenant_do_not_hold_up_anothers(scene: Scene) -> None:
+    with at_once(scene.greedy, 60, SLEEPER.format(seconds=2), mode="async") as queued:
+        jobs = [future.result().body["id"] for future in queued]
+    wait_until(lambda: scene.greedy.how_many("running") == 4)
 
-        mine = scene.other.post("print('served')", mode="async").body["id"]
+    mine = scene.other.post("print('served')", mode="async").body["id"]
 
-        wait_until(lambda: scene.other.get(mine)["status"] == "succeeded")
-        assert scene.greedy.how_many("queued") > 40
-        assert scene.greedy.how_many("running") <= 4
-        # And all of theirs are run, each once.
-        wait_until(lambda: not scene.greedy.how_many("queued"))
-        wait_until(lambda: not scene.greedy.how_many("running"))
-        assert {scene.greedy.get(job)["status"] for job in jobs} == {"succeeded"}
+    wait_until(lambda: scene.other.get(mine)["status"] == "succeeded")
+    assert scene.greedy.how_many("queued") > 40
+    assert scene.greedy.how_many("running") <= 4
+    # And all of theirs are run, each once.
+    wait_until(lambda: not scene.greedy.how_many("queued"))
+    wait_until(lambda: not scene.greedy.how_many("running"))
+    assert {scene.greedy.get(job)["status"] for job in jobs} == {"succeeded"}
 
 
 def test_a_queue_filled_by_one_tenant_is_refused_and_open_to_another(tmp_path: Path) -> None:
@@ -110,15 +113,14 @@ def test_a_queue_filled_by_one_tenant_is_refused_and_open_to_another(tmp_path: P
         assert scene.other.post("pass", mode="async").status == 202
 
 
-def test_large_queued_requests_leave_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_large_queued_requests_leave_nothing_on_the_disk(scene: Scene) -> None:
     content = base64.b64encode(os.urandom(12_000_000)).decode()
     files = [{"path": f"file{number}", "content_base64": content} for number in range(2)]
-    with two_tenants(tmp_path) as scene:
-        before = bytes_below(scene.data_dir)
-        jobs = [scene.greedy.post("pass", mode="async", files=files).body["id"] for _ in range(4)]
-        for job in jobs:
-            wait_until(lambda job=job: scene.greedy.get(job)["status"] == "succeeded")
-        assert bytes_below(scene.data_dir) - before < 8_000_000
+    before = bytes_below(scene.data_dir)
+    jobs = [scene.greedy.post("pass", mode="async", files=files).body["id"] for _ in range(4)]
+    for job in jobs:
+        wait_until(lambda job=job: scene.greedy.get(job)["status"] == "succeeded")
+    assert bytes_below(scene.data_dir) - before < 8_000_000
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.docker_engine import PrivateEngine
-from tests.processes import ROOT
+from tests.processes import ROOT, end_tree
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0
@@ -84,7 +84,11 @@ class Engine(PrivateEngine):
         self.install_small_image()
 
     def start(self) -> None:
-        """Also where a killed one has left what keeps the next from starting."""
+        """Also where a killed one has left what keeps the next from starting. An engine ends the
+        containers that it finds at its start; this one forgets them with its folder.
+        """
+        for shim in self._shims():
+            end_tree(shim)
         for place in (self.folder / "exec" / "netns").glob("*"):
             subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
         shutil.rmtree(self.folder / "exec", ignore_errors=True)
@@ -93,6 +97,8 @@ class Engine(PrivateEngine):
     def stop(self) -> None:
         """For good. A killed one has left its data mounted on itself."""
         super().stop()
+        for shim in self._shims():
+            end_tree(shim)
         data = self.folder / "data"
         subprocess.run(["umount", "--recursive", "--lazy", data], check=False, capture_output=True)
 
@@ -108,3 +114,13 @@ class Engine(PrivateEngine):
             self._process.kill()
             self._process.wait(60)
             self._process = None
+
+    def _shims(self) -> list[int]:
+        """The processes that hold containers of this engine, whether it knows of them or not."""
+        found, place = [], f"{self.folder}/exec"
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                command = (folder / "cmdline").read_bytes().decode(errors="replace")
+                if "containerd-shim" in command.partition("\0")[0] and place in command:
+                    found.append(int(folder.name))
+        return found

@@ -25,13 +25,14 @@ MATRIX = {
     ("postgres", "redis"): (),
 }
 LOAD = ("bounds", "serving", "queue", "instances")
-# What is killed in turn while conversations are held: where the pool lives, every session has to go
-# on. And how often, and how many are held at once.
+# What is killed in turn while conversations are held, and the seconds between: where the pool lives,
+# every session has to go on, and an engine is up again only after some. And how often, and how many
+# are held at once.
 _HOSTS = ("kill-web", "kill-worker", "kill-up")
 KILLS = {
-    "hosts": ("bubblewrap", _HOSTS),
-    "pool": ("bubblewrap", (*_HOSTS, "kill-pool")),
-    "engine": ("docker", (*_HOSTS, "kill-pool", "kill-engine")),
+    "hosts": ("bubblewrap", _HOSTS, ("2", "6")),
+    "pool": ("bubblewrap", (*_HOSTS, "kill-pool"), ("2", "6")),
+    "engine": ("docker", (*_HOSTS, "kill-pool", "kill-engine"), ("10", "20")),
 }
 KILLED, CONVERSATIONS = 100, 6
 TENANTS_MINUTES = 10.0
@@ -50,14 +51,14 @@ def steps(minutes: float) -> Iterator[Step]:
     for launcher in LAUNCHERS:
         command = [python, "-m", "tests.chaos", "--minutes", str(minutes), "--launcher", launcher]
         yield Step(f"chaos-{launcher}", command)
-    for name, (launcher, kinds) in KILLS.items():
+    for name, (launcher, kinds, pause) in KILLS.items():
         command = [python, "-m", "tests.chaos", "--minutes", "0", "--launcher", launcher]
         command += ["--faults", str(KILLED), "--conversations", str(CONVERSATIONS)]
-        command += ["--pause", "2", "6", "--callers", "3"]
+        command += ["--pause", *pause, "--callers", "3"]
         yield Step(f"conversations-{name}", [*command, "--only", *kinds])
     # A hundred callers of twenty tenants, none of which may have more than four at once.
     command = [python, "-m", "tests.chaos", "--minutes", str(min(minutes, TENANTS_MINUTES))]
-    command += ["--callers", "100", "--tenants", "20", "--max-running", "4", "--pause", "10", "20"]
+    command += ["--callers", "100", "--tenants", "20", "--max-running", "4", "--pause", "20", "40"]
     yield Step("tenants", [*command, "--only", *_HOSTS])
     for (database, broker), left_out in MATRIX.items():
         environment = ["env", *(f"--unset={name}" for name in left_out)]
