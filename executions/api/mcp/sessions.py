@@ -44,8 +44,11 @@ _SHOWN = ("name", "state", "language", "provider", "isolation", "created_at", "e
 
 async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
-    session = await call.door.do(lambda: opening(OPEN.read(given), call.door.caller))
-    return answered(_shown(session))
+
+    def work() -> Waits[dict[str, Any]]:
+        return _shown((yield from opening(OPEN.read(given), call.door.caller)))
+
+    return answered(await call.door.do(work))
 
 
 async def session_list(call: Call) -> types.CallToolResult:
@@ -67,11 +70,11 @@ async def session_reset(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
     call.only()
 
-    def work() -> Waits[Session]:
+    def work() -> Waits[dict[str, Any]]:
         session = living_session_of(tenant_of(call.door), session_id)
-        return (yield from control.resetting(session, by(call.door)))
+        return _shown((yield from control.resetting(session, by(call.door))))
 
-    return answered(_shown(await call.door.do(work)))
+    return answered(await call.door.do(work))
 
 
 async def session_close(call: Call) -> types.CallToolResult:

@@ -9,12 +9,11 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import APIException, MethodNotAllowed, PermissionDenied
+from rest_framework.exceptions import APIException, PermissionDenied
 from rest_framework.request import Request
 
 from executions.api.base import BodyTooLarge, RunningView
@@ -32,7 +31,7 @@ from providers.errors import InvalidConfiguration
 
 MOST_MESSAGE_BYTES = 8 * 1024 * 1024
 SESSION_HEADER = "Mcp-Session-Id"
-_PARSE_ERROR, _REFUSED = -32700, -32001
+_PARSE_ERROR, _INVALID_REQUEST, _REFUSED = -32700, -32600, -32001
 
 
 class NotOurSession(APIException):
@@ -44,16 +43,22 @@ class BadMessage(InvalidConfiguration):
     """What is no JSON."""
 
 
+class NoMessage(APIException):
+    status_code = 400
+    default_detail = "Send one message of JSON-RPC; its id is a text or a whole number."
+
+
 class McpView(RunningView):
     schema = None
+    http_method_names = ["post"]
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return _as_message
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def perform_authentication(self, request: Request) -> None:
         # Before any key is looked at: a page of a browser has no business here.
         _refuse_foreign_origin(request)
-        super().initial(request, *args, **kwargs)
+        super().perform_authentication(request)
 
     def post(self, request: Request) -> HttpResponseBase:
         content = _content_of(request)
@@ -120,12 +125,18 @@ def _content_of(request: Request) -> bytes:
 
 
 def _message_in(content: bytes) -> Mapping[str, Any]:
-    """The message, as JSON has it. What else it has to be, the SDK says. Raises BadMessage."""
+    """The message, one object. What else it has to be, the SDK says. Raises BadMessage, NoMessage."""
     try:
         message = from_json(content)
     except ValueError as error:
         raise BadMessage(f"body: Must be JSON: {error}.", field="body") from None
-    return message if isinstance(message, dict) else {}
+    if not isinstance(message, dict):
+        raise NoMessage
+    if "id" in message and (
+        not isinstance(message["id"], int | str) or isinstance(message["id"], bool)
+    ):
+        raise NoMessage
+    return message
 
 
 def _scope_of(request: Request) -> dict[str, Any]:
@@ -155,7 +166,7 @@ def _refuse_foreign_origin(request: Request) -> None:
     host = request.get_host()
     if (origin := request.headers.get("Origin")) is None:
         return
-    if origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host:
+    if origin in settings.CSRF_TRUSTED_ORIGINS or origin == f"{request.scheme}://{host}":
         return
     raise PermissionDenied("Calls from pages of this origin are not taken.")
 
@@ -165,11 +176,11 @@ def _as_message(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     known = render_error(exc, context)
     said = json.loads(known.content)["error"]
     code = _PARSE_ERROR if isinstance(exc, BadMessage) else _REFUSED
+    if isinstance(exc, NoMessage):
+        code = _INVALID_REQUEST
     error = {"code": code, "message": said["message"], "data": said}
     response = json_response({"jsonrpc": "2.0", "id": None, "error": error}, known.status_code)
     for name in ("WWW-Authenticate", "Allow", "Retry-After"):
         if name in known:
             response[name] = known[name]
-    if isinstance(exc, MethodNotAllowed):
-        response["Allow"] = "POST"
     return response
