@@ -125,7 +125,7 @@ def _content_of(request: Request) -> bytes:
 
 
 def _message_in(content: bytes) -> Mapping[str, Any]:
-    """The message, one object. What else it has to be, the SDK says. Raises BadMessage, NoMessage."""
+    """The message. What else it has to be, the SDK says. Raises BadMessage and NoMessage."""
     try:
         message = from_json(content)
     except ValueError as error:
