@@ -13,7 +13,7 @@ import mcp_types as types
 
 from executions.api.mcp.door import Door, Tell
 from executions.models import Execution, Scope
-from executions.services.declared import refuse
+from executions.services.declared import refuse, shown
 from executions.services.summaries import error_of
 from executions.text import from_json
 
@@ -28,7 +28,7 @@ _MAYBE_TEXT = {"type": ["string", "null"]}
 
 @dataclass(frozen=True)
 class Call:
-    """A tool's call. `given` is taken from until nothing is left."""
+    """A tool's call, with what was given to it and not yet taken."""
 
     door: Door
     given: dict[str, Any]
@@ -56,11 +56,6 @@ class Call:
             refuse(name, f"Must be a whole number of {least} to {most}.")
         return value
 
-    def only(self) -> None:
-        """Raises InvalidConfiguration where more was given than is known."""
-        for name in self.given:
-            refuse(name[:100], "Unknown argument.")
-
 
 @dataclass(frozen=True)
 class Tool:
@@ -76,6 +71,12 @@ class Tool:
     requires: Sequence[str] = ()
     only_reads: bool = False
     destroys: bool = False
+
+    def refuse_unknown(self, given: Mapping[str, Any]) -> None:
+        """Raises InvalidConfiguration: what a tool does not say that it takes means nothing."""
+        for name in given:
+            if name not in self.takes:
+                refuse(shown(name), f"Unknown argument. Known are: {', '.join(self.takes)}.")
 
     def described(self) -> types.Tool:
         return types.Tool(

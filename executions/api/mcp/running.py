@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -101,7 +102,6 @@ async def command_output(call: Call) -> types.CallToolResult:
     session_id, pid = call.id("session_id"), _pid(call)
     after = call.whole("after", 0, 0, 10**15)
     seconds = call.whole("wait", 1, 0, MOST_WAIT_SECONDS)
-    call.only()
 
     def work() -> Waits[dict[str, Any]]:
         session = living_session_of(tenant_of(call.door), session_id)
@@ -124,7 +124,6 @@ async def execution_output(call: Call) -> types.CallToolResult:
     if name not in STREAM_NAMES:
         refuse("stream", f"Must be one of: {', '.join(STREAM_NAMES)}.")
     offset = call.whole("offset", 0, 0, 10**9)
-    call.only()
 
     def work() -> Waits[dict[str, Any]]:
         execution = executions_of(tenant_of(call.door)).filter(pk=execution_id).first()
@@ -199,8 +198,6 @@ def _pid(call: Call) -> int:
 def _as_sent(files: Any) -> list[dict[str, str]]:
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
         refuse("files", "Must be an object of texts by path.")
-    from base64 import b64encode
-
     return [
         {"path": path, "content_base64": b64encode(text.encode("utf-8", "replace")).decode()}
         for path, text in files.items()
@@ -227,20 +224,21 @@ async def _told(call: Call, begin: Begin) -> types.CallToolResult:
 
 
 async def _progress(call: Call, log: EventLog, done: asyncio.Future[Any]) -> None:
+    """Tell what has come, now and then, and the rest when it is done, which nothing delays."""
     after = told = 0
-    while not done.done():
+    while True:
         changed = asyncio.wrap_future(log.changed(after))
         await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
-        entries, is_all = log.read(after, _READ_BYTES)
+        entries, _ = log.read(after, _READ_BYTES)
         if entries:
             after = entries[-1].seq
             told += sum(len(entry.data) for entry in entries)
             if text := _text_of(entries):
                 await call.tell(float(told), text[-MOST_TOLD_CHARACTERS:])
-        if is_all or done.done():
+        elif done.done():
             return
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.wait({done}, timeout=TELL_SECONDS)
 
 
 def _text_of(entries: Sequence[Entry]) -> str:

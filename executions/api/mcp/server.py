@@ -63,6 +63,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
 
         try:
             await by.do(allowed)
+            tool.refuse_unknown(params.arguments or {})
             return await tool.call(Call(by, dict(params.arguments or {}), tell))
         except Lacking as error:
             return refused("forbidden", str(error))

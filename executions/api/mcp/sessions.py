@@ -68,7 +68,6 @@ async def session_list(call: Call) -> types.CallToolResult:
 
 async def session_reset(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
-    call.only()
 
     def work() -> Waits[dict[str, Any]]:
         session = living_session_of(tenant_of(call.door), session_id)
@@ -79,7 +78,6 @@ async def session_reset(call: Call) -> types.CallToolResult:
 
 async def session_close(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
-    call.only()
 
     def work() -> Waits[None]:
         session = session_of(tenant_of(call.door), session_id)
@@ -94,7 +92,6 @@ async def file_list(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
     path, after = call.take("path", ""), call.take("after", "")
     depth = call.take("depth", 1)
-    call.only()
 
     def work() -> Waits[dict[str, Any]]:
         wanted = FileListing(path=path, depth=depth, after=after)
@@ -111,7 +108,6 @@ async def file_list(call: Call) -> types.CallToolResult:
 async def file_read(call: Call) -> types.CallToolResult:
     session_id, path = call.id("session_id"), call.take("path")
     offset = call.whole("offset", 0, 0, 2**53)
-    call.only()
 
     def work() -> Waits[dict[str, Any]]:
         wanted = FileRequest(path=path)
@@ -131,7 +127,6 @@ async def file_read(call: Call) -> types.CallToolResult:
 async def file_write(call: Call) -> types.CallToolResult:
     session_id, path = call.id("session_id"), call.take("path")
     text, encoded = call.take("text"), call.take("content_base64")
-    call.only()
     content = _given(text, encoded)
 
     def work() -> Waits[FileEntry]:
