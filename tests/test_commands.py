@@ -28,7 +28,7 @@ TESTED = {
     *("recount_executions", "compact_database", "check_storage"),
     *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key"),
     *("apply_retention", "export_executions", "dry_run_policy"),
-    *("code_exec", "audit_report"),
+    *("code_exec", "audit_report", "mcp"),
 }
 
 

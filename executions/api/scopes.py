@@ -85,6 +85,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-contexts": {"GET": _READ, "POST": _SESSIONS},
     "e2b-context": {"DELETE": _SESSIONS},
     "e2b-context-restart": {"POST": _SESSIONS},
+    # Each of its tools needs what the endpoint does that it stands for.
+    "mcp": {"POST": _ANY_KEY},
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))

@@ -62,6 +62,9 @@ class EventStream(StreamingHttpResponse):
         # Proxies that buffer would hold events back.
         self["X-Accel-Buffering"] = "no"
         self.left: Future[None] = Future()
+        # Done when its head may be sent, which `open` completes.
+        self.begins: Future[None] = Future()
+        self.begins.set_result(None)
         # Whether somebody takes the events while the work goes on, or when it is over.
         self.is_waited_for = False
         self._form = form
@@ -75,6 +78,9 @@ class EventStream(StreamingHttpResponse):
     @property
     def has_begun(self) -> bool:
         return self._source is not None
+
+    def open(self) -> None:
+        """Right before its head is sent."""
 
     def begin(self, source: Source) -> None:
         self._source = source

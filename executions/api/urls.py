@@ -14,6 +14,7 @@ from executions.api.e2b.health import health
 from executions.api.e2b.urls import urlpatterns as e2b
 from executions.api.files import signed_download, workspace_download
 from executions.api.ledger import LedgerKeysView
+from executions.api.mcp.views import McpView
 from executions.api.running import EventsView
 from executions.api.schedules import SchedulesView, ScheduleView
 from executions.api.session_file_events import FileEventsView
@@ -134,5 +135,6 @@ urlpatterns = [
     path("health", health, name="agent-sandbox-health"),
     path("artifacts/<str:token>", signed_download, name="signed-artifact"),
     path("files/<str:token>", workspace_download, name="workspace-link"),
+    path("mcp", McpView.as_view(), name="mcp"),
     *e2b,
 ]

@@ -39,7 +39,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 HEALTH, READY, API, PAGES = "health", "ready", "api", "pages"
 _LANES = {"/healthz": HEALTH, "/readyz": READY}
-_API_PATHS = ("/api/v1", "/v1/", "/artifacts/", *e2b_credentials.PATHS)
+_API_PATHS = ("/api/v1", "/v1/", "/mcp", "/artifacts/", *e2b_credentials.PATHS)
 
 # What is handed to the connection at once. It has to be read before the next, within a deadline.
 PIECE_BYTES = 256 * 1024
@@ -227,6 +227,11 @@ async def _send_events(events: EventStream, receive: Receive, send: Send) -> Non
     """Each as it comes, at the pace of the client. Nobody waits for it, and no thread is held."""
     gone = asyncio.ensure_future(_gone(receive))
     try:
+        begins = _told_of(events.begins)
+        await asyncio.wait({gone, begins}, return_when=asyncio.FIRST_COMPLETED)
+        if not begins.done():
+            return
+        events.open()
         await send(_start_of(events))
         more = True
         while more and not gone.done():

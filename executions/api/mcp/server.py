@@ -1,0 +1,133 @@
+"""The SDK's server: which tools and resources there are for whom, and how they are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from functools import cache
+from typing import Any, TypeVar
+
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
+
+from executions.api.errors import render_error
+from executions.api.mcp import resources
+from executions.api.mcp.door import DOOR, Context, Door, Lacking, lacks, require
+from executions.api.mcp.loop import McpLoop, Served
+from executions.api.mcp.results import Call, refused
+from executions.api.mcp.tools import TOOLS
+from executions.api.mcp.views import MOST_MESSAGE_BYTES
+
+T = TypeVar("T")
+
+INSTRUCTIONS = (
+    "Runs code in a sandbox of its own. run_code is for one program: "
+    "nothing is kept after it. For several steps open a session: its variables, files and "
+    "processes stay until it is closed or unused for its idle time. Times are seconds. Long "
+    "outputs come cut: execution_output reads the rest. Every run is recorded, with a signed "
+    "receipt in cofferdam://executions/{id}."
+)
+
+
+def make_server(door: Door | None = None) -> Server[Any]:
+    """A server for clients that come in by `door`, or by the one that their request brings."""
+
+    def door_of(context: Context) -> Door:
+        if door is not None:
+            return door
+        found: Door = context.request.scope[DOOR]  # type: ignore[union-attr]
+        return found
+
+    async def list_tools(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        by = door_of(context)
+        tools = [tool.described() for tool in TOOLS.values() if not lacks(by, tool.needs)]
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(
+        context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        by = door_of(context)
+        if (tool := TOOLS.get(params.name)) is None:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+
+        async def tell(progress: float, message: str) -> None:
+            await context.session.report_progress(progress, message=message)
+
+        def allowed() -> Any:
+            require(by, tool.needs, f"tool {params.name}")
+            return None
+            yield
+
+        try:
+            await by.do(allowed)
+            tool.refuse_unknown(params.arguments or {})
+            return await tool.call(Call(by, dict(params.arguments or {}), tell))
+        except Lacking as error:
+            return refused("forbidden", str(error))
+        except Exception as error:
+            said = json.loads(render_error(error, {}).content)
+            return refused(
+                said["error"]["code"],
+                said["error"]["message"],
+                field=said["error"]["field"],
+                execution_id=said["id"],
+            )
+
+    async def list_resources(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        by, cursor = door_of(context), params.cursor if params else None
+        return await _told(by.do(lambda: resources.listing(by, cursor)))
+
+    async def list_templates(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        return types.ListResourceTemplatesResult(resource_templates=resources.templates())
+
+    async def read_resource(
+        context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        by = door_of(context)
+        return await _told(by.do(lambda: resources.reading(by, params.uri)))
+
+    server: Server[Any] = Server(
+        "cofferdam",
+        version="1",
+        title="Cofferdam",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+    )
+    # What is told of runs elsewhere is told by their records, with what may be told of them.
+    server.middleware.clear()
+    return server
+
+
+async def _told(work: Awaitable[T]) -> T:
+    """Its result; its error as MCP has it."""
+    try:
+        return await work
+    except MCPError:
+        raise
+    except Lacking as error:
+        raise MCPError(types.INVALID_REQUEST, str(error)) from None
+    except Exception as error:
+        known = render_error(error, {})
+        said = json.loads(known.content)["error"]
+        code = types.INTERNAL_ERROR if known.status_code >= 500 else types.INVALID_PARAMS
+        raise MCPError(code, said["message"], data=said) from None
+
+
+@cache
+def _loop() -> McpLoop:
+    return McpLoop(make_server(), MOST_MESSAGE_BYTES)
+
+
+def served() -> Served:
+    return _loop().served()

@@ -1,0 +1,53 @@
+"""The same server over standard input and output, for one client on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import close_old_connections
+from mcp.server.stdio import stdio_server
+
+from executions.api.mcp.door import Run
+from executions.api.mcp.server import make_server
+from executions.services import keys
+from executions.services.record import Caller
+from executions.services.request_rate import take
+from executions.services.waiting import Waits, wait_for
+
+T = TypeVar("T")
+
+
+class StdioDoor:
+    """Each call has a thread while it is carried out. A key is looked at anew with each."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    async def do(self, work: Callable[[], Waits[T]]) -> T:
+        return await asyncio.to_thread(self._carry_out, work)
+
+    def note(self, run: Run) -> None:
+        """The call itself is cancelled, and ends its run."""
+
+    def _carry_out(self, work: Callable[[], Waits[T]]) -> T:
+        close_old_connections()
+        try:
+            if (key := self.caller.api_key) is not None:
+                key.refresh_from_db()
+                keys.require_valid(key, self.caller.client_address)
+                take(key.tenant, only_reads=False).require()
+            return wait_for(work())
+        finally:
+            close_old_connections()
+
+
+async def serve(caller: Caller) -> None:
+    """Answer until the client closes its end."""
+    # Standard output is the client's.
+    logging.getLogger("mcp").setLevel(logging.WARNING)
+    server = make_server(StdioDoor(caller))
+    async with stdio_server() as (received, sent):
+        await server.run(received, sent, server.create_initialization_options())

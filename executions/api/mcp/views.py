@@ -1,0 +1,186 @@
+"""The endpoint of MCP: who calls is checked here, then the SDK's server answers.
+
+Nothing is kept between requests. The SDK is imported when somebody asks for the first time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.exceptions import APIException, PermissionDenied
+from rest_framework.request import Request
+
+from executions.api.base import BodyTooLarge, RunningView
+from executions.api.errors import render_error
+from executions.api.later import answer, stream
+from executions.api.mcp.session_ids import new_session_id, nonce_of, request_id_of
+from executions.api.rendering import json_response
+from executions.models import Execution
+from executions.services.cancelling import HasEnded, cancelling
+from executions.services.owned import executions_of
+from executions.services.record import Caller
+from executions.services.waiting import Waits
+from executions.text import from_json
+from providers.errors import InvalidConfiguration
+
+MOST_MESSAGE_BYTES = 8 * 1024 * 1024
+SESSION_HEADER = "Mcp-Session-Id"
+_PARSE_ERROR, _INVALID_REQUEST, _REFUSED = -32700, -32600, -32001
+
+
+class NotOurSession(APIException):
+    status_code = 404
+    default_detail = "There is no such MCP session. Begin with initialize."
+
+
+class BadMessage(InvalidConfiguration):
+    """What is no JSON."""
+
+
+class NoMessage(APIException):
+    status_code = 400
+    default_detail = "Send one message of JSON-RPC; its id is a text or a whole number."
+
+
+class McpView(RunningView):
+    schema = None
+    http_method_names = ["post"]
+
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return _as_message
+
+    def perform_authentication(self, request: Request) -> None:
+        # Before any key is looked at: a page of a browser has no business here.
+        _refuse_foreign_origin(request)
+        super().perform_authentication(request)
+
+    def post(self, request: Request) -> HttpResponseBase:
+        content = _content_of(request)
+        message = _message_in(content)
+        nonce = self._nonce(request)
+        if nonce and message.get("method") == "notifications/cancelled":
+            return answer(request, self.told(self._cancel(nonce, message)))
+        return self._exchanged(request, content, message, nonce)
+
+    def _nonce(self, request: Request) -> str:
+        if not (given := request.headers.get(SESSION_HEADER, "")):
+            return ""
+        if not (nonce := nonce_of(given, self.api_key)):
+            raise NotOurSession
+        return nonce
+
+    def _exchanged(
+        self, request: Request, content: bytes, message: Mapping[str, Any], nonce: str
+    ) -> HttpResponseBase:
+        from executions.api.mcp.exchange import Exchange
+        from executions.api.mcp.server import served
+
+        request_id = self.request_id
+        if nonce and "id" in message:
+            request_id = request_id_of(nonce, message["id"])
+        caller = Caller.of_key(
+            self.api_key,
+            request_id=request_id,
+            client_address=request.META.get("REMOTE_ADDR", "")[:64],
+        )
+        exchange = Exchange(caller, _scope_of(request), content)
+        if message.get("method") == "initialize":
+            exchange.answer[SESSION_HEADER] = new_session_id(self.api_key)
+        work = exchange.carried_out(*served())
+        return stream(request, self.told(work), exchange.answer)
+
+    def _cancel(self, nonce: str, message: Mapping[str, Any]) -> Waits[HttpResponse]:
+        """End what a request of the same MCP session runs, in whichever process it does."""
+        params = message.get("params")
+        asked = params.get("requestId") if isinstance(params, dict) else None
+        if isinstance(asked, int | str):
+            mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
+            status = (Execution.Status.RUNNING, Execution.Status.QUEUED)
+            found = mine.filter(
+                request_id=request_id_of(nonce, asked),
+                api_key=self.api_key,
+                background=False,
+                tenant_slug=self.api_key.tenant.slug,
+                finished_at=None,
+                status__in=status,
+            ).first()
+            if found is not None:
+                with contextlib.suppress(HasEnded):
+                    yield from cancelling(found, f"key:{self.api_key.prefix}")
+        return HttpResponse(status=202)
+
+
+def _content_of(request: Request) -> bytes:
+    announced = request.META.get("CONTENT_LENGTH") or "0"
+    if announced.isdigit() and int(announced) > MOST_MESSAGE_BYTES:
+        raise BodyTooLarge(f"body: Must be at most {MOST_MESSAGE_BYTES} bytes.", field="body")
+    source = request.stream
+    return b"" if source is None else bytes(source.read(MOST_MESSAGE_BYTES))
+
+
+def _message_in(content: bytes) -> Mapping[str, Any]:
+    """The message. What else it has to be, the SDK says. Raises BadMessage and NoMessage."""
+    try:
+        message = from_json(content)
+    except ValueError as error:
+        raise BadMessage(f"body: Must be JSON: {error}.", field="body") from None
+    if not isinstance(message, dict):
+        raise NoMessage
+    if "id" in message and (
+        not isinstance(message["id"], int | str) or isinstance(message["id"], bool)
+    ):
+        raise NoMessage
+    return message
+
+
+def _scope_of(request: Request) -> dict[str, Any]:
+    """The request as ASGI has it."""
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in request.headers.items()
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": request.scheme,
+        "path": request.path,
+        "raw_path": request.path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": None,
+        "server": None,
+    }
+
+
+def _refuse_foreign_origin(request: Request) -> None:
+    """A page that a browser was lured to may not call, whatever name it has made this host take."""
+    host = request.get_host()
+    if (origin := request.headers.get("Origin")) is None:
+        return
+    if origin in settings.CSRF_TRUSTED_ORIGINS or origin == f"{request.scheme}://{host}":
+        return
+    raise PermissionDenied("Calls from pages of this origin are not taken.")
+
+
+def _as_message(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
+    """An error of the product, as an error of JSON-RPC."""
+    known = render_error(exc, context)
+    said = json.loads(known.content)["error"]
+    code = _PARSE_ERROR if isinstance(exc, BadMessage) else _REFUSED
+    if isinstance(exc, NoMessage):
+        code = _INVALID_REQUEST
+    error = {"code": code, "message": said["message"], "data": said}
+    response = json_response({"jsonrpc": "2.0", "id": None, "error": error}, known.status_code)
+    for name in ("WWW-Authenticate", "Allow", "Retry-After"):
+        if name in known:
+            response[name] = known[name]
+    return response
