@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ _TYPES = {
     "moved": "EVENT_TYPE_RENAME",
 }
 UNASKED_SECONDS = 300.0
-_LOOK_SECONDS = 1.0
 _AT_ONCE_BYTES = 256 * 1024
 
 
@@ -58,13 +56,13 @@ class WatchEvents(KeptAlive):
 
     def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
         """Raises what ended the watch."""
-        until = None if seconds is None else time.monotonic() + seconds
         self.begin(watch)
+        # Asked for once: each would be held until the watch ends, which may be a day.
+        over = first_of(watch.ended, self.left)
         try:
-            while not (watch.ended.done() or self.left.done()):
-                if until is not None and time.monotonic() >= until:
-                    raise Refused(504, "deadline_exceeded", "The time of the call is over.")
-                yield within(_LOOK_SECONDS, first_of(watch.ended, self.left))
+            yield over if seconds is None else within(seconds, over)
+            if not over.done():
+                raise Refused(504, "deadline_exceeded", "The time of the call is over.")
         finally:
             watch.leave()
             watch.end()
