@@ -49,10 +49,10 @@ def test_sessions_are_found_by_all_of_their_metadata_and_by_their_keys(
     assert found(k="v", **{odd: "1"}) == {first["id"]}
     assert found(**{odd: "2"}) == found(k="w") == set()
     assert living_sessions(alice.tenant, ["asleep"], {}, None, 10).sessions == []
-    holders = {str(pk): key.tenant.slug for pk, key in opened_by_keys(None, 10)}
-    assert holders[first["id"]] == alice.tenant.slug
+    holders = {str(pk): (key, digest) for pk, key, digest in opened_by_keys(None, 10)}
+    assert holders[first["id"]] == (alice.api_key.pk, alice.api_key.key_hash)
     assert len(holders) == 3
-    assert [pk for pk, _ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
+    assert [pk for pk, *_ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
 
 
 @pytest.mark.usefixtures("kept_here")
