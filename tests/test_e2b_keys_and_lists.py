@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.utils import timezone
+from rest_framework.test import APIClient
 
-from executions.models import ApiKey
-from executions.services.keys import rotate
+from executions.models import ApiKey, Session
+from executions.services.keys import create_api_key, rotate
+from executions.services.sessions import room
 from executions.services.sessions.finding import living_sessions, opened_by_keys
 from tests.conftest import Caller
 from tests.sessions import opened, row
@@ -46,7 +49,57 @@ def test_sessions_are_found_by_all_of_their_metadata_and_by_their_keys(
     assert found(k="v", **{odd: "1"}) == {first["id"]}
     assert found(**{odd: "2"}) == found(k="w") == set()
     assert living_sessions(alice.tenant, ["asleep"], {}, None, 10).sessions == []
-    holders = {str(pk): key.tenant.slug for pk, key in opened_by_keys(None, 10)}
-    assert holders[first["id"]] == alice.tenant.slug
+    holders = {str(pk): (key, digest) for pk, key, digest in opened_by_keys(None, 10)}
+    assert holders[first["id"]] == (alice.api_key.pk, alice.api_key.key_hash)
     assert len(holders) == 3
-    assert [pk for pk, _ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
+    assert [pk for pk, *_ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_nothing_is_opened_to_find_out_that_no_network_cannot_be_had(alice: Caller) -> None:
+    asked = alice.client.post("/v2/sandboxes", {"allow_internet_access": False})
+    assert asked.status_code == 400
+    assert "allow_internet_access" in asked.json()["message"]
+    assert not Session.objects.exists()
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_what_sleeps_is_bounded_too(
+    alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.SESSIONS_PER_TENANT = 2
+    monkeypatch.setattr(room, "ASLEEP_FOR_EACH", 1)
+    for _ in range(2):
+        made = alice.client.post("/v2/sandboxes", {}).json()["sandboxID"]
+        assert alice.client.post(f"/sandboxes/{made}/pause", {}).status_code == 204
+    for path in ("/v2/sandboxes", "/api/v1/sessions"):
+        refused = alice.client.post(path, {})
+        assert refused.status_code == 429, path
+        assert "2 sessions asleep" in refused.content.decode()
+    # Others are not held up, and what sleeps can still be woken.
+    assert charlie.client.post("/v2/sandboxes", {}).status_code == 201
+    assert alice.client.post(f"/sandboxes/{made}/connect", {}).status_code == 201
+    assert alice.client.post("/v2/sandboxes", {}).status_code == 201
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_a_key_whose_tokens_are_used_is_used(alice: Caller) -> None:
+    made = alice.client.post("/v2/sandboxes", {}).json()
+    key = ApiKey.objects.filter(pk=alice.api_key.pk)
+    key.update(last_used_at=None)
+    headers = {"E2b-Sandbox-Id": made["sandboxID"], "X-Access-Token": made["envdAccessToken"]}
+    assert APIClient().get("/contexts", headers=headers).status_code == 200
+    assert key.get().last_used_at is not None
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_commands_are_followed_with_the_scope_that_reads(alice: Caller) -> None:
+    """As at the native API: to run something opens nothing that another key has run."""
+    made = alice.client.post("/v2/sandboxes", {}).json()["sandboxID"]
+    _, text = create_api_key(alice.tenant, "runs", None, "execute sessions")
+    client = APIClient()
+    client.credentials(HTTP_X_API_KEY=text)
+    for method in ("List", "Connect"):
+        path = f"/process.Process/{method}"
+        answer = client.post(path, {}, headers={"E2b-Sandbox-Id": made}, format="json")
+        assert (answer.status_code, "read" in answer.json()["message"]) == (403, True)

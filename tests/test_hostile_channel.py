@@ -38,6 +38,8 @@ def answer(number: int = 1, parts: list[tuple[str, bytes]] | None = None, **head
 class PuppetGuest:
     """A guest that says what a test tells it to say."""
 
+    sharing = "execution"
+
     def __init__(self) -> None:
         self._channel, self.inside = socket.socketpair()
         self._channel.setblocking(False)

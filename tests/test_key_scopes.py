@@ -26,7 +26,7 @@ SOME: dict[str, Any] = {
     "pid": 1,
     "name": "plot.txt",
     "sandbox_id": MISSING.hex,
-    "method": "List",
+    "method": "Update",
 }
 # One, whose making costs more than a request.
 CLIENT = APIClient()

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from providers.errors import ProviderUnavailable
-from providers.pool.launcher import TenantLauncher
+from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
+from providers.pool.launcher import Starter, TenantLauncher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.pool import PoolSettings
+from providers.pool.shelves import Shelves
+from providers.pool.template import Template
 from providers.self_managed.provider import SelfManagedProvider
+from providers.services import breaker
 from providers.values import Job, SandboxSpec
 from tests.conftest import require
 from tests.pool_service import PoolService, provider_of, running
@@ -83,14 +86,37 @@ def test_it_is_refused_where_no_kernel_can_be_had(tmp_path: Path) -> None:
 def test_a_pool_over_another_launcher_lends_nothing(settings: object) -> None:
     assert not isinstance(BubblewrapLauncher(Path()), TenantLauncher)
     assert isinstance(GvisorLauncher(Path(), "ptrace"), TenantLauncher)
-    with WarmPool(PoolSettings(size=1, isolation="tenant-kernel")) as pool:
-        from providers.errors import CreationFailed
-
-        with pytest.raises(CreationFailed, match="no kernel"):
-            pool.acquire("alice")
+    settings_of_pool = PoolSettings(size=1, isolation="tenant-kernel")
+    with WarmPool(settings_of_pool) as pool, pytest.raises(CreationFailed, match="no kernel"):
+        pool.acquire("alice")
 
 
 def test_without_a_cgroup_around_it_there_is_no_kernel(tmp_path: Path) -> None:
     launcher = GvisorLauncher(tmp_path, "ptrace")
     with pytest.raises(ProviderUnavailable, match="cgroup"):
         launcher.for_owner("alice")
+
+
+def test_what_a_tenant_does_to_its_kernel_says_nothing_of_the_provider() -> None:
+    """Starts that fail beside code of the tenant's are not failures to be judged by."""
+    languages = ("python", "bash")
+    shelves = Shelves(_Kernels(Path(), "ptrace"), {name: Template(name, name) for name in languages})
+    fresh = shelves.find("python", "alice")
+    fresh.start_failed(CreationFailed("runsc: no such file"))
+    assert isinstance(fresh.failure(), CreationFailed)
+    shelves.handed_out(fresh)
+    for template in languages:
+        shelf = shelves.find(template, "alice")
+        shelf.start_failed(CreationFailed("the tenant's kernel has ended"))
+        failure = shelf.failure()
+        assert isinstance(failure, RateLimited)
+        assert failure.entry not in breaker.ILL
+        assert failure.retry_after
+    stranger = shelves.find("python", "bob")
+    stranger.start_failed(CreationFailed("runsc: no such file"))
+    assert isinstance(stranger.failure(), CreationFailed)
+
+
+class _Kernels(GvisorLauncher):
+    def for_owner(self, owner: str) -> Starter:
+        return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,6 +167,27 @@ def test_memory_of_the_whole_kernel_is_nobodys_fault(
     ended(kernel)
     monkeypatch.undo()
     assert kernels.run("carol", "print('again')").stdout == "again\n"
+
+
+def test_a_kernel_that_is_gone_complains_of_nobody_else(kernels: Kernels) -> None:
+    """Its descriptors may be another's by now."""
+    kernels.run("erin", "print(1)")
+    kernel = kernels.kernel("erin")
+
+    async def end() -> str:
+        kernel.end("a test")
+        await kernel._ending
+        others = [os.memfd_create("other") for _ in range(16)]
+        try:
+            for each in others:
+                os.write(each, b"of another")
+            told: str = kernel.complaint()
+        finally:
+            for each in others:
+                os.close(each)
+        return told
+
+    assert "of another" not in kernels.loop.call(end())
 
 
 def test_a_kernel_that_is_not_gvisor_makes_no_run(kernels: Kernels) -> None:

@@ -79,6 +79,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-pause": {"POST": _SESSIONS},
     "e2b-metrics": {"GET": _READ},
     "e2b-process": {"POST": _RUN_IN_SESSION},
+    "e2b-process-list": {"POST": _READ},
+    "e2b-process-connect": {"POST": _READ},
     "e2b-filesystem": {"POST": _FILES},
     "e2b-files": {"GET": _FILES, "POST": _FILES},
     "e2b-execute": {"POST": _RUN_IN_SESSION},

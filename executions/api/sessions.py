@@ -53,21 +53,21 @@ CONTEXT_ID = OpenApiParameter("context_id", str, OpenApiParameter.PATH)
 TAGS = ["sessions"]
 
 
-class SessionApiView(RunningView):
+class LoggedView(RunningView):
     """An endpoint of sessions. `operations` are the methods whose use has a line in the log."""
 
     operations: ClassVar[Mapping[str, str]] = {}
-    _of: Session | None = None
+    of_session: Session | None = None
 
     def told(self, work: Waits[HttpResponseBase]) -> Waits[HttpResponseBase]:
         began = perf_counter()
         answer = yield from super().told(work)
-        if operation := self.operations.get(str(self.request.method)):
+        if operation := self.operations.get(self.asked_for):
             self._log(operation, answer, (perf_counter() - began) * 1000)
         return answer
 
     def _log(self, operation: str, answer: HttpResponseBase, milliseconds: float) -> None:
-        session, length = self._of, self.request.META.get("CONTENT_LENGTH") or ""
+        session, length = self.of_session, self.request.META.get("CONTENT_LENGTH") or ""
         log_operation(
             operation,
             SUCCESS if answer.status_code < 400 else f"http_{answer.status_code}",
@@ -82,14 +82,20 @@ class SessionApiView(RunningView):
             received_bytes=int(length) if length.isascii() and length.isdigit() else None,
         )
 
+    @property
+    def asked_for(self) -> str:
+        return str(self.request.method)
+
     def by(self) -> str:
         """Who acts, as the ledger and the session itself say it."""
         return f"key:{self.api_key.prefix}"
 
+
+class SessionApiView(LoggedView):
     def session(self, session_id: UUID) -> Session:
         """The caller's session, open. Raises NoSuchSession and Conflict."""
-        self._of = living_session_of(self.api_key.tenant, session_id)
-        return self._of
+        self.of_session = living_session_of(self.api_key.tenant, session_id)
+        return self.of_session
 
     def of(self, request: Request, query: Query[T]) -> T:
         return query.read(request.query_params.dict())

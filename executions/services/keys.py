@@ -155,6 +155,7 @@ def require_valid(api_key: ApiKey, address: str = "") -> None:
     if problem:
         note_refusal(api_key, problem, address=address)
         raise Unauthenticated
+    _record_use(api_key, timezone.now())
 
 
 def look_up(key_text: str) -> tuple[ApiKey | None, str]:

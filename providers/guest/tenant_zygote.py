@@ -238,12 +238,7 @@ class _Zygote:
                 kernel.filter_system_calls(self._filter)
             supervisor.supervise(template, channel, channel)
         except BaseException as error:
-            failed = {
-                "type": "failed",
-                "reason": f"the sandbox did not start: {error!r}"[:2000],
-                "exhausted": wire.is_exhaustion(error),
-            }
-            os.write(channel, wire.pack(failed, []))
+            os.write(channel, wire.pack_failed_start(error))
         finally:
             os._exit(70)
 

@@ -80,6 +80,16 @@ def pack(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> bytes
     return b"".join(chunks(header, parts))
 
 
+def pack_failed_start(error: BaseException) -> bytes:
+    """The one frame of a sandbox that did not come to be."""
+    failed: "dict[str, object]" = {
+        "type": "failed",
+        "reason": f"the sandbox did not start: {error!r}"[:2000],
+        "exhausted": is_exhaustion(error),
+    }
+    return pack(failed, [])
+
+
 def chunks(header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> "list[bytes]":
     """One frame as the bytes to be written one after the other, without a copy of the parts.
 

@@ -252,9 +252,4 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
         template["uid"] = None
         supervisor.supervise(template, channel, channel)
     except BaseException as error:
-        failed = {
-            "type": "failed",
-            "reason": f"the sandbox did not start: {error!r}"[:2000],
-            "exhausted": wire.is_exhaustion(error),
-        }
-        os.write(channel, wire.pack(failed, []))
+        os.write(channel, wire.pack_failed_start(error))

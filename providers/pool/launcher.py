@@ -17,9 +17,17 @@ from providers.pool.cgroup import Cgroup, Evidence
 from providers.pool.channel import GuestChannel
 from providers.pool.template import Template
 
+# What most guests share: nothing, with nobody.
+ALONE = "execution"
+
 
 class Guest(Protocol):
-    """A started sandbox: its channel to the guest supervisor and the hold on its processes."""
+    """A started sandbox: its channel to the guest supervisor and the hold on its processes.
+
+    `sharing` is whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`.
+    """
+
+    sharing: str
 
     async def open(self) -> GuestChannel:
         """Take over the channel, once."""
@@ -135,6 +143,8 @@ class PidfdGuest:
     `at_end` is called once nothing of it is left.
     """
 
+    sharing = ALONE
+
     def __init__(
         self,
         channel: socket.socket,
@@ -210,6 +220,7 @@ class ProcessGuest(PidfdGuest):
         channel, theirs = socket.socketpair()
         channel.setblocking(False)
         self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self._said: str | None = None
         try:
             self._process = start_process(command, theirs, self._stderr, env or {})
         except BaseException:
@@ -224,7 +235,7 @@ class ProcessGuest(PidfdGuest):
         return await GuestChannel.open(self._channel, before_end=self._note_the_end)
 
     def complaint(self) -> str:
-        return read_complaint(self._stderr)
+        return read_complaint(self._stderr) if self._said is None else self._said
 
     def last_words(self) -> str | None:
         code = self._process.returncode
@@ -242,6 +253,11 @@ class ProcessGuest(PidfdGuest):
     async def _end(self) -> None:
         await super()._end()
         self._process.wait()
+        self._close_stderr()
+
+    def _close_stderr(self) -> None:
+        """Who asks for the complaint later must not be told what is in another's descriptor."""
+        self._said = read_complaint(self._stderr)
         os.close(self._stderr)
 
 

@@ -205,7 +205,7 @@ class Pool:
 
     def _hand_out(self, sandbox: Sandbox, shelf: Shelf, owner: str) -> None:
         sandbox.give_to(owner, reusable=self._settings.isolation == "tenant")
-        shelf.handed_out()
+        self._shelves.handed_out(shelf)
         self._busy[sandbox] = shelf
         self._shares.give(owner)
         self._handed_out += 1

@@ -164,8 +164,7 @@ class Sandbox:
     @property
     def sharing(self) -> str:
         """Whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`."""
-        shared: str = getattr(self._guest, "sharing", "execution")
-        return "tenant" if self.reusable else shared
+        return "tenant" if self.reusable else self._guest.sharing
 
     @property
     def has_run(self) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from providers.errors import CreationFailed, SandboxError
+from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.pool.launcher import Starter
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
@@ -60,6 +60,8 @@ class Shelf:
         self.restarts = 0
         self.not_before = 0.0
         self.failures = 0
+        # Whether its owner's code has been in the kernel that its sandboxes are made in.
+        self.has_code = False
         self._doubted = 0
         self._always_warm = always_warm
         self._last_asked = self._last_waited = float("-inf")
@@ -155,6 +157,9 @@ class Shelf:
         if self._error is None:
             return None
         error = copy.copy(self._error)
+        if self.has_code:
+            # The code may have brought it about: nothing that others' provider is judged by.
+            error = RateLimited(f"No sandbox could be made in the tenant's kernel: {error.message}")
         error.retry_after = max(1.0, self.not_before - time.monotonic())
         return error
 

@@ -33,8 +33,20 @@ class Shelves(dict[str, Shelf]):
             if not isinstance(self._launcher, TenantLauncher):
                 raise CreationFailed(f"{self._launcher.runtime} has no kernel for each tenant.")
             starter = self._launcher.for_owner(owner)
-            self[name] = Shelf(name, self._templates[template], starter, owner=owner)
+            shelf = Shelf(name, self._templates[template], starter, owner=owner)
+            shelf.has_code = any(each.has_code for each in self._of(owner))
+            self[name] = shelf
         return self[name]
+
+    def handed_out(self, shelf: Shelf) -> None:
+        """One of its sandboxes is in its owner's hands."""
+        shelf.handed_out()
+        if shelf.owner and not shelf.has_code:
+            for each in self._of(shelf.owner):
+                each.has_code = True
+
+    def _of(self, owner: str) -> list[Shelf]:
+        return [shelf for shelf in self.values() if shelf.owner == owner]
 
     def forget_owners(self, used: Collection[str]) -> None:
         """Keep nothing of owners who have not asked for long, beside what is `used`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.http import HttpResponse
@@ -15,32 +16,45 @@ from rest_framework.request import Request
 from executions.api.authentication import ApiKeyAuthentication
 from executions.api.base import RunningView
 from executions.api.e2b import tokens
-from executions.api.e2b.credentials import MOST_MESSAGE_BYTES, SANDBOX_HEADER
-from executions.api.e2b.envelopes import STREAM_TYPE, end, messages_in, object_in
+from executions.api.e2b.credentials import (
+    MOST_MESSAGE_BYTES,
+    PORT_HEADER,
+    PORTS,
+    SANDBOX_HEADER,
+)
+from executions.api.e2b.envelopes import messages_in, object_in
 from executions.api.e2b.errors import (
     NoSandbox,
+    Refused,
     connect_error,
     control_error,
     invalid,
     told,
+    unimplemented,
 )
+from executions.api.e2b.paths import require_user
 from executions.api.later import stream
+from executions.api.rendering import json_response
+from executions.api.sessions import LoggedView
 from executions.api.streams import EventStream
 from executions.models import ApiKey, Session
 from executions.services import keys
-from executions.services.live import Entry
 from executions.services.sessions.finding import living_session_of
 from executions.services.waiting import Waits
 
+Call = Callable[[Session, Mapping[str, Any]], Waits[dict[str, Any]]]
 
-class Nothing:
-    """Where there is nothing to be told of but the end."""
 
-    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
-        return (), True
-
-    def changed(self, after: int) -> Future[None]:
-        return Future()
+def require_basic_user(request: Request) -> None:
+    """Of clients that name a user, in a header that is no credential here."""
+    scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "basic":
+        return
+    try:
+        name = b64decode(text, validate=True).decode().partition(":")[0]
+    except (binascii.Error, ValueError):
+        raise invalid("Authorization: Must be base64.") from None
+    require_user(name)
 
 
 class ControlView(RunningView):
@@ -80,7 +94,7 @@ def valid(key: ApiKey, request: Request) -> ApiKey:
     return key
 
 
-class SandboxView(RunningView):
+class SandboxView(LoggedView):
     """An endpoint of one sandbox, which a header names."""
 
     schema = None
@@ -88,6 +102,12 @@ class SandboxView(RunningView):
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return connect_error
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        if (port := str(request.META.get(PORT_HEADER, ""))) not in ("", *PORTS):
+            # A program of the sandbox's own is meant, and not us.
+            raise Refused(502, "unavailable", f"port {port[:8]!r} is not open")
 
     @property
     def sandbox_id(self) -> str:
@@ -98,7 +118,8 @@ class SandboxView(RunningView):
         session_id = tokens.session_id_of(self.sandbox_id)
         if session_id is None:
             raise NoSandbox
-        return living_session_of(self.api_key.tenant, session_id)
+        self.of_session = living_session_of(self.api_key.tenant, session_id)
+        return self.of_session
 
     def content(self) -> bytes:
         """The request's body. Raises Refused for one that is too long."""
@@ -113,12 +134,22 @@ class SandboxView(RunningView):
         content = self.content()
         return object_in(content) if content else {}
 
+    def called(self, service: str, method: str, calls: Mapping[str, Call]) -> Waits[HttpResponse]:
+        """A call that is answered at once, by one message for one."""
+        call = calls.get(method)
+        if call is None:
+            raise unimplemented(f"{service}/{method[:64]}")
+        require_basic_user(self.request)
+        body = self.message()
+        return json_response((yield from call(self.session(), body)))
+
     def first_message(self) -> dict[str, Any]:
         """The one message of a call that is answered by a stream."""
         found = messages_in(self.content())
-        if len(found) != 1:
+        first = next(found, None)
+        if first is None or next(found, None) is not None:
             raise invalid("Send one message.")
-        return found[0]
+        return first
 
     @property
     def seconds(self) -> float | None:
@@ -132,15 +163,10 @@ class SandboxView(RunningView):
         """What the work tells of, as a stream of Connect; how it failed, as its end."""
 
         def carried_out() -> Waits[HttpResponseBase]:
-            failed: dict[str, str] | None = None
             try:
                 yield from work()
             except Exception as error:
-                failed = told(error)
-            if not events.has_begun:
-                events.begin(Nothing())
-            if failed is not None:
-                events.end({"error": failed})
-            return HttpResponse(end(failed), content_type=STREAM_TYPE)
+                events.end({"error": told(error)})
+            return events
 
         return stream(self.request, carried_out(), events)

@@ -16,9 +16,12 @@ PATHS = (
     *("/sandboxes", "/v2/sandboxes", "/process.Process/", "/filesystem.Filesystem/"),
     *("/execute", "/contexts", FILES, "/health"),
 )
-SANDBOX_HEADER = "HTTP_E2B_SANDBOX_ID"
+SANDBOX_HEADER, PORT_HEADER = "HTTP_E2B_SANDBOX_ID", "HTTP_E2B_SANDBOX_PORT"
+# Where clients find its calls and the code interpreter. There is nothing else to be reached.
+PORTS = ("49983", "49999")
 # Of a call over Connect: a command may be as long as code may be, and input comes as base64.
 MOST_MESSAGE_BYTES = 2 * 1024 * 1024
+_MOST_FIELDS = 20
 
 
 def are_in(environ: Mapping[str, Any]) -> bool:
@@ -33,11 +36,19 @@ def look_up(environ: Mapping[str, Any]) -> tuple[ApiKey | None, str]:
         key = tokens.key_of_token(token, sandbox_id)
     else:
         operation = "read" if environ["REQUEST_METHOD"] in ("GET", "HEAD") else "write"
-        query = dict(parse_qsl(environ.get("QUERY_STRING", ""), max_num_fields=20))
+        query = _query_in(environ)
         key, _ = tokens.holder_of_signature(query, operation, sandbox_id)
     if key is None:
         return None, UNKNOWN
     return key, keys.problem_of(key)
+
+
+def _query_in(environ: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(environ.get("QUERY_STRING", ""), max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        # More of them than any link has.
+        return {}
 
 
 def _is_signed(environ: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from executions.api.e2b.errors import invalid, unimplemented
@@ -24,19 +24,20 @@ def end(error: Mapping[str, str] | None = None) -> bytes:
     return message({} if error is None else {"error": error}, _END)
 
 
-def messages_in(body: bytes) -> list[dict[str, Any]]:
-    """All messages of a whole body. Raises Refused for one that is cut off, or is no object."""
-    found = []
-    while body:
-        length = int.from_bytes(body[1:_HEAD], "big")
-        if len(body) < _HEAD or len(body) < _HEAD + length:
+def messages_in(body: bytes) -> Iterator[dict[str, Any]]:
+    """The messages of a whole body. Raises Refused for one that is cut off, or is no object."""
+    # By where each begins: a body of empty ones is not copied for every one of them.
+    at = 0
+    while at < len(body):
+        begin = at + _HEAD
+        flags, length = body[at], int.from_bytes(body[at + 1 : begin], "big")
+        if len(body) < begin + length:
             raise invalid("A message is shorter than its envelope says.")
-        flags, content, body = body[0], body[_HEAD : _HEAD + length], body[_HEAD + length :]
+        at = begin + length
         if flags & _COMPRESSED:
             raise unimplemented("Compression of messages")
         if not flags & _END:
-            found.append(object_in(content))
-    return found
+            yield object_in(body[begin:at])
 
 
 def object_in(content: bytes) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class TokenOrSignature(SandboxAuthentication):
 
 class FilesView(SandboxView):
     authentication_classes = (TokenOrSignature,)
+    operations = {"GET": "read_file", "POST": "write_file"}
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return file_error

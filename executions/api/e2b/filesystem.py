@@ -13,12 +13,10 @@ from rest_framework.request import Request
 
 from executions.api.base import answered_later
 from executions.api.e2b import watchers
-from executions.api.e2b.base import SandboxView
-from executions.api.e2b.errors import Refused, invalid, no_such_file, unimplemented
+from executions.api.e2b.base import SandboxView, require_basic_user
+from executions.api.e2b.errors import Refused, invalid, no_such_file
 from executions.api.e2b.paths import USER, shown, to_named, to_workspace
-from executions.api.e2b.processes import require_basic_user
 from executions.api.e2b.watchers import WatchEvents
-from executions.api.rendering import json_response
 from executions.models import Session
 from executions.services.sessions import files
 from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
@@ -39,6 +37,17 @@ _MOST_ENTRIES = 20_000
 
 
 class FilesystemView(SandboxView):
+    operations = {
+        "ListDir": "list_files",
+        "Remove": "remove_file",
+        "Move": "move_file",
+        "MakeDir": "make_directory",
+    }
+
+    @property
+    def asked_for(self) -> str:
+        return str(self.kwargs["method"])
+
     def post(self, request: Request, method: str) -> HttpResponseBase:
         return self._watch(request) if method == "WatchDir" else self._unary(request, method)
 
@@ -54,12 +63,7 @@ class FilesystemView(SandboxView):
             "GetWatcherEvents": self._watcher_events,
             "RemoveWatcher": self._remove_watcher,
         }
-        call = calls.get(method)
-        if call is None:
-            raise unimplemented(f"filesystem.Filesystem/{method[:64]}")
-        require_basic_user(request)
-        body = self.message()
-        return json_response((yield from call(self.session(), body)))
+        return (yield from self.called("filesystem.Filesystem", method, calls))
 
     def _stat(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
         given = body.get("path", "")

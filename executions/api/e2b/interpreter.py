@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.api.base import answered_later
-from executions.api.e2b.base import Nothing, SandboxView
+from executions.api.e2b.base import SandboxView
 from executions.api.e2b.cells import CellEvents
 from executions.api.e2b.envelopes import object_in
 from executions.api.e2b.errors import Refused, invalid, text_error, told
@@ -73,13 +73,10 @@ class ExecuteView(InterpreterView):
                 said = yield from self._run(session, body, name, language, log)
             except Exception as error:
                 said = {"error": told(error)}
-            if not events.has_begun:
-                events.begin(Nothing())
             events.end(said)
-            return HttpResponse()
+            return events
 
         if not code.strip():
-            events.begin(Nothing())
             events.end({})
             return events
         return stream(request, work(), events)
@@ -147,7 +144,7 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     """The id of the context that is meant, and what it runs. Raises Refused."""
     known = {each["id"]: each["language"] for each in session.contexts}
     if context:
-        if context not in known:
+        if not isinstance(context, str) or context not in known:
             raise _no_context(str(context))
         return context, known[context]
     if not language:

@@ -12,12 +12,11 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.api.base import answered_later
-from executions.api.e2b.base import SandboxView
+from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message, messages_in
 from executions.api.e2b.errors import Refused, invalid, unimplemented
-from executions.api.e2b.paths import require_user, shown, to_workspace
+from executions.api.e2b.paths import shown, to_workspace
 from executions.api.e2b.process_stream import ProcessEvents, followed
-from executions.api.rendering import json_response
 from executions.models import Session
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.live import EventLog
@@ -26,6 +25,7 @@ from executions.services.sessions import followers, processes
 from executions.services.sessions.commands import CommandRequest, TerminalSize
 from executions.services.waiting import Waits
 from executions.text import storable
+from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
 
 _LOGIN_SHELL = ("-l", "-c")
@@ -56,11 +56,13 @@ class ProcessView(SandboxView):
             "SendSignal": self._signal,
             "Update": self._update,
         }
-        call = calls.get(method)
-        if call is None:
-            raise unimplemented(f"process.Process/{method[:64]}")
-        body = self.message()
-        return json_response((yield from call(self.session(), body)))
+        try:
+            return (yield from self.called("process.Process", method, calls))
+        except InvalidConfiguration as error:
+            if error.field != "pid":
+                raise
+            # It is in the records, and went with a sandbox that the session had before it slept.
+            raise Refused(404, "not_found", error.message) from None
 
     def _start(self, request: Request) -> HttpResponseBase:
         session = self.session()
@@ -124,13 +126,13 @@ class ProcessView(SandboxView):
 
     def _stream_input(self) -> Waits[HttpResponse]:
         """All of it, once all of it has come."""
-        first, *rest = messages_in(self.content()) or [{}]
-        pid = _pid_of(_object(first, "start"))
+        messages = messages_in(self.content())
+        pid = _pid_of(_object(next(messages, {}), "start"))
         session = self.session()
         _require_process(session, pid)
-        for each in rest:
-            if "data" in each:
-                yield from self._write(session, pid, _input_of(_object(each, "data")))
+        data = b"".join(_input_of(_object(each, "data")) for each in messages if "data" in each)
+        if data:
+            yield from self._write(session, pid, data)
         return HttpResponse(message({}) + end(), content_type=STREAM_TYPE)
 
     def _signal(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
@@ -213,18 +215,6 @@ def _require_process(session: Session, pid: int) -> None:
 
 def _no_process(pid: int) -> Refused:
     return Refused(404, "not_found", f"process with pid {pid} not found")
-
-
-def require_basic_user(request: Request) -> None:
-    """Of clients that name a user, in a header that is no credential here."""
-    scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
-    if scheme.lower() != "basic":
-        return
-    try:
-        name = b64decode(text, validate=True).decode().partition(":")[0]
-    except (binascii.Error, ValueError):
-        raise invalid("Authorization: Must be base64.") from None
-    require_user(name)
 
 
 def _info(process: Process) -> dict[str, Any]:

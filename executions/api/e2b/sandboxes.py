@@ -26,13 +26,16 @@ from executions.services.sessions.finding import (
     living_sessions,
     session_of,
 )
-from executions.services.sessions.inspecting import inspecting, network_of
+from executions.services.sessions.inspecting import inspecting
 from executions.services.sessions.opening import opening
 from executions.services.waiting import Waits
 from executions.services.workspaces.sleeping import sleeping
 from executions.services.workspaces.waking import awake
+from executions.text import is_storable
+from providers.errors import InvalidConfiguration
 
 MOST_LISTED = 100
+_MOST_METADATA = 20
 _STATES = {"running": Session.State.OPEN.value, "paused": Session.State.ASLEEP.value}
 
 
@@ -70,14 +73,15 @@ class SandboxesView(SandboxApiView):
 
     @answered_later
     def post(self, request: Request) -> Waits[HttpResponse]:
-        body = self.body()
-        session = yield from opening(shapes.request_of(body), self.caller())
-        if (
-            body.get("allow_internet_access") is False
-            and (yield from network_of(session)) != "none"
-        ):
-            yield from close(session, self.by())
-            raise invalid("allow_internet_access: Nothing here promises a sandbox without it.")
+        wanted = shapes.request_of(self.body())
+        try:
+            session = yield from opening(wanted, self.caller())
+        except InvalidConfiguration as error:
+            if error.field != "offline":
+                raise
+            raise invalid(
+                "allow_internet_access: Nothing here promises a sandbox without it."
+            ) from None
         return json_response(shapes.created(session, self.api_key), 201)
 
 
@@ -126,9 +130,10 @@ class PauseView(SandboxApiView):
         session = self.session(sandbox_id)
         if session.state == Session.State.ASLEEP:
             raise Refused(409, "failed_precondition", "The sandbox is paused already.")
-        control.change(session, shapes.kept_paused(session), self.by())
         if not (yield from sleeping(session, f"by {self.by()}")):
             raise Conflict("Something runs in the sandbox, or its files are not kept.")
+        # Not before: one that goes on ends when it was to.
+        control.change(session, shapes.kept_paused(session), self.by())
         return HttpResponse(status=204)
 
 
@@ -200,5 +205,11 @@ def _metadata_in(text: str) -> dict[str, str]:
     """A query in a query: clients quote each name and value once more."""
     if len(text) > 4096:
         raise invalid("metadata: Must be at most 4096 characters.")
-    pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=20)
-    return {unquote(name): unquote(value) for name, value in pairs}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_METADATA)
+    except ValueError:
+        raise invalid(f"metadata: Must be at most {_MOST_METADATA} names.") from None
+    wanted = {unquote(name): unquote(value) for name, value in pairs}
+    if not all(map(is_storable, (*wanted, *wanted.values()))):
+        raise invalid("metadata: Must hold neither NUL nor lone surrogates.")
+    return wanted

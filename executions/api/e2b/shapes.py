@@ -65,6 +65,7 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
         env=body.get("envVars") or {},
         metadata=metadata,
+        offline=body.get("allow_internet_access") is False,
     )
 
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -27,9 +27,13 @@ TOKEN_HEADERS = ("HTTP_X_ACCESS_TOKEN", "HTTP_E2B_TRAFFIC_ACCESS_TOKEN")
 
 
 def token_of(session_id: UUID, key: ApiKey) -> str:
-    said = f"{session_id}:{key.pk}:{key.key_hash}"
+    return _token(session_id, key.pk, key.key_hash)
+
+
+def _token(session_id: UUID, key_id: int, key_hash: str) -> str:
+    said = f"{session_id}:{key_id}:{key_hash}"
     mac = salted_hmac("cofferdam e2b sandbox", said, algorithm="sha256").hexdigest()
-    return f"{key.pk:x}x{mac}"
+    return f"{key_id:x}x{mac}"
 
 
 def sandbox_id_of(session: Session) -> str:
@@ -69,18 +73,18 @@ def holder_of_signature(
     if until and (not _EXPIRATION.fullmatch(until) or int(until) < time.time()):
         return None, ""
     said = f"{query.get('path', '')}:{operation}:{query.get('username', '')}:"
-    for session_id, key in _candidates(sandbox_id):
-        token = token_of(session_id, key)
+    for session_id, key_id, key_hash in _candidates(sandbox_id):
+        token = _token(session_id, key_id, key_hash)
         text = f"{said}{token}:{until}" if until else f"{said}{token}"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         made = f"v1_{base64.b64encode(digest).rstrip(b'=').decode()}"
         if constant_time_compare(made, signature):
-            return key, session_id.hex
+            return keys.of_id(key_id), session_id.hex
     return None, ""
 
 
-def _candidates(sandbox_id: str) -> Iterator[tuple[UUID, ApiKey]]:
+def _candidates(sandbox_id: str) -> Iterable[tuple[UUID, int, str]]:
     session_id = session_id_of(sandbox_id) if sandbox_id else None
     if sandbox_id and session_id is None:
-        return iter(())
+        return ()
     return opened_by_keys(session_id, settings.SESSIONS_MAX_TOTAL)

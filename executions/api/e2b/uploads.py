@@ -64,6 +64,9 @@ def _unpacking_to(kept: IO[bytes]) -> Callable[[bytes], object]:
                 raise invalid("body: Is no gzip.") from None
             if kept.tell() > most:
                 raise Refused(413, "resource_exhausted", f"Must be at most {most} bytes unpacked.")
+            if unpacker.unused_data:
+                # What would be left out must not be taken for written.
+                raise invalid("body: Goes on behind the end of the gzip.")
             piece = unpacker.unconsumed_tail
 
     return write

@@ -21,6 +21,7 @@ from executions.api.e2b.sandboxes import (
     TimeoutView,
 )
 
+_PROCESS = ProcessView.as_view()
 _ONE = "sandboxes/<str:sandbox_id>"
 _NOT_HERE = (
     "templates|v2/templates|v3/templates|default-templates|volumes|secrets|teams|snapshots"
@@ -37,7 +38,10 @@ urlpatterns = [
     path(f"{_ONE}/timeout", TimeoutView.as_view(), name="e2b-timeout"),
     path(f"{_ONE}/pause", PauseView.as_view(), name="e2b-pause"),
     path(f"{_ONE}/metrics", MetricsView.as_view(), name="e2b-metrics"),
-    path("process.Process/<str:method>", ProcessView.as_view(), name="e2b-process"),
+    # What only looks takes another scope.
+    path("process.Process/List", _PROCESS, {"method": "List"}, name="e2b-process-list"),
+    path("process.Process/Connect", _PROCESS, {"method": "Connect"}, name="e2b-process-connect"),
+    path("process.Process/<str:method>", _PROCESS, name="e2b-process"),
     path("filesystem.Filesystem/<str:method>", FilesystemView.as_view(), name="e2b-filesystem"),
     path("files", FilesView.as_view(), name="e2b-files"),
     path("execute", ExecuteView.as_view(), name="e2b-execute"),

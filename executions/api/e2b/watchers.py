@@ -1,16 +1,16 @@
 """What changes in a folder, as E2B's clients are told of it: as a stream, or when they ask.
 
-Those that ask have a number, which this process alone knows. One that was not asked for five
-minutes ends when the next is made.
+Those that ask have a number, which this process alone knows: it says so to whoever asks another
+one. One that was not asked for five minutes ends.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -30,7 +30,6 @@ _TYPES = {
     "moved": "EVENT_TYPE_RENAME",
 }
 UNASKED_SECONDS = 300.0
-_LOOK_SECONDS = 1.0
 _AT_ONCE_BYTES = 256 * 1024
 
 
@@ -57,13 +56,13 @@ class WatchEvents(KeptAlive):
 
     def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
         """Raises what ended the watch."""
-        until = None if seconds is None else time.monotonic() + seconds
         self.begin(watch)
+        # Asked for once: each would be held until the watch ends, which may be a day.
+        over = first_of(watch.ended, self.left)
         try:
-            while not (watch.ended.done() or self.left.done()):
-                if until is not None and time.monotonic() >= until:
-                    raise Refused(504, "deadline_exceeded", "The time of the call is over.")
-                yield within(_LOOK_SECONDS, first_of(watch.ended, self.left))
+            yield over if seconds is None else within(seconds, over)
+            if not over.done():
+                raise Refused(504, "deadline_exceeded", "The time of the call is over.")
         finally:
             watch.leave()
             watch.end()
@@ -78,22 +77,20 @@ class _Kept:
     watch: Watch
     folder: str
     is_recursive: bool
-    asked_at: float = field(default_factory=time.monotonic)
 
 
+# What the numbers of this process begin with.
+_HERE = secrets.token_hex(4)
+_NUMBER = re.compile("[0-9a-f]{32}", re.ASCII)
 _lock = threading.Lock()
 _kept: dict[str, _Kept] = {}
 
 
 def keep(session_id: UUID, watch: Watch, folder: str, *, is_recursive: bool) -> str:
     """The number under which its events are asked for."""
-    number = secrets.token_hex(12)
-    # Whoever asks for changes is a reader, as far as the watch knows.
-    watch.changed(0)
+    number = _HERE + secrets.token_hex(12)
+    watch.keep_for(UNASKED_SECONDS)
     with _lock:
-        before = time.monotonic() - UNASKED_SECONDS
-        for old in [old for old, each in _kept.items() if each.asked_at < before]:
-            _kept.pop(old).watch.leave()
         for old in [old for old, each in _kept.items() if each.watch.ended.done()]:
             del _kept[old]
         _kept[number] = _Kept(session_id, watch, folder, is_recursive)
@@ -103,7 +100,7 @@ def keep(session_id: UUID, watch: Watch, folder: str, *, is_recursive: bool) -> 
 def events_of(session_id: UUID, number: Any) -> list[Mapping[str, Any]]:
     """What has happened since this was asked for last. Raises Refused where nobody watches."""
     kept = _found(session_id, number)
-    kept.asked_at = time.monotonic()
+    kept.watch.keep_for(UNASKED_SECONDS)
     entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
     told = [event_of(each, kept.folder, is_recursive=kept.is_recursive) for each in entries]
     return [each for each in told if each is not None]
@@ -120,6 +117,13 @@ def remove(session_id: UUID, number: Any) -> None:
 def _found(session_id: UUID, number: Any) -> _Kept:
     with _lock:
         kept = _kept.get(number) if isinstance(number, str) else None
-    if kept is None or kept.session_id != session_id:
-        raise Refused(404, "not_found", "There is no such watcher.")
-    return kept
+    if kept is not None and kept.session_id == session_id:
+        return kept
+    if isinstance(number, str) and _NUMBER.fullmatch(number) and not number.startswith(_HERE):
+        raise Refused(
+            501,
+            "unimplemented",
+            "This watcher is known to another process of the web server, or to one that is gone. "
+            "Where there are several, watch as a stream: see docs/e2b.md.",
+        )
+    raise Refused(404, "not_found", "There is no such watcher.")

@@ -6,16 +6,13 @@ To look is no use of the session: it lives no longer for it. What comes back is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from executions.models import Session
-from executions.services.routes import Step, lent
 from executions.services.sessions.control import done_in
 from executions.services.sessions.file_requests import FileListing
 from executions.services.sessions.files import listing
-from executions.services.sessions.place import lender_of
 from executions.services.waiting import Waits
 from executions.text import storable
 from providers.errors import ProviderUnavailable
@@ -55,13 +52,6 @@ def inspecting(session: Session) -> Waits[Inspection]:
             session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
         )
     )
-
-
-def network_of(session: Session) -> Waits[str]:
-    """What its provider promises of networks: `none`, or "" for nothing. Raises SandboxError."""
-    with ExitStack() as held:
-        lease = yield from lent(Step(lender_of(session)), held)
-        return lease.provider.network
 
 
 def looking_into(session: Session, path: str, after: str) -> Waits[tuple[list[FileEntry], str]]:

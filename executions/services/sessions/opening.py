@@ -25,13 +25,17 @@ from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
-from executions.services.routes import Step, lender
+from executions.services.routes import Step, lender, lent
 from executions.services.routing import Hops, Unfit, admitted, steps_for
 from executions.services.sessions.ending import fail
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import SHARING, taken_over
 from executions.services.sessions.requests import SessionRequest
-from executions.services.sessions.room import making_room, opened_where_there_is_room
+from executions.services.sessions.room import (
+    making_room,
+    opened_where_there_is_room,
+    refuse_too_many_asleep,
+)
 from executions.services.spending import refuse_over_budget
 from executions.services.waiting import Waits
 from executions.services.workspaces.inheriting import inherit
@@ -46,6 +50,8 @@ from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
 from providers.services.routing import planned
 
 logger = logging.getLogger(__name__)
+
+NO_NETWORK = "none"
 
 
 def opening(
@@ -77,6 +83,8 @@ def opening(
     refuse_when_stopping()
     refuse_over_budget(slug)
     refuse_when_full()
+    if request.offline:
+        steps = yield from _without_network(steps)
     session = yield from _reserve(request, caller, beside)
     try:
         members = begin_with(session, snapshot) if snapshot else inherit(session)
@@ -95,6 +103,19 @@ def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
     if request.provider not in on_route:
         refuse("provider", "Must be a configuration on the tenant's route.")
     return [Step(lender(request.provider), request.provider)]
+
+
+def _without_network(steps: Sequence[Step]) -> Waits[list[Step]]:
+    """Those whose provider promises it. Asked before another session makes room for nothing."""
+    found = []
+    for step in steps:
+        with ExitStack() as held:
+            lease = yield from lent(step, held)
+            if lease.provider.network == NO_NETWORK:
+                found.append(step)
+    if not found:
+        refuse("offline", "Nothing on the route promises a sandbox without a network.")
+    return found
 
 
 def _reserve(
@@ -123,6 +144,7 @@ def _reserve(
     )
 
     def insert() -> None:
+        refuse_too_many_asleep(caller.tenant)
         with transaction.atomic():
             session.save(force_insert=True)
             beside(session)
@@ -156,6 +178,8 @@ def _place(
                     step, probe, floor, held, is_only=is_only, is_last=number == len(steps)
                 )
                 _require_kept(lease)
+                if request.offline and lease.provider.network != NO_NETWORK:
+                    raise Unfit(f"{lease.provider_id} does not promise to be without a network.")
                 require_provider(lease, floor)
                 held_to.to_lease(lease)
                 sandbox = yield from opened_where_there_is_room(

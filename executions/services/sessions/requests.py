@@ -67,7 +67,8 @@ class SessionRequest:
     `max_seconds` old it is closed. Raises InvalidConfiguration naming the field at fault.
 
     `provider` is a configuration on the tenant's route, "" whichever that leads to. `conversation`
-    is a hash that no other open session of the tenant has.
+    is a hash that no other open session of the tenant has. One that is `offline` is opened only
+    where the provider promises that it has no network.
     """
 
     name: Annotated[SessionName, Field(description="Unique among the tenant's open sessions.")] = ""
@@ -97,6 +98,7 @@ class SessionRequest:
     ] = None
     subject: Subject = ""
     conversation: ShortName = ""
+    offline: bool = False
 
 
 @declared
@@ -134,7 +136,7 @@ class ResetRequest:
     """Begin anew."""
 
 
-OPEN = Body(SessionRequest, "SessionRequest", ours=("subject", "conversation"))
+OPEN = Body(SessionRequest, "SessionRequest", ours=("subject", "conversation", "offline"))
 CHANGE = Body(SessionChanges, "SessionChanges")
 CREATE_CONTEXT = Body(ContextRequest, "ContextRequest")
 INTERRUPT = Body(InterruptRequest, "Interrupt")

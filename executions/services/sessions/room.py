@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 5.0
 _BECAUSE = "another one was opened"
+# Asleep, for each that a tenant may have awake: they have no sandbox, but rows and files.
+ASLEEP_FOR_EACH = 50
 # Who sleeps has no sandbox, unless it is being woken.
 _AWAKE = Session.objects.filter(
     Q(state=Session.State.OPEN) | Q(state=Session.State.ASLEEP, waking_since__isnull=False)
@@ -70,6 +72,19 @@ def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
 def awake_of(tenant: Tenant) -> int:
     """How many sessions it has that count."""
     return _AWAKE.filter(tenant_slug=tenant.slug).count()
+
+
+def refuse_too_many_asleep(tenant: Tenant) -> None:
+    """Raises RateLimited. Only who opens another is asked: those that are awake can fall asleep."""
+    most = ASLEEP_FOR_EACH * bound(tenant, Quota.SESSIONS)
+    asleep = Session.objects.filter(
+        tenant_slug=tenant.slug, state=Session.State.ASLEEP, closed_at=None
+    )
+    if most and (number := asleep.count()) >= most:
+        raise RateLimited(
+            f"The tenant has {number} sessions asleep and may have {most}. Close some.",
+            field=Quota.SESSIONS.value,
+        )
 
 
 def _full(tenant: Tenant) -> tuple[str, str, str] | None:

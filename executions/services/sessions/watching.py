@@ -7,6 +7,7 @@ for in. What he does not read is not fetched.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -52,8 +53,7 @@ class Watch(Relay):
         super().__init__()
         self.ended: Future[None] = Future()
         self._left = threading.Event()
-        self._is_read = False
-        self._begun_at = time.monotonic()
+        self._wanted_until = time.monotonic() + UNREAD_SECONDS
         self._seq = 0
 
     def leave(self) -> None:
@@ -61,12 +61,16 @@ class Watch(Relay):
         self._left.set()
 
     def changed(self, after: int) -> Future[None]:
-        self._is_read = True
+        self._wanted_until = math.inf
         return super().changed(after)
+
+    def keep_for(self, seconds: float) -> None:
+        """Go on for so long without a reader, who comes now and then."""
+        self._wanted_until = time.monotonic() + seconds
 
     @property
     def is_wanted(self) -> bool:
-        unread = not self._is_read and time.monotonic() > self._begun_at + UNREAD_SECONDS
+        unread = time.monotonic() > self._wanted_until
         return not (self._left.is_set() or unread or draining.is_draining())
 
     def tell(self, change: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from providers.pool.cgroup import Evidence, MemoryWatch, find_cgroup, find_process_limit
 from providers.pool.channel import GuestChannel
+from providers.pool.launcher import ALONE
 from providers.pool.launchers.docker_engine import End, Started
 from providers.pool.launchers.docker_stream import After, Demultiplexer
 
@@ -26,6 +27,8 @@ class DockerGuest:
     it outlive this process. `echo` is what a guest that another process has left says when it has
     heard us.
     """
+
+    sharing = ALONE
 
     def __init__(
         self,

@@ -316,7 +316,7 @@ class GvisorGuest(ProcessGuest):
             self._gone.set_result(None)
             self._channel.close()
             os.close(self._pidfd)
-            os.close(self._stderr)
+            self._close_stderr()
             shutil.rmtree(self._state, ignore_errors=True)
             if self._cgroup:
                 self._cgroup.remove_now()
