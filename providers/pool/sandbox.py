@@ -134,6 +134,11 @@ class Sandbox:
         self.reusable = reusable and bool(owner)
         self.used_at = self.handed_out_at = time.monotonic()
 
+    def hand_out(self, owner: str, *, reusable: bool) -> None:
+        """The same, and now: what runs in it from here on is a caller's."""
+        self.give_to(owner, reusable=reusable)
+        self._guest.yield_processors(yields=False)
+
     async def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
         """Run it, and tell `emit` what it puts out as it comes.
 
@@ -200,6 +205,7 @@ class Sandbox:
     async def destroy(self) -> None:
         """End it and everything in it."""
         self._destroyed = True
+        self._guest.yield_processors(yields=True)
         self._channel.close()
         await self._guest.destroy()
 
@@ -262,6 +268,8 @@ class Sandbox:
                 ended="It answered what was not asked, and was ended",
             )
         self.answered = True
+        if not self.reusable:
+            self._guest.yield_processors(yields=True)
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
             self._renewal = asyncio.get_running_loop().create_task(self._renew())

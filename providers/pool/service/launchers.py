@@ -9,6 +9,7 @@ from pathlib import Path
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
+from providers.launcher_names import KINDS
 from providers.pool.launcher import Launcher, TenantLauncher
 from providers.pool.remembered import Memory
 from providers.pool.sandbox import Sandbox
@@ -20,12 +21,10 @@ logger = logging.getLogger(__name__)
 # Whose kernel shows that there can be one. No caller's name has a space.
 _NOBODY = "no tenant"
 
-KINDS = ("auto", "docker", "gvisor", "bubblewrap")
-
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """`kind` is one of KINDS. `auto` takes the first that works here: Docker, gVisor, bubblewrap.
+    """`kind` is one of KINDS. `auto` takes the first that works here.
 
     `pool_id` tells the containers of this pool from those of others on the same engine. What
     isolates less than `minimum_isolation` is never used, whoever asks. With a `memory` what is kept
@@ -100,6 +99,10 @@ class LauncherChoice:
             from providers.pool.launchers.gvisor import GvisorLauncher
 
             return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
+        if kind in ("crun", "runc"):
+            from providers.pool.launchers.runc import RuncLauncher
+
+            return RuncLauncher(self.data_dir, kind, self.python)
         from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 
         return BubblewrapLauncher(self.data_dir, self.python)
