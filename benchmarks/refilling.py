@@ -31,7 +31,7 @@ async def measure(kind: str, calls: int, blocks: int, size: int) -> dict[float, 
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder:
         (Path(folder) / "run").mkdir()
         choice = LauncherChoice(kind, Path(folder), "bench", "ptrace")
-        _, launcher = await choice.open(ServiceSettings())
+        _, launcher, _ = await choice.open(ServiceSettings())
         template = make_template("python", "python", launcher, SandboxLimits())
         pool = Pool(launcher, {"python": template}, PoolSettings(size=size, capacity=2 * size))
         pool.open()

@@ -90,8 +90,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         yield opened
 
 
-def groups() -> list[Path]:
-    return list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{os.getpid()}-*/*/cgroup.procs"))
+def groups(pool: WarmPool) -> list[Path]:
+    name = pool.launcher._cgroups.path.name  # type: ignore[attr-defined]
+    return list(Path("/sys/fs/cgroup").rglob(f"{name}/*/cgroup.procs"))
 
 
 def test_a_program_has_no_privilege_and_sees_nothing_of_the_machine(pool: WarmPool) -> None:
@@ -155,7 +156,7 @@ def test_two_containers_share_neither_a_user_nor_a_file_and_leave_nothing(pool: 
     pool.settle(idle=0, busy=0, ending=0, creating=0)
     folder = pool.launcher._folder  # type: ignore[attr-defined]
     assert [each.name for each in folder.iterdir() if not each.name.startswith("root-")] == []
-    assert groups() == []
+    assert groups(pool) == []
 
 
 def test_without_the_tool_it_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 # By version of cgroups: the file, the weight of one that runs (the kernel's default), that of one
 # that yields, and the largest that the kernel takes.
-_FILES = {1: ("cpu.shares", 1024, 64, 262_144), 2: ("cpu.weight", 100, 6, 10_000)}
+_FILES = {1: ("cpu.shares", 1024, 128, 262_144), 2: ("cpu.weight", 100, 12, 10_000)}
 
 
 class Weights:
@@ -24,7 +24,8 @@ class Weights:
         self.parent = parent
         self._name, self._full, self._small, self._most = _FILES[version]
         self._yields: dict[Path, bool] = {}
-        self._hurried = False
+        # Until there is a pool, somebody waits for each: it is tried whether any can be made.
+        self._hurried = True
         self._sum = 0
         (parent / self._name).write_text(str(self._full))
 

@@ -86,15 +86,11 @@ class RuncLauncher:
         self._filter = b""
         self._hardening = Hardening.of(RUNC)
         self._mounts: dict[int, list[dict[str, Any]]] = {}
-        self._hurried = False
+        self._hurried = True
 
     async def prepare(self) -> None:
         self._tool = find_tool(self.runtime)
-        if os.geteuid() != 0:
-            raise ProviderUnavailable(
-                f"{self.runtime} needs root here, for a user of each sandbox's own. Run the pool "
-                "as root, or with POOL_LAUNCHER=bubblewrap."
-            )
+        check_rights()
         self._python = find_python(self._chosen)
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
@@ -294,6 +290,15 @@ async def _end_of(process: subprocess.Popen[bytes]) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+def check_rights() -> None:
+    """Raises ProviderUnavailable with the remedy."""
+    if os.geteuid() != 0:
+        raise ProviderUnavailable(
+            "runc and crun need root here, for a user of each sandbox's own. Run the pool as root, "
+            "or with POOL_LAUNCHER=bubblewrap."
+        )
 
 
 def find_tool(name: str) -> str:
