@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from providers.errors import ProviderUnavailable
 from providers.pool.cgroup import CgroupParent
@@ -35,7 +36,7 @@ def abilities() -> list[Ability]:
     has_cgroup = _has_cgroup()
     cgroup = "" if has_cgroup else _NO_CGROUP
     runsc, bwrap = _missing(find_runsc), _missing(find_bubblewrap)
-    tools = {name: _missing(lambda name=name: find_tool(name)) for name in ("crun", "runc")}
+    tools = {name: _missing(partial(find_tool, name)) for name in ("crun", "runc")}
     tool = "" if "" in tools.values() else " ".join(tools.values())
     docker = {
         Docker.READY: "",
