@@ -32,7 +32,7 @@ SHARINGS = ("execution", "tenant", "tenant-kernel", "session")
 
 FIELD = "minimum_isolation"
 
-_RUNTIMES = {"gvisor": GVISOR, "runc": NAMESPACES, "bubblewrap": NAMESPACES}
+_RUNTIMES = {"gvisor": GVISOR} | dict.fromkeys(("runc", "crun", "bubblewrap"), NAMESPACES)
 
 
 class IsolationUnmet(ProviderUnavailable):

@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from executions.storage import MOST_LINK_SECONDS
 from providers.key_file import KeyFile
+from providers.launcher_names import KINDS
 from sandbox_site import (
     admin_pages,
     agent_sandbox,
@@ -384,7 +385,7 @@ POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
 POOL_PORT = env.bounded("POOL_PORT", default=9385, low=1, high=65535)
 POOL_TOKEN = env.secret("POOL_TOKEN")
 POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES", names=False)
-POOL_LAUNCHER = env.choice("POOL_LAUNCHER", "auto", ("auto", "docker", "gvisor", "bubblewrap"))
+POOL_LAUNCHER = env.choice("POOL_LAUNCHER", "auto", KINDS)
 POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM", "systrap", ("systrap", "ptrace", "kvm"))
 # What the pool begins with, until a provider pushes its configuration. RAGFlow's names.
 POOL_SIZE = env.bounded("SANDBOX_EXECUTOR_MANAGER_POOL_SIZE", default=10, low=1, high=100)
@@ -394,7 +395,6 @@ POOL_IMAGES = {
     "python": env.str("SANDBOX_BASE_PYTHON_IMAGE", default=""),
     "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE", default=""),
 }
-
 # Queued executions that each of the Q_WORKERS runs at once.
 Q_THREADS = env.bounded("Q_THREADS", default=4, low=1, high=64)
 Q_CLUSTER = task_queue.cluster(env, SECRET_KEY, SANDBOX_MAX_TIMEOUT_SEC + 60)

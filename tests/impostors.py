@@ -77,6 +77,9 @@ class Impostor:
     def node_runner(self) -> list[str]:
         return [""]
 
+    def hurry(self, *, is_wanted: bool) -> None:
+        """There is nothing to weigh."""
+
     def close(self) -> None:
         """Nothing is held."""
 

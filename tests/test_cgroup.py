@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, _own_groups, memory_keeper
+from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper, own_groups
 from tests.conftest import require
 from tests.lent_users import COUNT, ordinary_user
 from tests.sandboxes import LocalProcess, wait_until
@@ -102,7 +102,7 @@ def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(use
     delegated = [
         Path("/sys/fs/cgroup") / name / f"delegated-{os.getpid()}" for name in ("memory", "cpuacct")
     ]
-    own = _own_groups(Path("/proc"))
+    own = own_groups(Path("/proc"))
     before = [
         Path("/sys/fs/cgroup", name, own[name].lstrip("/"), "cgroup.procs")
         for name in ("memory", "cpuacct")

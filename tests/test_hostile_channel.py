@@ -57,6 +57,9 @@ class PuppetGuest:
     def memory_bytes(self) -> int | None:
         return None
 
+    def yield_processors(self, *, yields: bool) -> None:
+        """There is nothing to weigh."""
+
     def last_words(self) -> str | None:
         return "It ended by itself"
 
@@ -92,6 +95,9 @@ class PuppetLauncher:
 
     def node_runner(self) -> list[str]:
         return [""]
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        """There is nothing to weigh."""
 
     def close(self) -> None:
         """Nothing is held."""

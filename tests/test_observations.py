@@ -17,7 +17,8 @@ from executions.services.metrics.collecting import collect
 from executions.services.observations import kinds_in
 from executions.services.roles import AUDITOR
 from providers.observations import KINDS, OBSERVATIONS
-from providers.pool.cgroup import Evidence, ProcessLimit
+from providers.pool.cgroup import Evidence
+from providers.pool.engine_cgroup import ProcessLimit
 from providers.pool.observing import observed
 from tests.conftest import Caller
 from tests.docker_engine import Containers

@@ -37,7 +37,7 @@ def test_closing_ends_busy_and_warm_sandboxes_and_tells_who_waits() -> None:
 def test_closing_does_not_wait_for_a_guest_that_does_not_get_ready() -> None:
     async def scenario() -> float:
         async with pool_over(Impostor("time.sleep(1000)")) as pool:
-            await until(lambda: len(guests()) == 2)
+            await until(lambda: bool(guests()))
             began = time.monotonic()
             await pool.close()
             return time.monotonic() - began

@@ -3,11 +3,15 @@
 The engine has set up namespaces, limits and file systems. What is left is the system call filter.
 """
 
+import sys
+
 from . import kernel, notices, supervisor
 
 
-def main(seccomp: bytes) -> None:
-    """Filter system calls, supervise. Never returns."""
+def main(seccomp: "bytes | None" = None) -> None:
+    """Filter system calls by this program, or by that of argv[2], supervise. Never returns."""
+    if seccomp is None:
+        seccomp = bytes.fromhex(sys.argv[2])
     descriptor = notices.open_notices()
     if seccomp:
         kernel.filter_system_calls(seccomp)

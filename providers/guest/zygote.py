@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 MESSAGE_LIMIT = 64 * 1024
+# A channel, the filter of system calls, and the groups to be in.
+MOST_FDS = 8
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 _NAMESPACES = (
@@ -60,7 +62,7 @@ def main() -> None:
     os.dup2(null, 1)
     while True:
         try:
-            message, fds, flags, _ = socket.recv_fds(control, MESSAGE_LIMIT, 4)
+            message, fds, flags, _ = socket.recv_fds(control, MESSAGE_LIMIT, MOST_FDS)
         except (OSError, MemoryError) as error:
             if not wire.is_exhaustion(error):
                 raise

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
@@ -26,10 +27,11 @@ from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.launchers.unisolated import UnisolatedLauncher
+from providers.pool.levels import Chosen, choose_level
 from providers.pool.pool import Pool, PoolSettings
 from providers.pool.requests import check_job, check_spec, make_template
 from providers.pool.sandbox import Sandbox as WarmSandbox
-from providers.pool.settings import FIELDS, module_names
+from providers.pool.settings import FIELDS, Isolation, module_names
 from providers.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -115,7 +117,7 @@ class LocalProvider(SandboxProvider):
         self._lent: dict[str, WarmSandbox] = {}
         self._capacity = 0
         self._timeout: float | None = None
-        self._sharing = ""
+        self._why = ""
         self._sessions: LocalSessions | None = None
         self._reason = "not initialized"
 
@@ -129,7 +131,6 @@ class LocalProvider(SandboxProvider):
             size=config["pool_size"],
             capacity=max(config["max_sandboxes"], config["pool_size"]),
             patience=config["queue_timeout"],
-            isolation=config["isolation"],
         )
         modules = module_names(config["preload"])
         loop = BackgroundLoop("local-pool")
@@ -139,6 +140,8 @@ class LocalProvider(SandboxProvider):
                 name: make_template(name, name, launcher, limits, modules)
                 for name in launcher.languages()
             }
+            chosen = loop.call(_level_of(launcher, config["isolation"]))
+            pool_settings = replace(pool_settings, isolation=chosen.level)
             pool = loop.call(_open_pool(launcher, templates, pool_settings))
         except BaseException:
             loop.stop()
@@ -148,7 +151,7 @@ class LocalProvider(SandboxProvider):
         self._timeout = config["timeout"]
         self._sessions = LocalSessions(config, launcher.runtime)
         self._capacity = pool_settings.capacity
-        self._sharing = pool_settings.isolation
+        self._why = chosen.why
         return True
 
     def initialize_apart(self, config: Mapping[str, Any]) -> bool:
@@ -179,7 +182,7 @@ class LocalProvider(SandboxProvider):
         metadata = {
             "runtime": warm.runtime,
             "isolation": of_runtime(warm.runtime),
-            "sharing": self._sharing,
+            "sharing": warm.sharing,
         }
         ref = f"local-{os.getpid()}-{warm.number}"
         self._lent[ref] = warm
@@ -223,6 +226,8 @@ class LocalProvider(SandboxProvider):
         if self._pool is None:
             return Health(False, self._reason)
         stats = self._pool.stats()
+        if self._why:
+            stats["enforced_by"] = {"isolation level": self._why, **stats["enforced_by"]}
         healthy = stats["idle"] + stats["busy"] > 0 or not stats["failing"]
         return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
 
@@ -245,8 +250,7 @@ class LocalProvider(SandboxProvider):
         # First, because what still runs ends now, and would hand back what is being destroyed.
         self._loop = self._pool = self._launcher = None
         self._reason = "closed"
-        loop.call(pool.close())
-        launcher.close()
+        loop.call(_close_pool(pool, launcher))
         loop.stop()
 
     def _kept(self) -> LocalSessions:
@@ -340,6 +344,20 @@ async def _choose_launcher(wanted: str, platform: str) -> Launcher:
         await unisolated.prepare()
         return unisolated
     raise failure
+
+
+async def _level_of(launcher: Launcher, wanted: Isolation) -> Chosen:
+    try:
+        return await choose_level(launcher, wanted)
+    except BaseException:
+        launcher.close()
+        raise
+
+
+async def _close_pool(pool: Pool, launcher: Launcher) -> None:
+    """In their own loop, where tenants' kernels live too."""
+    await pool.close()
+    launcher.close()
 
 
 async def _open_pool(

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from providers.guest.processes import read_small
+from providers.pool.cpu_weight import Weights
 
-_ROOT = Path("/sys/fs/cgroup")
+ROOT = Path("/sys/fs/cgroup")
 _numbers = itertools.count()
 
 # Where the processes of a delegated group go.
@@ -52,11 +53,12 @@ class CgroupParent:
         self.path = path
         self.version = version
         self.cpu = cpu
+        self.weights: Weights | None = None
 
     @classmethod
-    def create(cls, root: Path = _ROOT, proc: Path = Path("/proc")) -> CgroupParent | None:
+    def create(cls, root: Path = ROOT, proc: Path = Path("/proc")) -> CgroupParent | None:
         """Make our parent group and remove those of dead processes. None if we may not."""
-        own = _own_groups(proc)
+        own = own_groups(proc)
         # One for each launcher: the one that replaces another is made while that still runs.
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         if (root / "cgroup.controllers").exists():
@@ -69,7 +71,12 @@ class CgroupParent:
         cpu = None
         if "cpuacct" in own:
             cpu = root / "cpuacct" / own["cpuacct"].lstrip("/") / name
-        return cls._create(root / "memory" / own.get("memory", "").lstrip("/") / name, 1, cpu, proc)
+        memory = root / "memory" / own.get("memory", "").lstrip("/") / name
+        found = cls._create(memory, 1, cpu, proc)
+        if found is not None and "cpu" in own:
+            # Often the same group as that of the time used, under another name.
+            found._weigh(root / "cpu" / own["cpu"].lstrip("/") / name, proc)
+        return found
 
     @classmethod
     def _create(cls, path: Path, version: int, cpu: Path | None, proc: Path) -> CgroupParent | None:
@@ -79,6 +86,7 @@ class CgroupParent:
             parent.path.mkdir(exist_ok=True)
             if version == 2:
                 (parent.path / "cgroup.subtree_control").write_text("+memory")
+                parent._weigh(parent.path, proc)
             probe = parent.new(1 << 30)
             probe.path.rmdir()
         except OSError:
@@ -92,8 +100,24 @@ class CgroupParent:
                 parent.cpu = cpu
         return parent
 
+    def _weigh(self, path: Path, proc: Path) -> None:
+        """Have the groups below `path` weighed against each other, where that can be."""
+        with contextlib.suppress(OSError):
+            if self.version == 2:
+                for group in (path.parent, path):
+                    if "cpu" not in (group / "cgroup.controllers").read_text().split():
+                        return
+                    (group / "cgroup.subtree_control").write_text("+cpu")
+            else:
+                _remove_abandoned(path.parent, proc)
+                path.mkdir(exist_ok=True)
+            self.weights = Weights(path, self.version)
+
     def new(self, memory_bytes: int) -> Cgroup:
-        """A group bounded to `memory_bytes`, swap included. Raises OSError."""
+        """A group bounded to `memory_bytes`, swap included. Raises OSError.
+
+        What is in it yields the processors until it is told not to.
+        """
         number = str(next(_numbers))
         path = self.path / number
         path.mkdir()
@@ -114,11 +138,22 @@ class CgroupParent:
         if self.cpu is not None:
             cpu = self.cpu / number
             cpu.mkdir()
-        return Cgroup(path, self.version, cpu)
+        if self.weights is None:
+            return Cgroup(path, self.version, cpu)
+        weighed = self.weights.parent / number
+        weighed.mkdir(exist_ok=True)
+        self.weights.add(weighed)
+        return Cgroup(path, self.version, cpu, self.weights, weighed)
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        """While somebody waits for what is being made, it does not yield."""
+        if self.weights is not None:
+            self.weights.hurry(is_wanted=is_wanted)
 
     def remove(self) -> None:
         """Remove the group; its sandboxes' groups are gone by now."""
-        for path in (self.path, self.cpu):
+        weighed = self.weights.parent if self.weights else None
+        for path in (self.path, self.cpu, weighed):
             if path is not None:
                 with contextlib.suppress(OSError):
                     path.rmdir()
@@ -127,16 +162,35 @@ class CgroupParent:
 class Cgroup:
     """One sandbox's group. A process joins by writing its id to each of `procs`."""
 
-    def __init__(self, path: Path, version: int, cpu: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        version: int,
+        cpu: Path | None = None,
+        weights: Weights | None = None,
+        weighed: Path | None = None,
+    ) -> None:
         self.path = path
         self.version = version
         self._cpu = cpu
+        self._weights = weights
+        self._weighed = weighed
+        # On version 2 all of them are one, and often two of them on version 1.
+        self._folders: list[Path] = []
+        for each in (path, cpu, weighed):
+            if each is not None and not any(_is_same(each, other) for other in self._folders):
+                self._folders.append(each)
         self._events = f"{path}/{'memory.events' if version == 2 else 'memory.oom_control'}"
         self._peak = f"{path}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}"
 
     @property
     def procs(self) -> list[str]:
-        return [f"{path}/cgroup.procs" for path in (self.path, self._cpu) if path is not None]
+        return [f"{path}/cgroup.procs" for path in self._folders]
+
+    def yield_processors(self, *, yields: bool) -> None:
+        """Whether what is in it lets those go first that run something, from now on."""
+        if self._weights is not None and self._weighed is not None:
+            self._weights.set(self._weighed, yields=yields)
 
     def resize(self, memory_bytes: int) -> None:
         """Bound it to so many bytes from now on, swap included. Raises OSError.
@@ -190,17 +244,26 @@ class Cgroup:
 
     async def remove(self) -> None:
         """Remove the group once its last process has left it, which takes the kernel a moment."""
-        for path in (self.path, self._cpu):
-            if path is not None:
-                await _remove(path)
+        self._weigh_no_more()
+        for path in self._folders:
+            await _remove(path)
 
     def remove_now(self) -> None:
         """The same without an event loop."""
-        for path in (self.path, self._cpu):
+        self._weigh_no_more()
+        for path in self._folders:
             for _ in range(_REMOVALS):
-                if path is None or _removed(path):
+                if _removed(path):
                     break
                 time.sleep(_REMOVAL_SECONDS)
+
+    def _weigh_no_more(self) -> None:
+        if self._weights is not None and self._weighed is not None:
+            self._weights.forget(self._weighed)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or (one.exists() and other.exists() and one.samefile(other))
 
 
 async def _remove(path: Path) -> None:
@@ -229,102 +292,7 @@ def memory_keeper(parent: CgroupParent | None) -> dict[str, str]:
     return {"memory": name, "cpu_seconds": name if counted else "supervisor"}
 
 
-class ProcessLimit:
-    """The limit of processes and threads of a container's group."""
-
-    def __init__(self, path: Path) -> None:
-        self._events = f"{path}/pids.events"
-
-    def refused(self) -> int:
-        """How many were refused so far. 0 when the group is gone, with which this goes too."""
-        try:
-            return int(read_small(self._events).split()[1])
-        except OSError:
-            return 0
-
-
-def find_process_limit(
-    pid: int, container: str, root: Path = _ROOT, proc: Path = Path("/proc")
-) -> ProcessLimit | None:
-    """That of a container, where the engine runs on this host and lets us read it."""
-    with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            group = root / path.lstrip("/")
-            if "pids" in controllers.split(","):
-                group = root / "pids" / path.lstrip("/")
-            if container in path and (group / "pids.events").exists():
-                return ProcessLimit(group)
-    return None
-
-
-class MemoryWatch:
-    """Whether memory ran out in a container's group, known also when the group is gone.
-
-    The engine removes the group with the container, and notes the reason only where it learned of
-    it before the end, which it sometimes does not.
-    """
-
-    def __init__(self, cgroup: Cgroup) -> None:
-        self._cgroup = cgroup
-        self._signals = 0
-        self._eventfd = -1
-        if cgroup.version == 1:
-            with contextlib.suppress(OSError):
-                self._register()
-
-    def ran_out(self) -> bool:
-        """As far as it is known now. The kernel's last word comes a moment after the end."""
-        if self._cgroup.evidence().out_of_memory:
-            return True
-        if self._eventfd >= 0:
-            with contextlib.suppress(BlockingIOError):
-                self._signals += os.eventfd_read(self._eventfd)
-        # One signal for each time that memory ran out, and one when the group is removed.
-        return self._signals > (0 if self._cgroup.path.exists() else 1)
-
-    def close(self) -> None:
-        if self._eventfd >= 0:
-            os.close(self._eventfd)
-            self._eventfd = -1
-
-    def _register(self) -> None:
-        """Documentation/admin-guide/cgroup-v1/memory.rst of Linux, section 10."""
-        eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        try:
-            control = os.open(self._cgroup.path / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                path = self._cgroup.path / "cgroup.event_control"
-                path.write_text(f"{eventfd} {control}")
-            finally:
-                os.close(control)
-        except BaseException:
-            os.close(eventfd)
-            raise
-        self._eventfd = eventfd
-
-
-def find_cgroup(
-    pid: int, container: str, root: Path = _ROOT, proc: Path = Path("/proc")
-) -> Cgroup | None:
-    """The memory group of a container, where the engine runs on this host and lets us read it."""
-    with contextlib.suppress(OSError):
-        groups = {
-            name: path for name, path in _own_groups(proc, str(pid)).items() if container in path
-        }
-        if "memory" in groups:
-            cpu = groups.get("cpuacct")
-            return Cgroup(
-                root / "memory" / groups["memory"].lstrip("/"),
-                1,
-                root / "cpuacct" / cpu.lstrip("/") if cpu else None,
-            )
-        if "" in groups and (root / "cgroup.controllers").exists():
-            return Cgroup(root / groups[""].lstrip("/"), 2)
-    return None
-
-
-def _own_groups(proc: Path, pid: str = "self") -> dict[str, str]:
+def own_groups(proc: Path, pid: str = "self") -> dict[str, str]:
     """The group of a process by controller; that of version 2 has no name. Raises OSError."""
     groups: dict[str, str] = {}
     for line in (proc / pid / "cgroup").read_text().splitlines():

@@ -44,6 +44,10 @@ class Guest(Protocol):
     def watch(self, is_running: bool) -> None:
         """A run begins, or is over. What could not be seen after the end is looked for now."""
 
+    def yield_processors(self, *, yields: bool) -> None:
+        """Whether it lets others go first. It does until it is handed out, and after its last run,
+        where the kernel can be told so."""
+
     def last_words(self) -> str | None:
         """What is known of an end that nobody of ours brought about.
 
@@ -71,9 +75,10 @@ class Starter(Protocol):
 class Launcher(Starter, Protocol):
     """A starter that is prepared once, and knows the machine's languages.
 
-    Starting and ending take the processors from the run that makes them necessary. For
-    `rest_seconds` the pool lets that go first, unless somebody waits. `enforced_by` is known once
-    it is prepared.
+    Starting and ending take the processors from the run that makes them necessary. Where what is
+    started yields to runs by the kernel's own scheduling, `rest_seconds` is 0. Elsewhere, as with
+    an engine whose processes are not ours, the pool lets the run go first for so long, unless
+    somebody waits. It and `enforced_by` are known once it is prepared.
     """
 
     rest_seconds: float
@@ -92,6 +97,9 @@ class Launcher(Starter, Protocol):
 
     def node_runner(self) -> list[str]:
         """The arguments by which Node.js in a sandbox finds our runner."""
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        """Whether somebody waits for what is being started: then it does not yield."""
 
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
@@ -174,6 +182,10 @@ class PidfdGuest:
     def watch(self, is_running: bool) -> None:
         """The group of a sandbox of ours is there until we remove it."""
 
+    def yield_processors(self, *, yields: bool) -> None:
+        if self._cgroup:
+            self._cgroup.yield_processors(yields=yields)
+
     def last_words(self) -> str | None:
         return "It ended by itself"
 
@@ -187,6 +199,7 @@ class PidfdGuest:
             await asyncio.shield(self._gone)
 
     async def _end(self) -> None:
+        self.yield_processors(yields=True)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self._wait_for_end()

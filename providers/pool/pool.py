@@ -11,12 +11,12 @@ from typing import Any
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.pool import surplus
-from providers.pool.demand import missing, without_start
+from providers.pool.demand import missing, starts_at_once, without_start
 from providers.pool.launcher import Launcher, start_failure
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
 from providers.pool.shares import Shares
-from providers.pool.shelf import Shelf, describe
+from providers.pool.shelf import OWNERS_REST_SECONDS, Shelf, describe
 from providers.pool.shelves import Shelves
 from providers.pool.template import Template
 from providers.pool.waiting import Line, LineFull, Place
@@ -75,7 +75,7 @@ class Pool:
         sandbox = shelf.take(owner) if self._more_for(owner) else None
         if sandbox is not None:
             self._hand_out(sandbox, shelf, owner)
-            self._refill_soon()
+            self._refill_soon(shelf)
             return sandbox
         failure = shelf.failure()
         if failure and shelf.is_failing:
@@ -103,7 +103,7 @@ class Pool:
 
     def take_over(self, sandbox: Sandbox, owner: str) -> None:
         """Count one that a former process has started for this owner. It is released as any is."""
-        sandbox.give_to(owner, reusable=False)
+        sandbox.hand_out(owner, reusable=False)
         if shelf := self._shelves.get(sandbox.template.name):
             self._busy[sandbox] = shelf
             self._shares.give(owner)
@@ -204,7 +204,7 @@ class Pool:
         return float(min(LONGEST_RETRY_AFTER_SECONDS, math.ceil(rounds * self._hold_seconds)))
 
     def _hand_out(self, sandbox: Sandbox, shelf: Shelf, owner: str) -> None:
-        sandbox.give_to(owner, reusable=self._settings.isolation == "tenant")
+        sandbox.hand_out(owner, reusable=self._settings.isolation == "tenant")
         self._shelves.handed_out(shelf)
         self._busy[sandbox] = shelf
         self._shares.give(owner)
@@ -247,7 +247,7 @@ class Pool:
             self._serve(place, shelf, sandbox)
         else:
             shelf.kept.append(sandbox)
-            self._refill_soon()
+            self._refill_soon(shelf)
 
     def _end(self, sandbox: Sandbox) -> asyncio.Task[None]:
         """Destroy one that is nobody's any more. It counts until it is gone."""
@@ -277,11 +277,9 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _refill_soon(self) -> None:
-        if len(self._line):
-            self._refill()
-        else:
-            self._refill_in(self._launcher.rest_seconds)
+    def _refill_soon(self, shelf: Shelf | None = None) -> None:
+        rest = OWNERS_REST_SECONDS if shelf and shelf.owner else self._launcher.rest_seconds
+        self._refill_in(0.0 if len(self._line) else rest)
 
     def _refill_in(self, delay: float) -> None:
         if self._closing:
@@ -301,7 +299,8 @@ class Pool:
         if self._closing:
             return
         now = time.monotonic()
-        pace = self._settings.parallel_starts
+        self._launcher.hurry(is_wanted=len(self._line) > 0)
+        pace = starts_at_once(self._line, self._settings)
         pace -= sum(shelf.starting for shelf in self._shelves.values())
         room = self._room()
         coming = len(self._ending)

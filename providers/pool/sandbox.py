@@ -47,6 +47,9 @@ EVIDENCE_SECONDS = 3.0
 # The exit code of a program that SIGKILL ended, as it does with all in a sandbox that ends.
 KILLED = 137
 
+# A start that yields to others is to be late on a busy machine, but not to fail of it.
+YIELDING_SECONDS = 3.0
+
 _numbers = itertools.count(1)
 
 
@@ -92,7 +95,7 @@ class Sandbox:
         try:
             channel = await guest.open()
             async with asyncio.timeout(START_SECONDS):
-                header, _ = await channel.receive()
+                header, _ = await _first_word(guest, channel)
             if header.get("type") == "failed":
                 reason = f"Template {template.name!r}: {header.get('reason')}"
                 raise exhausted(reason) if header.get("exhausted") else CreationFailed(reason)
@@ -133,6 +136,11 @@ class Sandbox:
         self.owner = owner
         self.reusable = reusable and bool(owner)
         self.used_at = self.handed_out_at = time.monotonic()
+
+    def hand_out(self, owner: str, *, reusable: bool) -> None:
+        """The same, and now: what runs in it from here on is a caller's."""
+        self.give_to(owner, reusable=reusable)
+        self._guest.yield_processors(yields=False)
 
     async def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
         """Run it, and tell `emit` what it puts out as it comes.
@@ -199,6 +207,7 @@ class Sandbox:
     async def destroy(self) -> None:
         """End it and everything in it."""
         self._destroyed = True
+        self._guest.yield_processors(yields=True)
         self._channel.close()
         await self._guest.destroy()
 
@@ -261,6 +270,8 @@ class Sandbox:
                 ended="It answered what was not asked, and was ended",
             )
         self.answered = True
+        if not self.reusable:
+            self._guest.yield_processors(yields=True)
         evidence = self._guest.evidence()
         if self.reusable and not evidence.out_of_memory:
             self._renewal = asyncio.get_running_loop().create_task(self._renew())
@@ -356,3 +367,15 @@ class Sandbox:
             out_of_memory=out_of_memory,
             outputs=outputs,
         )
+
+
+async def _first_word(guest: Guest, channel: GuestChannel) -> Frame:
+    """What a guest says once it is warm, or that it cannot be."""
+    loop = asyncio.get_running_loop()
+    hurry = loop.call_later(YIELDING_SECONDS, partial(guest.yield_processors, yields=False))
+    try:
+        return await channel.receive()
+    finally:
+        if loop.time() >= hurry.when():
+            guest.yield_processors(yields=True)
+        hurry.cancel()

@@ -10,7 +10,8 @@ from typing import Literal
 from providers.errors import InvalidConfiguration
 from providers.schema import ConfigField
 
-Isolation = Literal["execution", "tenant", "tenant-kernel"]
+Level = Literal["execution", "tenant", "tenant-kernel"]
+Isolation = Literal["auto", "execution", "tenant", "tenant-kernel"]
 
 # What every provider over a pool lets its administrator choose.
 FIELDS: Mapping[str, ConfigField] = {
@@ -18,9 +19,12 @@ FIELDS: Mapping[str, ConfigField] = {
         "string",
         "Isolation level",
         default="execution",
-        options=("execution", "tenant"),
+        options=("execution", "tenant", "tenant-kernel", "auto"),
         description="execution: a fresh sandbox for every run. tenant: the runs of one tenant "
-        "may share a sandbox, which is scrubbed between them.",
+        "may share a sandbox, which is scrubbed between them. tenant-kernel: they share a gVisor "
+        "kernel that is theirs alone, each in namespaces of its own; only where gVisor starts "
+        "without Docker. auto: tenant-kernel where that can be, else execution; Enforced by says "
+        "which and why.",
     ),
     "preload": ConfigField(
         "string",
@@ -53,7 +57,7 @@ class PoolSettings:
     parallel_starts: int = 4
     minimum: int = 0
     burst: int = 0
-    isolation: Isolation = "execution"
+    isolation: Level = "execution"
     max_lifetime: float = 300.0
 
 

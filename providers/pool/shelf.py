@@ -26,6 +26,10 @@ LONGEST_BACKOFF_SECONDS = 5.0
 # In an owner's kernel another one costs little: one is for the next call, more for who has to wait.
 OWNERS_WARM, OWNERS_BURST = 1, 2
 
+# What is made in an owner's kernel and what runs in it are one to the machine, which cannot weigh
+# them: the run goes first for so long.
+OWNERS_REST_SECONDS = 0.03
+
 # A warm sandbox that ends before it is this old counts as a start that failed.
 INFANT_SECONDS = 1.0
 

@@ -87,6 +87,8 @@ class BubblewrapLauncher:
         if not self._as_root and self._python.startswith("/usr/"):
             self._users = SubordinateUsers.find(self._bwrap)
         self._cgroups = CgroupParent.create()
+        if self._cgroups and self._cgroups.weights:
+            self.rest_seconds = 0.0
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit per sandbox",
@@ -117,6 +119,10 @@ class BubblewrapLauncher:
 
     def node_runner(self) -> list[str]:
         return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        if self._cgroups:
+            self._cgroups.hurry(is_wanted=is_wanted)
 
     def close(self) -> None:
         if self._zygote:

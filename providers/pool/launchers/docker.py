@@ -128,6 +128,9 @@ class DockerLauncher:
     def node_runner(self) -> list[str]:
         return node_runner()
 
+    def hurry(self, *, is_wanted: bool) -> None:
+        """The engine's processes are not ours to weigh."""
+
     def close(self) -> None:
         self._reaper.close()
         self._owner.release()

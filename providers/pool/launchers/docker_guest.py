@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from providers.pool.cgroup import Evidence, MemoryWatch, find_cgroup, find_process_limit
+from providers.pool.cgroup import Evidence
 from providers.pool.channel import GuestChannel
+from providers.pool.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit
 from providers.pool.launcher import ALONE
 from providers.pool.launchers.docker_engine import End, Started
 from providers.pool.launchers.docker_stream import After, Demultiplexer
@@ -101,6 +102,9 @@ class DockerGuest:
             return "It had more processes or threads than it may have"
         code = self._end.exit_code
         return None if code is None else f"The engine saw it end with exit code {code}"
+
+    def yield_processors(self, *, yields: bool) -> None:
+        """Its group has the weight that the engine has given it."""
 
     def watch(self, is_running: bool) -> None:
         """Look again and again during a run at what is gone when the container has ended."""

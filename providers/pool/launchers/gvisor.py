@@ -16,22 +16,19 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
-from providers.guest.root import HOME
 from providers.languages import OURS, version_of
 from providers.pool import etc_folder
 from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
     PACKAGE,
-    boot,
     find_program,
     find_python,
     hidden_folders,
     install_guest,
-    interpreter_options,
-    program_folders,
 )
 from providers.pool.launcher import Guest, ProcessGuest, Starter, start_failure
+from providers.pool.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
 from providers.pool.launchers.tenant_kernel import TenantKernels
 from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
@@ -86,6 +83,8 @@ class GvisorLauncher:
         # Of its own, as the launcher it replaces may still be running what it has.
         self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
         self._cgroups = CgroupParent.create()
+        if self._cgroups and self._cgroups.weights:
+            self.rest_seconds = 0.0
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit in gVisor",
@@ -108,6 +107,10 @@ class GvisorLauncher:
 
     def node_runner(self) -> list[str]:
         return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        if self._cgroups:
+            self._cgroups.hurry(is_wanted=is_wanted)
 
     def close(self) -> None:
         if self._kernels:
@@ -139,7 +142,7 @@ class GvisorLauncher:
     def _start_kernel(self, memory_bytes: int) -> GvisorGuest:
         """A sandbox that has runs made in it later. Raises SandboxError."""
         # What can be written to is laid over anew for each of them, and /run, too.
-        place = _mount("/run", "tmpfs", "ro")
+        place = mount("/run", "tmpfs", "ro")
         return self._run("tenant kernel", self._zygote(), 4096, memory_bytes, [place])
 
     def _run(
@@ -157,7 +160,14 @@ class GvisorLauncher:
         bundle = self._bundles.get(kind)
         if bundle is None:
             folder = self._folder / "bundles" / kind
-            bundle = self._make_bundle(folder, process, workspace_bytes, more)
+            mounts = make_root(
+                folder / "rootfs",
+                Seen(self._python, self._guest_dir, self._hidden),
+                workspace_bytes,
+                more,
+            )
+            write_bundle(folder, process, mounts)
+            bundle = folder
             self._bundles[kind] = bundle
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         state = self._folder / name
@@ -177,88 +187,20 @@ class GvisorLauncher:
         except OSError as error:
             raise start_failure("gVisor", error) from error
 
-    def _make_bundle(
-        self, bundle: Path, process: dict[str, Any], size: int, more: Sequence[dict[str, Any]]
-    ) -> Path:
-        root = bundle / "rootfs"
-        mounts = [_mount("/proc", "proc"), _mount("/dev", "tmpfs"), *more]
-        for path in (WORKSPACE, "/tmp", "/dev/shm"):
-            mounts.append(_mount(path, "tmpfs", f"size={size}", "mode=1777"))
-        seen = program_folders(self._python)
-        mounts += [_bind(path, path) for path in seen]
-        # An empty folder over what is not to be seen. Its name still is.
-        mounts += [_mount(str(path), "tmpfs", "ro") for path in self._hidden if os.path.isdir(path)]
-        mounts.append(_bind(str(self._guest_dir), INSIDE))
-        mounts.append(_bind(str(self._guest_dir / "etc"), "/etc"))
-        root.mkdir(parents=True)
-        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-            path_outside = Path("/") / name
-            if path_outside.is_symlink():
-                (root / name).symlink_to(os.readlink(path_outside))
-            elif path_outside.is_dir():
-                mounts.append(_bind(str(path_outside), str(path_outside)))
-        for mount in mounts:
-            point = root / mount["destination"].lstrip("/")
-            if mount["type"] == "bind" and Path(mount["source"]).is_file():
-                point.parent.mkdir(parents=True, exist_ok=True)
-                point.touch()
-            elif not mount["destination"].startswith("/dev/"):
-                point.mkdir(parents=True, exist_ok=True)
-        home = root / HOME.lstrip("/")
-        if not home.exists():
-            home.parent.mkdir(exist_ok=True)
-            home.symlink_to(WORKSPACE)
-        for point in (root, *root.rglob("*")):
-            # Inside, it is another user's to read; the folder around the bundle is not.
-            if not point.is_symlink():
-                point.chmod(0o755 if point.is_dir() else 0o644)
-        (bundle / "config.json").write_text(json.dumps(self._configuration(process, mounts)))
-        return bundle
-
     def _supervisor(self, template: Template) -> dict[str, Any]:
         argument = template.guest_argument(
             workspace=WORKSPACE,
             watch_memory=self._cgroups is None,
             uid=_USER,
         )
-        return self._process("supervisor", argument, _CAPABILITIES)
+        return process_of(self._python, "supervisor", [argument], _CAPABILITIES)
 
     def _zygote(self) -> dict[str, Any]:
         program = build_filter() or b""
         argument = json.dumps({"filter": program.hex()}, separators=(",", ":"))
         # To make namespaces and to mount, in gVisor's kernel alone.
-        return self._process("tenant_kernel", argument, [*_CAPABILITIES, "CAP_SYS_ADMIN"])
-
-    def _process(self, module: str, argument: str, kept: list[str]) -> dict[str, Any]:
-        program = boot(INSIDE, module)
-        return {
-            "terminal": False,
-            "cwd": "/",
-            "user": {"uid": 0, "gid": 0},
-            "args": [*interpreter_options(self._python), program, argument],
-            "env": [
-                "PATH=/usr/local/bin:/usr/bin:/bin",
-                f"HOME={WORKSPACE}",
-                "LANG=C.UTF-8",
-                "TMPDIR=/tmp",
-            ],
-            "noNewPrivileges": True,
-            "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
-        }
-
-    def _configuration(
-        self, process: dict[str, Any], mounts: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return {
-            "ociVersion": "1.0.0",
-            "hostname": "sandbox",
-            "root": {"path": "rootfs", "readonly": True},
-            "mounts": mounts,
-            "process": process,
-            "linux": {
-                "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
-            },
-        }
+        kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
+        return process_of(self._python, "tenant_kernel", [argument], kept)
 
 
 class GvisorGuest(ProcessGuest):
@@ -336,24 +278,6 @@ def _private_bytes(pid: int) -> int:
         return 0
     own = int(words[0]) * 1024 if words else 0
     return own + sum(_private_bytes(int(child)) for group in below for child in group)
-
-
-def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "type": kind,
-        "source": kind,
-        "options": ["nosuid", "nodev", *options],
-    }
-
-
-def _bind(source: str, destination: str) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "type": "bind",
-        "source": source,
-        "options": ["rbind", "ro", "nosuid", "nodev"],
-    }
 
 
 def find_runsc() -> str:

@@ -51,6 +51,7 @@ class Sentry(Protocol):
     def evidence(self) -> Evidence: ...
     def complaint(self) -> str: ...
     def resize(self, memory_bytes: int) -> None: ...
+    def yield_processors(self, *, yields: bool) -> None: ...
     async def destroy(self) -> None: ...
     def destroy_now(self) -> None: ...
 
@@ -205,7 +206,12 @@ class _Kernel:
         if self._allowed.pop(guest, None) is not None:
             self.used_at = time.monotonic()
             self._resize()
+            self.weigh()
             self._end_if_unused()
+
+    def weigh(self) -> None:
+        """Yield the processors while it only makes runs, and clears up after them."""
+        self.sentry.yield_processors(yields=not any(each.wanted for each in self._allowed))
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -258,7 +264,7 @@ class TenantGuest:
     def __init__(self, kernel: _Kernel) -> None:
         self.lane: Lane | None = None
         self.end: socket.socket | None = None
-        self.running = False
+        self.running = self.wanted = False
         self._kernel = kernel
         self._channel: GuestChannel | None = None
         self._destroyed = False
@@ -285,6 +291,11 @@ class TenantGuest:
         over = self._channel is not None and self._channel.closed.done()
         if not is_running and over and not self._destroyed:
             self._kernel.doubt("a run ended by itself or broke the protocol")
+
+    def yield_processors(self, *, yields: bool) -> None:
+        """Its kernel does while none of its runs is handed out."""
+        self.wanted = not yields
+        self._kernel.weigh()
 
     def last_words(self) -> str | None:
         """None where the kernel is gone: that is not known to be this run's doing."""

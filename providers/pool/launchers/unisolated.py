@@ -58,6 +58,9 @@ class UnisolatedLauncher:
     def node_runner(self) -> list[str]:
         return [str(self.guest_dir / PACKAGE / "node_runner.js")]
 
+    def hurry(self, *, is_wanted: bool) -> None:
+        """It has no group that could be weighed."""
+
     def close(self) -> None:
         """Nothing is held between sandboxes."""
 

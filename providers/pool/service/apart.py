@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from providers.errors import InvalidConfiguration
@@ -40,4 +40,7 @@ class Apart:
                 f"gvisor_platform: Must be one of: {', '.join(PLATFORMS)}.", field="gvisor_platform"
             )
         settings = ServiceSettings.from_config(config)
+        if settings.isolation in ("auto", "tenant-kernel"):
+            # No session is ever in a tenant's kernel.
+            settings = replace(settings, isolation="execution")
         return cls(settings, launcher, platform, (launcher, platform, settings_digest(config)))

@@ -14,6 +14,7 @@ from typing import Any
 from providers.errors import ProviderUnavailable, SandboxError, before_the_code
 from providers.languages import normalize_language, offered_names
 from providers.pool.kept import Kept
+from providers.pool.levels import choose_level
 from providers.pool.requests import check_job
 from providers.pool.service.apart import Apart
 from providers.pool.service.instances import Instance
@@ -91,7 +92,8 @@ class PoolKeeper:
                 self._ready.set()
             elif same_sandboxes(settings, self._line.settings):
                 self._line.settings = settings
-                await self._line.pool.resize(settings.pool_settings())
+                self._line.chosen = await choose_level(self._line.launcher, settings.isolation)
+                await self._line.pool.resize(settings.pool_settings(self._line.chosen.level))
             else:
                 former, self._line = self._line, await open_line(self._choice, settings, self._line)
                 self.keeping.move_what_was_found(former, self._line)
@@ -229,6 +231,8 @@ class PoolKeeper:
         """The pool's own figures, what they are about, and what is in force."""
         line = self._line
         known = line.pool.stats() if line else {}
+        if line and line.chosen.why:
+            known["enforced_by"] = {"isolation level": line.chosen.why, **known["enforced_by"]}
         return {
             **known,
             "healthy": not self.problem(),
@@ -319,7 +323,8 @@ class PoolKeeper:
         """Let what runs in it finish, and keep nothing warm for others."""
         line.retired = True
         self._retired.add(line)
-        nothing = replace(line.settings.pool_settings(), size=0, minimum=0, burst=0)
+        former = line.settings.pool_settings(line.chosen.level)
+        nothing = replace(former, size=0, minimum=0, burst=0)
         await line.pool.resize(nothing)
         self.close_if_unused(line)
 

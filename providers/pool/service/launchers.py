@@ -9,7 +9,9 @@ from pathlib import Path
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
-from providers.pool.launcher import Launcher, TenantLauncher
+from providers.launcher_names import KINDS
+from providers.pool.launcher import Launcher
+from providers.pool.levels import Chosen, choose_level
 from providers.pool.remembered import Memory
 from providers.pool.sandbox import Sandbox
 from providers.pool.service.settings import ServiceSettings
@@ -17,15 +19,10 @@ from providers.pool.template import Template
 
 logger = logging.getLogger(__name__)
 
-# Whose kernel shows that there can be one. No caller's name has a space.
-_NOBODY = "no tenant"
-
-KINDS = ("auto", "docker", "gvisor", "bubblewrap")
-
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """`kind` is one of KINDS. `auto` takes the first that works here: Docker, gVisor, bubblewrap.
+    """`kind` is one of KINDS. `auto` takes the first that works here.
 
     `pool_id` tells the containers of this pool from those of others on the same engine. What
     isolates less than `minimum_isolation` is never used, whoever asks. With a `memory` what is kept
@@ -43,11 +40,14 @@ class LauncherChoice:
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
         images = tuple(sorted(settings.images.items()))
-        kernels = settings.isolation == "tenant-kernel"
+        kernels = settings.isolation in ("tenant-kernel", "auto") and settings.isolation
         return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images, kernels
 
-    async def open(self, settings: ServiceSettings) -> tuple[str, Launcher]:
-        """A launcher that is ready, and its kind. Raises ProviderUnavailable with the remedy."""
+    async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, Chosen]:
+        """A launcher that is ready, its kind, and the level to have with it.
+
+        Raises ProviderUnavailable with the remedy.
+        """
         failures = []
         kinds = KINDS[1:] if self.kind == "auto" else (self.kind,)
         for kind in kinds:
@@ -64,8 +64,7 @@ class LauncherChoice:
                         f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "
                         "Install gVisor (runsc), or clear require_gvisor."
                     )
-                if settings.isolation == "tenant-kernel":
-                    await _require_tenant_kernels(kind, launcher)
+                chosen = await choose_level(launcher, settings.isolation)
                 if self.kind == "auto" and kind != "docker":
                     await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
             except SandboxError as error:
@@ -74,7 +73,7 @@ class LauncherChoice:
                 continue
             if failures:
                 logger.info("launcher %s in place of a better one: %s", kind, " ".join(failures))
-            return kind, launcher
+            return kind, launcher, chosen
         raise ProviderUnavailable(" ".join(failures))
 
     def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
@@ -100,19 +99,10 @@ class LauncherChoice:
             from providers.pool.launchers.gvisor import GvisorLauncher
 
             return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
+        if kind in ("crun", "runc"):
+            from providers.pool.launchers.runc import RuncLauncher
+
+            return RuncLauncher(self.data_dir, kind, self.python)
         from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 
         return BubblewrapLauncher(self.data_dir, self.python)
-
-
-async def _require_tenant_kernels(kind: str, launcher: Launcher) -> None:
-    """Have one make a run. Raises SandboxError where that cannot be, or its kernel is not gVisor's:
-    what it takes to make runs in a container is too much for one on this machine's kernel."""
-    if not isinstance(launcher, TenantLauncher):
-        raise ProviderUnavailable(
-            f"isolation: tenant-kernel is not to be had with the launcher {kind}. Start the pool "
-            "with POOL_LAUNCHER=gvisor, which needs runsc, or choose another isolation.",
-            field="isolation",
-        )
-    starter = launcher.for_owner(_NOBODY)
-    await (await Sandbox.start(starter, Template("python", "python"))).destroy()

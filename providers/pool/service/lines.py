@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from providers.pool.launcher import Launcher
+from providers.pool.levels import Chosen, choose_level
 from providers.pool.pool import Pool
 from providers.pool.requests import make_template
 from providers.pool.service.launchers import LauncherChoice
@@ -26,6 +27,7 @@ class Line:
     launcher: Launcher
     pool: Pool
     templates: Mapping[str, Template]
+    chosen: Chosen
     instances: int = 0
     retired: bool = False
     # How many were ever lent out of it.
@@ -38,8 +40,9 @@ async def open_line(
     """A pool for these settings, over the former's launcher if that fits them too."""
     if former is not None and choice.key(settings) == choice.key(former.settings):
         kind, launcher = former.kind, former.launcher
+        chosen = await choose_level(launcher, settings.isolation)
     else:
-        kind, launcher = await choice.open(settings)
+        kind, launcher, chosen = await choice.open(settings)
     wanted = {language: language for language in launcher.languages()}
     if kind == "docker":
         wanted |= settings.templates
@@ -54,13 +57,13 @@ async def open_line(
         )
         for name, language in wanted.items()
     }
-    pool = Pool(launcher, templates, settings.pool_settings())
+    pool = Pool(launcher, templates, settings.pool_settings(chosen.level))
     pool.open()
     logger.info(
         "pool opened",
         extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
     )
-    return Line(settings, kind, launcher, pool, templates)
+    return Line(settings, kind, launcher, pool, templates, chosen)
 
 
 def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
@@ -71,7 +74,7 @@ def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
             settings.memory_bytes,
             settings.runtime,
             settings.require_gvisor,
-            settings.isolation == "tenant-kernel",
+            settings.isolation in ("tenant-kernel", "auto") and settings.isolation,
             settings.preload,
             settings.enable_seccomp,
             settings.enable_ast_analysis,

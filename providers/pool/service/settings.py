@@ -15,7 +15,7 @@ from typing import Any
 from providers.errors import InvalidConfiguration
 from providers.languages import OURS, normalize_language
 from providers.pool.settings import FIELDS as POOL_FIELDS
-from providers.pool.settings import Isolation, PoolSettings, module_names
+from providers.pool.settings import Isolation, Level, PoolSettings, module_names
 from providers.schema import ConfigField, validate
 from providers.values import SandboxLimits
 
@@ -116,13 +116,6 @@ FIELDS: Mapping[str, ConfigField] = {
         description="Run nothing at all where gVisor is not in force.",
     ),
     **POOL_FIELDS,
-    "isolation": replace(
-        POOL_FIELDS["isolation"],
-        options=("execution", "tenant", "tenant-kernel"),
-        description=f"{POOL_FIELDS['isolation'].description} tenant-kernel: the runs of one tenant "
-        "share a gVisor kernel that is theirs alone, each in namespaces of its own. Only where the "
-        "pool starts gVisor itself (POOL_LAUNCHER=gvisor).",
-    ),
     "enable_seccomp": ConfigField(
         "boolean",
         "Filter system calls",
@@ -242,7 +235,8 @@ class ServiceSettings:
         """The same for a single sandbox, and none kept warm."""
         return replace(self, pool_size=0, pool_minimum=0, pool_burst=0, max_sandboxes=1)
 
-    def pool_settings(self) -> PoolSettings:
+    def pool_settings(self, level: Level) -> PoolSettings:
+        """`level` is what `isolation` comes to with the launcher that is used."""
         return PoolSettings(
             size=self.pool_size,
             capacity=self.max_sandboxes,
@@ -250,7 +244,7 @@ class ServiceSettings:
             patience=self.queue_timeout,
             minimum=self.pool_minimum,
             burst=self.pool_burst,
-            isolation=self.isolation,
+            isolation=level,
             max_lifetime=self.max_lifetime,
         )
 

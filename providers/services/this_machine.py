@@ -1,0 +1,74 @@
+"""What isolation this machine offers, and what is missing for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from providers.errors import ProviderUnavailable
+from providers.pool.cgroup import CgroupParent
+from providers.pool.launchers.bubblewrap import find_bubblewrap
+from providers.pool.launchers.gvisor import find_runsc
+from providers.pool.launchers.runc import check_rights, find_tool
+from providers.pool.service.docker_check import Docker, find_docker
+
+# The providers whose sandboxes are on machines of one's own.
+HERE = ("local", "self_managed")
+
+_NO_CGROUP = (
+    "No cgroup can be made here: run the service as root, or with one delegated to it "
+    "(systemd-run --user --scope -p Delegate=yes)."
+)
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One way to isolate. `missing` says what to do for it, empty where it can be had."""
+
+    name: str
+    about: str
+    missing: str = ""
+
+
+def abilities() -> list[Ability]:
+    """The strongest first. Looks at what is installed and allowed; starts no sandbox."""
+    has_cgroup = _has_cgroup()
+    cgroup = "" if has_cgroup else _NO_CGROUP
+    runsc, bwrap = _missing(find_runsc), _missing(find_bubblewrap)
+    tools = {name: _missing(partial(find_tool, name)) for name in ("crun", "runc")}
+    tool = "" if "" in tools.values() else " ".join(tools.values())
+    docker = {
+        Docker.READY: "",
+        Docker.WITHOUT_IMAGES: "Docker answers without our images: manage.py build_images.",
+    }.get(find_docker(), "No Docker engine answers.")
+    return [
+        Ability("gVisor, fresh for every run", "the strongest; slow to start", runsc),
+        Ability(
+            "gVisor, a kernel per tenant",
+            "as strong against the machine and other tenants, and fast: tenant-kernel",
+            runsc or cgroup,
+        ),
+        Ability("Docker", "images of your own; under gVisor where the engine has runsc", docker),
+        Ability("bubblewrap", "namespaces; the fastest", bwrap),
+        Ability(
+            "runc or crun, without Docker",
+            "namespaces; containers without a daemon",
+            tool or _missing(check_rights) or cgroup,
+        ),
+    ]
+
+
+def _missing(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except ProviderUnavailable as error:
+        return error.message
+    return ""
+
+
+def _has_cgroup() -> bool:
+    parent = CgroupParent.create()
+    if parent is not None:
+        parent.remove()
+    return parent is not None

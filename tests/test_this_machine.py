@@ -1,0 +1,35 @@
+"""The provider's form lists how this machine can isolate, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from providers.pool.cgroup import CgroupParent
+from providers.services import this_machine
+from providers.services.this_machine import abilities
+
+ADD = "/admin/providers/providerconfig/add/?provider="
+
+
+def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    monkeypatch.setattr(CgroupParent, "create", lambda *_: None)
+    missing = {each.name: each.missing for each in abilities()}
+    assert "apt-get install" in missing["gVisor, fresh for every run"]
+    assert "apt-get install" in missing["bubblewrap"]
+    assert missing["Docker"] == "No Docker engine answers."
+    monkeypatch.setattr(this_machine, "find_runsc", lambda: "/usr/bin/runsc")
+    missing = {each.name: each.missing for each in abilities()}
+    assert missing["gVisor, fresh for every run"] == ""
+    assert "Delegate=yes" in missing["gVisor, a kernel per tenant"]
+
+
+@pytest.mark.django_db
+def test_only_what_runs_on_machines_of_ones_own_has_the_list(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("admin"))
+    for provider, expected in (("local", True), ("self_managed", True), ("e2b", False)):
+        page = client.get(f"{ADD}{provider}").content.decode()
+        assert ("What this machine can do" in page) is expected
