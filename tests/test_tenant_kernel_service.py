@@ -100,7 +100,9 @@ def test_without_a_cgroup_around_it_there_is_no_kernel(tmp_path: Path) -> None:
 def test_what_a_tenant_does_to_its_kernel_says_nothing_of_the_provider() -> None:
     """Starts that fail beside code of the tenant's are not failures to be judged by."""
     languages = ("python", "bash")
-    shelves = Shelves(_Kernels(Path(), "ptrace"), {name: Template(name, name) for name in languages})
+    shelves = Shelves(
+        _Kernels(Path(), "ptrace"), {name: Template(name, name) for name in languages}
+    )
     fresh = shelves.find("python", "alice")
     fresh.start_failed(CreationFailed("runsc: no such file"))
     assert isinstance(fresh.failure(), CreationFailed)
