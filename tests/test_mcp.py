@@ -163,9 +163,18 @@ def test_what_is_asked_wrongly_says_how_it_is_right(streaming_site: Site) -> Non
             assert "Known are" in await refusal(client, "run_code", code="1", extra=1)
             assert "language" in await refusal(client, "run_code", code="1", language="klingon")
             assert "session_id" in await refusal(client, "session_run", session_id="x", code="1")
-            for uri in ("cofferdam://executions/x", "file:///etc/passwd"):
-                with pytest.raises(MCPError):
+            unknown = "cofferdam://executions/01a20ae2-eeb9-7ca8-8000-000000000000/artifacts"
+            for uri in ("cofferdam://executions/x", "file:///etc/passwd", f"{unknown}/%00"):
+                with pytest.raises(MCPError, match="not yours"):
                     await client.read_resource(uri)
+            opened = await called(client, "session_open")
+            here = {"session_id": opened["session_id"]}
+            for path in (5, None, [], "../x", "a\0b"):
+                assert '"field": "path"' in await refusal(client, "file_read", path=path, **here)
+            assert '"field": "depth"' in await refusal(client, "file_list", depth="x", **here)
+            assert '"field": "after"' in await refusal(client, "file_list", after=1, **here)
+            assert '"field": "state"' in await refusal(client, "session_list", state=[1])
+            await called(client, "session_close", **here)
             with pytest.raises(MCPError, match="Unknown tool"):
                 await client.call_tool("rm", {})
 

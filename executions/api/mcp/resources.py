@@ -26,7 +26,7 @@ from executions.services.owned import artifacts_of, executions_of
 from executions.services.sessions.finding import SessionFilter, list_sessions, session_of
 from executions.services.shapes import Query
 from executions.services.waiting import Waits
-from executions.text import to_json
+from executions.text import is_storable, to_json
 
 MOST_BYTES = 8 * 1024 * 1024
 PAGE, MOST_LINKS = 20, 100
@@ -112,10 +112,10 @@ def _record(door: Door, uri: str, execution_id: str) -> Contents:
 
 
 def _artifact(door: Door, uri: str, execution_id: str, name: str) -> Contents:
-    mine = artifacts_of(tenant_of(door))
-    artifact: Artifact | None = mine.filter(
-        execution=UUID(execution_id), name=unquote(name)
-    ).first()
+    mine, wanted = artifacts_of(tenant_of(door)), unquote(name)
+    if not is_storable(wanted):
+        raise Http404
+    artifact: Artifact | None = mine.filter(execution=UUID(execution_id), name=wanted).first()
     if artifact is None:
         raise Http404
     if artifact.size_bytes > MOST_BYTES:
