@@ -125,12 +125,16 @@ def started(
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:
         try:
-            children = [int(child) for child in task.read_text().split()]
+            children = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
         except OSError:
             continue
-        for child in children:
+        for child in map(int, children):
             found += [child, *_descendants(child)]
     return found
 
