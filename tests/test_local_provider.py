@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,8 +293,10 @@ def test_it_says_so_when_sandboxes_cannot_be_started_any_more(
         end_bubblewrap(own)
         began = time.monotonic()
         with pytest.raises(CreationFailed) as caught:
-            for _ in range(3):
-                own.run("print(1)")
+            for _ in range(5):
+                # A start that the end of its maker has broken off may be tried again.
+                with suppress(RateLimited):
+                    own.run("print(1)")
         assert time.monotonic() - began < 20
         assert caught.value.code == "SB004"
         assert not own.provider.health_check()

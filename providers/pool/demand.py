@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 
 from providers.pool.settings import PoolSettings
 from providers.pool.shelf import Shelf
 from providers.pool.waiting import Line, Place
-
-# With nobody waiting, starts leave half of the processors to those who run something: an engine's
-# processes are not ours to weigh.
-UNHURRIED_STARTS = max(1, len(os.sched_getaffinity(0)) // 2)
-
-
-def starts_at_once(line: Line, settings: PoolSettings) -> int:
-    """How many may be under way together."""
-    most = settings.parallel_starts
-    return most if len(line) else min(most, UNHURRIED_STARTS)
 
 
 def without_start(line: Line, shelves: Mapping[str, Shelf]) -> list[Place]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.pool import surplus
-from providers.pool.demand import missing, starts_at_once, without_start
+from providers.pool.demand import missing, without_start
 from providers.pool.launcher import Launcher, start_failure
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
@@ -300,7 +300,7 @@ class Pool:
             return
         now = time.monotonic()
         self._launcher.hurry(is_wanted=len(self._line) > 0)
-        pace = starts_at_once(self._line, self._settings)
+        pace = self._settings.parallel_starts
         pace -= sum(shelf.starting for shelf in self._shelves.values())
         room = self._room()
         coming = len(self._ending)
