@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,18 @@ PATH = os.environ["PATH"]
 PYTHON = os.path.realpath(sys.executable)
 
 Emit = Callable[[str, str], None]
+
+
+def _folders() -> Iterator[str]:
+    """This machine's, to be read. Not where engines mount things and unmount them meanwhile."""
+    for path in sorted(Path("/").iterdir()):
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.is_dir() and path.name not in {"dev", "home", "run", "sys", "tmp", "var"}:
+            yield from ("--ro-bind", str(path), str(path))
+
+
+FOLDERS = tuple(_folders())
 
 KERNEL = r"""
 import ast, io, json, os, signal, sys, traceback, types
@@ -280,7 +292,7 @@ class Notebook:
         given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         sandbox = (
             *(BWRAP, "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-            *("--ro-bind", "/", "/", "--dev", "/dev"),
+            *(*FOLDERS, "--dev", "/dev"),
             *("--bind", str(self.tmp), "/tmp"),
             *(("--bind", str(self.outside), str(self.outside)) if self.outside else ()),
             *("--tmpfs", "/home", "--bind", str(self.home), HOME),

@@ -55,14 +55,15 @@ def test_beyond_its_bound_a_tenants_line_for_sandboxes_is_one_of_two(tmp_path: P
         two_tenants(tmp_path, bounds=raised, WEB_THREADS="64") as scene,
         at_once(scene.greedy, 40, SLEEPER.format(seconds=4), timeout=60) as sleepers,
     ):
-        wait_until(lambda: scene.greedy.how_many("running") == 40)
+        # On a busy machine some have ended before the last has come.
+        wait_until(lambda: sum(map(scene.greedy.how_many, ("succeeded", "running"))) == 40)
+        ended = scene.greedy.how_many("succeeded")
 
         answer = scene.other.post("pass")
 
         # Its turn came with the first sandboxes that were free, not behind forty callers.
         assert answer.status == 200
-        ended = sum(sleeper.done() for sleeper in sleepers)
-        assert ended < 24
+        assert sum(sleeper.done() for sleeper in sleepers) < max(24, ended + 8)
 
 
 def test_callers_past_the_service_do_not_take_the_whole_pool(tmp_path: Path) -> None:
