@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +54,13 @@ class GvisorLauncher(OwnProgramsLauncher):
         super().__init__("gvisor", data_dir, python, rest_seconds=0.03)
         self._platform = platform
         self._runsc = ""
-        self._folder: Path | None = None
         self._bundles: dict[str, Path] = {}
         self._kernels: TenantKernels | None = None
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
         self._find_programs()
-        # Of its own, as the launcher it replaces may still be running what it has.
-        self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
+        self._make_folder()
         self._make_group()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
@@ -77,8 +74,7 @@ class GvisorLauncher(OwnProgramsLauncher):
     def close(self) -> None:
         if self._kernels:
             self._kernels.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         if self._cgroups:
             self._cgroups.remove()
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from providers.languages import OURS, version_of
@@ -29,6 +33,8 @@ class OwnProgramsLauncher:
         self._hidden: list[Path] = []
         self._guest_dir = Path()
         self._cgroups: CgroupParent | None = None
+        self._folder: Path | None = None
+        self._folder_held = -1
 
     def _find_programs(self) -> None:
         """Raises ProviderUnavailable where there is no Python for sandboxes."""
@@ -41,6 +47,27 @@ class OwnProgramsLauncher:
         self._cgroups = CgroupParent.create()
         if self._cgroups and self._cgroups.weights:
             self.rest_seconds = 0.0
+
+    def _make_folder(self) -> None:
+        """One for the tool's files, ours as long as we live; those of killed processes are removed.
+
+        Of each launcher's own, as the one it replaces may still be running what it has.
+        """
+        run = self._data_dir / "run"
+        making = _lock(run, fcntl.LOCK_EX)
+        try:
+            for path in run.glob(f"{self.runtime}-*-*"):
+                _remove_unheld(path)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{self.runtime}-{os.getpid()}-", dir=run))
+            self._folder_held = _lock(self._folder, fcntl.LOCK_EX)
+        finally:
+            os.close(making)
+
+    def _remove_folder(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._folder_held)
+            self._folder = None
 
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
@@ -59,3 +86,22 @@ class OwnProgramsLauncher:
     def hurry(self, *, is_wanted: bool) -> None:
         if self._cgroups:
             self._cgroups.hurry(is_wanted=is_wanted)
+
+
+def _lock(folder: Path, how: int) -> int:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, how)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove_unheld(folder: Path) -> None:
+    try:
+        handle = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(handle)

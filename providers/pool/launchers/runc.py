@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,6 @@ class RuncLauncher(OwnProgramsLauncher):
     def __init__(self, data_dir: Path, tool: str, python: str = "") -> None:
         super().__init__(tool, data_dir, python, rest_seconds=0.015)
         self._tool = ""
-        self._folder: Path | None = None
         self._filter = b""
         self._hardening = Hardening.of(RUNC)
         self._mounts: dict[int, list[dict[str, Any]]] = {}
@@ -76,7 +74,7 @@ class RuncLauncher(OwnProgramsLauncher):
         self._tool = find_tool(self.runtime)
         check_rights()
         self._find_programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="runc-", dir=self._data_dir / "run"))
+        self._make_folder()
         self._make_group()
         if self._cgroups is None:
             raise ProviderUnavailable(
@@ -101,8 +99,7 @@ class RuncLauncher(OwnProgramsLauncher):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             self._cgroups.remove()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
 
     async def start(self, template: Template) -> Guest:
         if self._folder is None or self._cgroups is None:
