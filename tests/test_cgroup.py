@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,20 @@ def test_groups_of_dead_processes_are_removed_and_those_of_living_ones_stay(
     CgroupParent.create(tmp_path / "cgroup", proc)
     assert not (base / "cofferdam-1-0").exists()
     assert (base / f"cofferdam-{os.getpid()}-0/7").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make memory groups")
+def test_groups_of_who_has_process_ids_of_its_own_stay_too() -> None:
+    """As of another container on this machine, whose groups are seen and whose processes are not."""
+    ours = CgroupParent.create()
+    assert ours is not None
+    code = "from providers.pool.cgroup import CgroupParent as P; print(bool(P.create()))"
+    other = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    assert subprocess.run(other, check=True, capture_output=True).stdout == b"True\n"
+    group = ours.new(1 << 20)
+    asyncio.run(group.remove())
+    ours.remove()
+    assert not list(Path("/sys/fs/cgroup").rglob(ours.path.name))
 
 
 def test_removing_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:

@@ -37,14 +37,19 @@ def test_nothing_survives_the_owner_of_the_pool(
     wait_until(lambda: gone(running), seconds=30)
 
 
-def test_cgroups_of_a_killed_owner_are_removed_by_the_next(tmp_path: Path) -> None:
-    require("bwrap")
-    owner = LocalProcess(tmp_path, launcher="bubblewrap", pool_size=1)
+@pytest.mark.parametrize(("launcher", "tool"), [("bubblewrap", "bwrap"), ("gvisor", "runsc")])
+def test_what_a_killed_owner_has_left_is_removed_by_the_next(
+    tmp_path: Path, launcher: str, tool: str
+) -> None:
+    require(tool)
+    config = {"launcher": launcher, "gvisor_platform": "ptrace", "pool_size": 1}
+    owner = LocalProcess(tmp_path, **config)
     owner.start("import time\ntime.sleep(100)", timeout=60)
     pid = owner.process.pid
     owner.process.kill()
     owner.process.wait(5)
     left = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{pid}-*"))
-    with LocalProcess(tmp_path, launcher="bubblewrap", pool_size=1) as following:
+    left += (tmp_path / "run").glob(f"{launcher}-*")
+    with LocalProcess(tmp_path, **config) as following:
         assert following.run("print(1)")["stdout"] == "1\n"
     wait_until(lambda: not any(path.exists() for path in left), seconds=30)

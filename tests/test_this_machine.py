@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
@@ -25,6 +27,19 @@ def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
     missing = {each.name: each.missing for each in abilities()}
     assert missing["gVisor, fresh for every run"] == ""
     assert "Delegate=yes" in missing["gVisor, a kernel per tenant"]
+
+
+@pytest.mark.django_db
+def test_a_page_does_not_look_again_each_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(this_machine, "abilities", lambda: looks.append(1) or [])
+    monkeypatch.setattr(this_machine, "time", SimpleNamespace(monotonic=lambda: 6e9))
+    client.force_login(User.objects.create_superuser("admin"))
+    for _ in range(2):
+        assert client.get(f"{ADD}local").status_code == 200
+    assert looks == [1]
 
 
 @pytest.mark.django_db

@@ -42,7 +42,7 @@ from providers.services import (
 )
 from providers.services.configuration import Unreadable, is_readable
 from providers.services.consequences import without_provider
-from providers.services.this_machine import HERE, abilities
+from providers.services.this_machine import abilities_for
 from providers.services.trial import Trial, try_provider
 
 Action = PendingChange.Action
@@ -224,7 +224,7 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
             "may_test": tests,
             "may_activate": edits and self._may_activate(request),
             "two_person_rule": two_person_rule(),
-            "abilities": abilities() if provider_id in HERE and request.method == "GET" else (),
+            "abilities": abilities_for(provider_id),
             "waiting": PendingChange.objects.filter(
                 subject=provider_id, status=PendingChange.Status.WAITING
             ).count(),

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,13 +56,15 @@ class CgroupParent:
         self.version = version
         self.cpu = cpu
         self.weights: Weights | None = None
+        self._held: dict[tuple[int, int], int] = {}
 
     @classmethod
     def create(cls, root: Path = ROOT, proc: Path = Path("/proc")) -> CgroupParent | None:
         """Make our parent group and remove those of dead processes. None if we may not."""
         own = own_groups(proc)
-        # One for each launcher: the one that replaces another is made while that still runs.
-        name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
+        # One for each launcher: the one that replaces another is made while that still runs. In
+        # another container a process may have our id.
+        name = f"cofferdam-{os.getpid()}-{secrets.token_hex(4)}"
         if (root / "cgroup.controllers").exists():
             delegated = root / own.get("", "/").lstrip("/")
             if delegated.name == _LEAF:
@@ -82,23 +86,41 @@ class CgroupParent:
     def _create(cls, path: Path, version: int, cpu: Path | None, proc: Path) -> CgroupParent | None:
         parent = cls(path, version)
         try:
-            _remove_abandoned(path.parent, proc)
-            parent.path.mkdir(exist_ok=True)
+            parent._make_own(path, proc)
             if version == 2:
                 (parent.path / "cgroup.subtree_control").write_text("+memory")
                 parent._weigh(parent.path, proc)
             probe = parent.new(1 << 30)
             probe.path.rmdir()
         except OSError:
-            with contextlib.suppress(OSError):
-                parent.path.rmdir()
+            parent.remove()
             return None
         if cpu is not None:
             with contextlib.suppress(OSError):
-                _remove_abandoned(cpu.parent, proc)
-                cpu.mkdir()
+                parent._make_own(cpu, proc)
                 parent.cpu = cpu
         return parent
+
+    def _make_own(self, path: Path, proc: Path) -> None:
+        """Make a group that is held as long as this process lives, and remove those of dead ones.
+
+        Held by a lock: a process id means nothing to who has process ids of its own, as in another
+        container. Raises OSError.
+        """
+        _remove_abandoned(path.parent, proc)
+        for _ in range(_ATTEMPTS):
+            path.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                # The same group may be there under two names.
+                if _identity(path) in self._held:
+                    return
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._held[_identity(handle)] = handle
+                # Until the lock was ours it was there to be removed.
+                if _identity(path) in self._held:
+                    return
+        raise FileNotFoundError(path)
 
     def _weigh(self, path: Path, proc: Path) -> None:
         """Have the groups below `path` weighed against each other, where that can be."""
@@ -109,8 +131,7 @@ class CgroupParent:
                         return
                     (group / "cgroup.subtree_control").write_text("+cpu")
             else:
-                _remove_abandoned(path.parent, proc)
-                path.mkdir(exist_ok=True)
+                self._make_own(path, proc)
             self.weights = Weights(path, self.version)
 
     def new(self, memory_bytes: int) -> Cgroup:
@@ -157,6 +178,8 @@ class CgroupParent:
             if path is not None:
                 with contextlib.suppress(OSError):
                     path.rmdir()
+        while self._held:
+            os.close(self._held.popitem()[1])
 
 
 class Cgroup:
@@ -326,12 +349,27 @@ def _make_room(group: Path) -> bool:
     return False
 
 
+def _identity(path: Path | int) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 def _remove_abandoned(base: Path, proc: Path) -> None:
     for path in base.glob("cofferdam-*"):
         if not (proc / path.name.split("-")[1]).exists():
-            for child in path.iterdir():
-                if child.is_dir():
-                    with contextlib.suppress(OSError):
-                        child.rmdir()
             with contextlib.suppress(OSError):
-                path.rmdir()
+                _remove_unheld(path)
+
+
+def _remove_unheld(path: Path) -> None:
+    """Remove a group that no process holds, with what is empty in it. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for child in path.iterdir():
+            if child.is_dir():
+                with contextlib.suppress(OSError):
+                    child.rmdir()
+        path.rmdir()
+    finally:
+        os.close(handle)

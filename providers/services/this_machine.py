@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from providers.errors import ProviderUnavailable
 from providers.pool.cgroup import CgroupParent
@@ -29,6 +30,16 @@ class Ability:
     name: str
     about: str
     missing: str = ""
+
+
+def abilities_for(provider_id: str) -> Sequence[Ability]:
+    """What its form shows, at most a minute old: a page does not wait for an engine each time."""
+    return _abilities_of(int(time.monotonic() // 60)) if provider_id in HERE else ()
+
+
+@lru_cache(maxsize=1)
+def _abilities_of(minute: int) -> list[Ability]:
+    return abilities()
 
 
 def abilities() -> list[Ability]:

@@ -19,17 +19,11 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable
 from providers.guest import root
 from providers.guest.wire import EXHAUSTED, STARTED
-from providers.languages import OURS, version_of
-from providers.pool.cgroup import CgroupParent, memory_keeper
+from providers.pool.cgroup import memory_keeper
 from providers.pool.guest_files import (
     INSIDE,
     NOTHING,
-    PACKAGE,
     boot,
-    find_program,
-    find_python,
-    hidden_folders,
-    install_guest,
     interpreter_options,
     program_folders,
 )
@@ -40,6 +34,7 @@ from providers.pool.launcher import (
     start_failure,
     start_process,
 )
+from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.seccomp import build_filter
 from providers.pool.subordinate_users import SubordinateUsers
 from providers.pool.template import WORKSPACE, Template
@@ -54,7 +49,7 @@ _FIRST_UID, _UIDS = 1_900_000_000, 200_000_000
 START_SECONDS = 10.0
 
 
-class BubblewrapLauncher:
+class BubblewrapLauncher(OwnProgramsLauncher):
     """Has one bubblewrap with a zygote in it, and has the zygote fork each sandbox.
 
     As root every sandbox gets a user id of its own, and so it does where subordinate users are
@@ -63,32 +58,20 @@ class BubblewrapLauncher:
     """
 
     def __init__(self, data_dir: Path, python: str = "") -> None:
-        self.runtime = "bubblewrap"
-        self.rest_seconds = 0.015
-        self.enforced_by: dict[str, str] = {}
-        self._data_dir = data_dir
+        super().__init__("bubblewrap", data_dir, python, rest_seconds=0.015)
         self._as_root = os.geteuid() == 0
         self._users: SubordinateUsers | None = None
         self._bwrap = ""
-        self._chosen = python
-        self._python = ""
-        self._guest_dir = Path()
-        self._hidden: list[Path] = []
         self._seccomp = -1
-        self._cgroups: CgroupParent | None = None
         self._zygote: _Zygote | None = None
 
     async def prepare(self) -> None:
         self._bwrap = find_bubblewrap()
-        self._python = find_python(self._chosen)
-        self._hidden = hidden_folders(self._python, self._data_dir)
-        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
+        self._find_programs()
         # Files elsewhere than below /usr may be closed to everybody but us.
         if not self._as_root and self._python.startswith("/usr/"):
             self._users = SubordinateUsers.find(self._bwrap)
-        self._cgroups = CgroupParent.create()
-        if self._cgroups and self._cgroups.weights:
-            self.rest_seconds = 0.0
+        self._make_group()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit per sandbox",
@@ -105,24 +88,6 @@ class BubblewrapLauncher:
         if self._users:
             return "uid per sandbox (subordinate)"
         return "uid per sandbox" if self._as_root else "user namespace per sandbox"
-
-    def languages(self) -> list[str]:
-        return [name for name in OURS if self.interpreter(name)]
-
-    def interpreter(self, language: str) -> str | None:
-        if language == "python":
-            return self._python
-        return find_program(language, self._hidden)
-
-    def version(self, language: str, template: str) -> str:
-        return version_of(language, self.interpreter(language) or "")
-
-    def node_runner(self) -> list[str]:
-        return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        if self._cgroups:
-            self._cgroups.hurry(is_wanted=is_wanted)
 
     def close(self) -> None:
         if self._zygote:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +15,11 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
-from providers.languages import OURS, version_of
 from providers.pool import etc_folder
-from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper
-from providers.pool.guest_files import (
-    INSIDE,
-    PACKAGE,
-    find_program,
-    find_python,
-    hidden_folders,
-    install_guest,
-)
+from providers.pool.cgroup import Cgroup, Evidence, memory_keeper
 from providers.pool.launcher import Guest, ProcessGuest, Starter, start_failure
 from providers.pool.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
+from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.launchers.tenant_kernel import TenantKernels
 from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
@@ -52,7 +43,7 @@ _CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_O
 _numbers = itertools.count()
 
 
-class GvisorLauncher:
+class GvisorLauncher(OwnProgramsLauncher):
     """Starts each sandbox as `runsc run`, whose processes end with it.
 
     `platform` is gVisor's own choice of systrap, ptrace or kvm. ptrace is the faster one on
@@ -60,31 +51,17 @@ class GvisorLauncher:
     """
 
     def __init__(self, data_dir: Path, platform: str, python: str = "") -> None:
-        self.runtime = "gvisor"
-        self.rest_seconds = 0.03
-        self.enforced_by: dict[str, str] = {}
-        self._data_dir = data_dir
+        super().__init__("gvisor", data_dir, python, rest_seconds=0.03)
         self._platform = platform
         self._runsc = ""
-        self._chosen = python
-        self._python = ""
-        self._guest_dir = Path()
-        self._hidden: list[Path] = []
-        self._folder: Path | None = None
-        self._cgroups: CgroupParent | None = None
         self._bundles: dict[str, Path] = {}
         self._kernels: TenantKernels | None = None
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
-        self._python = find_python(self._chosen)
-        self._hidden = hidden_folders(self._python, self._data_dir)
-        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
-        # Of its own, as the launcher it replaces may still be running what it has.
-        self._folder = Path(tempfile.mkdtemp(prefix="gvisor-", dir=self._data_dir / "run"))
-        self._cgroups = CgroupParent.create()
-        if self._cgroups and self._cgroups.weights:
-            self.rest_seconds = 0.0
+        self._find_programs()
+        self._make_folder()
+        self._make_group()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit in gVisor",
@@ -94,29 +71,10 @@ class GvisorLauncher:
         if self._cgroups:
             self._kernels = TenantKernels(self._start_kernel, self.enforced_by)
 
-    def languages(self) -> list[str]:
-        return [name for name in OURS if self.interpreter(name)]
-
-    def interpreter(self, language: str) -> str | None:
-        if language == "python":
-            return self._python
-        return find_program(language, self._hidden)
-
-    def version(self, language: str, template: str) -> str:
-        return version_of(language, self.interpreter(language) or "")
-
-    def node_runner(self) -> list[str]:
-        return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        if self._cgroups:
-            self._cgroups.hurry(is_wanted=is_wanted)
-
     def close(self) -> None:
         if self._kernels:
             self._kernels.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         if self._cgroups:
             self._cgroups.remove()
 

@@ -16,23 +16,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.root import group, passwd
-from providers.languages import OURS, version_of
-from providers.pool.cgroup import ROOT, Cgroup, CgroupParent, memory_keeper, own_groups
-from providers.pool.guest_files import (
-    INSIDE,
-    PACKAGE,
-    find_program,
-    find_python,
-    hidden_folders,
-    install_guest,
-)
+from providers.pool.cgroup import ROOT, Cgroup, memory_keeper, own_groups
 from providers.pool.hardening import RUNC, Hardening
 from providers.pool.launcher import (
     Guest,
@@ -49,6 +39,7 @@ from providers.pool.launchers.oci_bundle import (
     process_of,
     write_bundle,
 )
+from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
 
@@ -68,21 +59,12 @@ _READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _numbers = itertools.count()
 
 
-class RuncLauncher:
+class RuncLauncher(OwnProgramsLauncher):
     """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
 
     def __init__(self, data_dir: Path, tool: str, python: str = "") -> None:
-        self.runtime = tool
-        self.rest_seconds = 0.015
-        self.enforced_by: dict[str, str] = {}
-        self._data_dir = data_dir
+        super().__init__(tool, data_dir, python, rest_seconds=0.015)
         self._tool = ""
-        self._chosen = python
-        self._python = ""
-        self._hidden: list[Path] = []
-        self._guest_dir = Path()
-        self._folder: Path | None = None
-        self._cgroups: CgroupParent | None = None
         self._filter = b""
         self._hardening = Hardening.of(RUNC)
         self._mounts: dict[int, list[dict[str, Any]]] = {}
@@ -91,17 +73,13 @@ class RuncLauncher:
     async def prepare(self) -> None:
         self._tool = find_tool(self.runtime)
         check_rights()
-        self._python = find_python(self._chosen)
-        self._hidden = hidden_folders(self._python, self._data_dir)
-        self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
-        self._folder = Path(tempfile.mkdtemp(prefix="runc-", dir=self._data_dir / "run"))
-        self._cgroups = CgroupParent.create()
+        self._find_programs()
+        self._make_folder()
+        self._make_group()
         if self._cgroups is None:
             raise ProviderUnavailable(
                 f"{self.runtime} needs a cgroup for each sandbox, and none can be made here."
             )
-        if self._cgroups.weights:
-            self.rest_seconds = 0.0
         program = build_filter(uncounted_memory=True)
         self._filter = program or b""
         self.enforced_by = {
@@ -111,24 +89,9 @@ class RuncLauncher:
             "system_calls": "seccomp" if program else "nothing",
         }
 
-    def languages(self) -> list[str]:
-        return [name for name in OURS if self.interpreter(name)]
-
-    def interpreter(self, language: str) -> str | None:
-        if language == "python":
-            return self._python
-        return find_program(language, self._hidden)
-
-    def version(self, language: str, template: str) -> str:
-        return version_of(language, self.interpreter(language) or "")
-
-    def node_runner(self) -> list[str]:
-        return [f"{INSIDE}/{PACKAGE}/node_runner.js"]
-
     def hurry(self, *, is_wanted: bool) -> None:
+        super().hurry(is_wanted=is_wanted)
         self._hurried = is_wanted
-        if self._cgroups:
-            self._cgroups.hurry(is_wanted=is_wanted)
 
     def close(self) -> None:
         if self._cgroups:
@@ -136,8 +99,7 @@ class RuncLauncher:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             self._cgroups.remove()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
 
     async def start(self, template: Template) -> Guest:
         if self._folder is None or self._cgroups is None:
