@@ -88,7 +88,7 @@ def test_a_sandbox_that_dies_while_idle_is_replaced() -> None:
         pool.settle(idle=2, creating=0)
         for pid in _first_processes() - before:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool.stats()["restarts"] >= 1, seconds=30)
+        wait_until(lambda: pool.stats()["restarts"] == 2, seconds=30)
         assert pool.run("print('alive')").stdout == "alive\n"
         pool.settle(idle=2, creating=0, ending=0, restarts=2)
 
