@@ -10,11 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.processes import ROOT
-from tests.site import MANAGE, Site, running_site
+from tests.site import MANAGE, Site, prepare, serving
 
 ADAPTERS = ROOT / "examples" / "adapters"
 ENVIRONMENTS = ROOT / ".venv-adapters"
@@ -32,10 +34,7 @@ def main() -> int:
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"there is no {', '.join(sorted(unknown))}, but {', '.join(NAMES)}")
     failed = False
-    with (
-        TemporaryDirectory() as folder,
-        running_site(Path(folder), SANDBOX_MAX_OUTPUT_KB=OUTPUT_KB) as site,
-    ):
+    with running_service() as site:
         variables = variables_of(site)
         for name in options.names or NAMES:
             is_ok, output = checked(name, variables)
@@ -45,6 +44,21 @@ def main() -> int:
             if options.keep_output or not is_ok:
                 print(output, flush=True)
     return int(failed)
+
+
+@contextmanager
+def running_service() -> Iterator[Site]:
+    """One of its own. What setting it up says is printed only where that fails."""
+    with TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        try:
+            with said.open("w") as log:
+                prepared = prepare(Path(folder) / "data", log)
+        except subprocess.CalledProcessError:
+            print(said.read_text(), file=sys.stderr)
+            raise
+        with serving(prepared, Path(folder) / "log", SANDBOX_MAX_OUTPUT_KB=OUTPUT_KB) as site:
+            yield site
 
 
 def variables_of(site: Site) -> dict[str, str]:
@@ -98,10 +112,10 @@ def installed(name: str) -> Path:
     python, kept = environment / "bin" / "python", environment / "requirements.txt"
     if kept.exists() and kept.read_bytes() == lock.read_bytes():
         return python
+    pip = (python, "-m", "pip", "install", "-qq", "--disable-pip-version-check")
     for command in (
-        [sys.executable, "-m", "venv", "--clear", environment],
-        [*(python, "-m", "pip", "install", "-qq", "--disable-pip-version-check")]
-        + ["--require-hashes", "-r", lock],
+        (sys.executable, "-m", "venv", "--clear", environment),
+        (*pip, "--require-hashes", "-r", lock),
     ):
         subprocess.run(
             command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
