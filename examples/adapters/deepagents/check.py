@@ -49,6 +49,14 @@ class TestCofferdamSandbox(SandboxIntegrationTests):
             request.applymarker(pytest.mark.xfail(strict=True))
 
 
+class TestCofferdamSandboxBelowItsWorkspace(TestCofferdamSandbox):
+    """The same where the API has the files, and they pass through nothing."""
+
+    @property
+    def sandbox_root_dir(self) -> str:
+        return "/workspace/suite/"
+
+
 class ScriptedModel(GenericFakeChatModel):
     """The framework's fake, which lets tools be bound to it."""
 
@@ -92,6 +100,16 @@ def test_long_output_is_kept_in_the_sandbox_for_the_agent_to_read(session: OpenS
     assert "/workspace/.agent/large_tool_results/" in told.content
     (kept,) = session.files.list(".agent/large_tool_results")
     assert b"\n99999\n100000\n" in session.files.read(kept.path)
+
+
+def test_nothing_is_left_of_a_file_that_may_not_be_put_where_it_was_to_go(
+    session: OpenSession,
+) -> None:
+    sandbox = CofferdamSandbox(session)
+    wanted = ["/usr/new", "/workspace/../usr/new", "/workspace//there", "/workspace"]
+    refused = [each.error for each in sandbox.upload_files([(path, b"x") for path in wanted])]
+    assert refused == ["permission_denied", "permission_denied", None, "is_directory"]
+    assert [each.path for each in session.files.list() if "passing" in each.path] == []
 
 
 def test_a_command_that_takes_too_long_is_ended_and_says_so(session: OpenSession) -> None:

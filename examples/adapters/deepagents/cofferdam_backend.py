@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import secrets
 
 from cofferdam import OpenSession
@@ -62,12 +63,12 @@ class CofferdamSandbox(BaseSandbox):
         if not path.startswith("/"):
             return INVALID_PATH
         try:
-            if path.startswith(WORKSPACE):
-                self._session.files.write(path.removeprefix(WORKSPACE), content)
+            if (inside := _below_workspace(path)) is not None:
+                self._session.files.write(inside, content)
                 return None
             passing = _passing_name()
             self._session.files.write(passing, content)
-            return self._moved("mv -T", WORKSPACE + passing, path)
+            return self._placed("mv -T", WORKSPACE + passing, path)
         except (NotFound, InvalidRequest) as refusal:
             return _reason(refusal)
 
@@ -75,10 +76,10 @@ class CofferdamSandbox(BaseSandbox):
         if not path.startswith("/"):
             return None, INVALID_PATH
         try:
-            if path.startswith(WORKSPACE):
-                return self._session.files.read(path.removeprefix(WORKSPACE)), None
+            if (inside := _below_workspace(path)) is not None:
+                return self._session.files.read(inside), None
             passing = _passing_name()
-            if error := self._moved("cp", path, WORKSPACE + passing):
+            if error := self._placed("cp", path, WORKSPACE + passing):
                 return None, error
             content = self._session.files.read(passing)
             self._session.files.remove(passing)
@@ -86,11 +87,18 @@ class CofferdamSandbox(BaseSandbox):
             return None, _reason(refusal)
         return content, None
 
-    def _moved(self, how: str, source: str, target: str) -> str | None:
+    def _placed(self, how: str, source: str, target: str) -> str | None:
         """The API has the files of the workspace; others pass through it."""
-        script = f'mkdir -p "$(dirname "$1")" && {how} -- "$0" "$1"'
-        done = self._session.command(["sh", "-c", script, source, target], env={"LC_ALL": "C"})
+        passing = source if source.startswith(WORKSPACE) else target
+        script = f'mkdir -p "$(dirname "$1")" && {how} -- "$0" "$1" || {{ rm -f "$2"; exit 1; }}'
+        words = ["sh", "-c", script, source, target, passing]
+        done = self._session.command(words, env={"LC_ALL": "C"})
         return None if done.exit_code == 0 else _meaning(done.stderr)
+
+
+def _below_workspace(path: str) -> str | None:
+    whole = f"/{posixpath.normpath(path).lstrip('/')}"
+    return whole.removeprefix(WORKSPACE) if whole.startswith(WORKSPACE) else None
 
 
 def _passing_name() -> str:
