@@ -68,7 +68,7 @@ chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minute
 soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the matrices, the load
 	@$(PY) -m tests.chaos.soak $(ARGS)
 
-adapters: venv-dev bubblewrap ## Run examples/adapters, each over its framework (ARGS=smolagents for one)
+adapters: venv bubblewrap ## Run examples/adapters, each over its framework (ARGS=smolagents for one)
 	@$(PY) -m tests.adapters $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
