@@ -17,7 +17,7 @@ ON_SERVERS = .ci/with-servers $(PY) -m pytest -m database $(ARGS) || [ $$? -eq 5
 SECOND := $(if $(ARGS),,tests/attacks tests/test_[l-z]*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-servers lint bench bench-containers chaos soak lock bundle clean venv venv-dev bubblewrap
+.PHONY: help run test test-servers lint bench bench-containers chaos soak adapters lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -68,9 +68,13 @@ chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minute
 soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the matrices, the load
 	@$(PY) -m tests.chaos.soak $(ARGS)
 
+adapters: venv bubblewrap ## Run examples/adapters, each over its framework (ARGS=smolagents for one)
+	@$(PY) -m tests.adapters $(ARGS)
+
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv
-	@for name in requirements requirements-otel requirements-dev; do \
+	@for name in requirements requirements-otel requirements-dev \
+			$(basename $(wildcard examples/adapters/*/requirements.in)); do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
@@ -80,7 +84,7 @@ bundle: venv ## Make one archive in var/ that installs without a network (ARGS: 
 	@$(PY) bundle/build.py $(ARGS)
 
 clean: ## Remove the virtual environment and the caches; the data stays
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-adapters .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each lock that was installed is kept in the environment: installing is for when one has changed.

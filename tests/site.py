@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
+from typing import IO
 
 from tests.processes import ROOT, Service, clean_environment, free_port, started
 from tests.raw_http import ask
@@ -73,12 +74,12 @@ class Prepared:
         return clean_environment(self.data_dir, **{**ports, **extra})
 
 
-def prepare(data_dir: Path) -> Prepared:
+def prepare(data_dir: Path, log: IO[str] | None = None) -> Prepared:
+    """`log` has what the commands say, which else is said here."""
     environment = clean_environment(data_dir)
-    subprocess.run([*MANAGE, "bootstrap"], env=environment, cwd=ROOT, check=True)
-    done = subprocess.run(
-        [*MANAGE, "shell", "-c", CONFIGURE], env=environment, cwd=ROOT, check=True, stdout=PIPE
-    )
+    first, second = [*MANAGE, "bootstrap"], [*MANAGE, "shell", "-c", CONFIGURE]
+    subprocess.run(first, env=environment, cwd=ROOT, check=True, stdout=log, stderr=log)
+    done = subprocess.run(second, env=environment, cwd=ROOT, check=True, stdout=PIPE, stderr=log)
     # Django says first what it has imported.
     return Prepared(data_dir, *done.stdout.decode().split()[-2:])
 

@@ -62,11 +62,22 @@ def test_rich_values_have_their_names(sandbox: Sandbox) -> None:
     assert rich.extra == {"application/x-own+json": {"o": 1}}
 
 
+# As smolagents tells an agent's answer: the name decides.
+MADE_IN_A_FUNCTION = """
+def answer():
+    class Answered(BaseException):
+        pass
+    raise Answered("safe:42")
+answer()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "language", "name", "value"),
     [
         ("print('before')\n1/0", "python", "ZeroDivisionError", "division by zero"),
         ("a b c", "python", "SyntaxError", "invalid syntax"),
+        (MADE_IN_A_FUNCTION, "python", "Answered", "safe:42"),
         ("nowhere", "javascript", "ReferenceError", "nowhere is not defined"),
         ("exit 3", "bash", "Error", "exit status 3"),
     ],

@@ -36,12 +36,23 @@ def test_a_command_is_run_and_recorded(door: Site, sandbox: Sandbox) -> None:
     assert found["session"].replace("-", "") == sandbox.sandbox_id
 
 
+def test_a_command_runs_in_any_folder_that_it_sees(sandbox: Sandbox) -> None:
+    assert sandbox.commands.run("pwd\necho x", cwd="/usr/bin").stdout == "/usr/bin\nx\n"
+    assert sandbox.commands.run("pwd", cwd="/home/user").stdout == "/workspace\n"
+    quoted = "/usr/bin'; echo through; '"
+    with pytest.raises(CommandExitException) as failed:
+        sandbox.commands.run("true", cwd=quoted)
+    assert "through" not in failed.value.stdout
+
+
 def test_failures_are_told_in_the_sdks_words(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException) as failed:
         sandbox.commands.run("echo said; exit 3")
     assert (failed.value.exit_code, failed.value.stdout) == (3, "said\n")
     with pytest.raises(InvalidArgumentException, match="lies outside"):
-        sandbox.commands.run("true", cwd="/etc")
+        sandbox.commands.run("true", cwd="../../etc")
+    with pytest.raises(CommandExitException, match="No such file"):
+        sandbox.commands.run("true", cwd="/is/not/there")
     with pytest.raises(InvalidArgumentException):
         sandbox.commands.run("true", cwd="is/not/there")
     with pytest.raises(AuthenticationException, match="no user"):

@@ -11,6 +11,8 @@ from e2b import FileNotFoundException, FilesystemEventType, InvalidArgumentExcep
 from e2b.exceptions import NotEnoughSpaceException
 from e2b_code_interpreter import Sandbox
 
+from tests.e2b_door import native_of
+from tests.raw_http import ask
 from tests.sandboxes import wait_until
 from tests.site import Site
 
@@ -31,6 +33,18 @@ def test_files_are_written_in_every_way_and_read_by_every_name(sandbox: Sandbox)
     assert len(files.read("streamed")) == 200_000
     files.write("packed", "p" * 10_000, gzip=True)
     assert files.read("packed", gzip=True) == "p" * 10_000
+
+
+def test_a_file_that_may_not_be_read_is_refused_by_both_doors(door: Site, sandbox: Sandbox) -> None:
+    sandbox.files.write("closed", "secret")
+    sandbox.commands.run("chmod 000 closed")
+    with pytest.raises(InvalidArgumentException, match="Permission denied"):
+        sandbox.files.read("closed")
+    path = f"{native_of(sandbox)}/files/content?path=closed"
+    answer = ask(door.service, "GET", path, key=door.alice)
+    assert (answer.status, answer.json["error"]["field"]) == (400, "path")
+    sandbox.commands.run("chmod 600 closed")
+    assert sandbox.files.read("closed") == "secret"
 
 
 def test_folders_are_listed_made_moved_and_removed(sandbox: Sandbox) -> None:

@@ -187,13 +187,15 @@ def test_without_root_and_sudo_the_one_command_is_told_and_the_start_goes_on(
 
 def test_help_names_what_can_be_made(checkout: Path) -> None:
     listed = make(checkout).stdout
-    for target in ("run", "test", "lint", "bench", "lock", "bundle", "clean"):
+    for target in ("run", "test", "lint", "bench", "adapters", "lock", "bundle", "clean"):
         assert f"make {target} " in listed
 
 
 def test_the_locks_name_no_host_and_no_path() -> None:
-    for name in ("requirements.txt", "requirements-dev.txt"):
-        text = (ROOT / name).read_text()
+    adapters = sorted(ROOT.glob("examples/adapters/*/requirements.txt"))
+    assert adapters
+    for lock in (ROOT / "requirements.txt", ROOT / "requirements-dev.txt", *adapters):
+        text = lock.read_text()
         assert "--hash=sha256:" in text
         assert "://" not in text
         assert "--index-url" not in text

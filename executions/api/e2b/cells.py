@@ -30,8 +30,10 @@ _FIELDS = {
     "e2b/chart": "chart",
 }
 _TRACEBACK = b"Traceback (most recent call last):\n"
-_NAMED = re.compile(r"^(?:Uncaught )?([A-Za-z_][\w.]*)(?:: (.*))?$")
-_ERROR = re.compile(r"^(?:Uncaught )?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+# A class is told with where it was made, and goes by its own name.
+_MADE_IN = r"^(?:Uncaught )?(?:(?:[A-Za-z_]\w*|<locals>)\.)*"
+_NAMED = re.compile(rf"{_MADE_IN}([A-Za-z_]\w*)(?:: (.*))?$")
+_ERROR = re.compile(rf"{_MADE_IN}\w*(?:Error|Exception|Interrupt|Exit)\b")
 # Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
 _MOST_LOOKED_AT = 16 * 1024
 

@@ -59,6 +59,7 @@ class FilesView(SandboxView):
             raise no_such_file(given)
         if entry.type != "file":
             raise invalid(f"path: {shown(path)!r} is no regular file, but: {entry.type}.")
+        yield from files.refuse_unreadable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),

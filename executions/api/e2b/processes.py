@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import shlex
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
@@ -163,16 +164,30 @@ def command_of(body: Mapping[str, Any]) -> CommandRequest:
     # As the shell's own text a command is looked at and recorded as such.
     is_shell = program in ("/bin/bash", "bash") and tuple(arguments[:2]) == _LOGIN_SHELL
     is_script = is_shell and len(arguments) == 3 and bool(arguments[2])
+    script = arguments[2] if is_script else ""
+    cwd, script = _placed(config.get("cwd") or "", script)
     return CommandRequest(
         command=[] if is_script else [program, *arguments],
-        shell=arguments[2] if is_script else "",
-        cwd=to_workspace(config.get("cwd") or "", "cwd"),
+        shell=script,
+        cwd=cwd,
         env=config.get("envs") or {},
         # Clients that are older than the field mean that there is one.
         stdin=body.get("stdin", True) is not False and "pty" not in body,
         pty=_size(_object(body, "pty")) if body.get("pty") else None,
         background=True,
     )
+
+
+def _placed(cwd: object, script: object) -> tuple[str, Any]:
+    """Folder and script. Elsewhere than below the workspace a script has to go by itself."""
+    try:
+        return to_workspace(cwd, "cwd"), script
+    except Refused:
+        if not (isinstance(script, str) and script and isinstance(cwd, str)):
+            raise
+        if not cwd.startswith("/") or "\0" in cwd:
+            raise
+    return "", f"cd -- {shlex.quote(cwd)} || exit\n{script}"
 
 
 def _size(body: Mapping[str, Any]) -> TerminalSize:

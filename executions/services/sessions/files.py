@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack
@@ -82,12 +83,27 @@ def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
 def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
     """A regular file, looked at before it is read; None where there is nothing.
 
-    Raises InvalidConfiguration for what is no regular file.
+    Raises InvalidConfiguration for what is no regular file, or may not be read.
     """
     entry = yield from entry_of(session, path)
-    if entry is not None and entry.type != "file":
+    if entry is None:
+        return None
+    if entry.type != "file":
         refuse("path", f"Is no regular file, but: {entry.type}.")
+    yield from refuse_unreadable(session, path, entry)
     return entry
+
+
+def refuse_unreadable(session: Session, path: str, entry: FileEntry) -> Waits[None]:
+    """Raises InvalidConfiguration for a file that may not be read: once an answer with its bytes
+    has begun, nothing can be refused any more.
+    """
+    if entry.mode & stat.S_IRUSR or session.state == Session.State.ASLEEP:
+        return
+    # Root reads it all the same. Of more than was asked for nothing is taken.
+    yield from done_in(
+        session, lambda kept: next(iter(kept.files.read(path, 0, 1)), b""), lambda _: None
+    )
 
 
 def range_of(header: str, size: int) -> tuple[int, int] | None:
