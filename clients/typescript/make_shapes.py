@@ -1,6 +1,6 @@
-"""Make src/shapes.ts of the server's OpenAPI description.
+"""Make src/shapes.ts and src/requests.ts of the server's OpenAPI description.
 
-curl -s $COFFERDAM_URL/api/schema?format=json | python make_shapes.py > src/shapes.ts
+curl -s $COFFERDAM_URL/api/schema?format=json | python make_shapes.py
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ import json
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
-# What the client asks for and is answered with; what they consist of comes with them.
-WANTED = (
+# What the client is answered with and asks for; what they consist of comes with them.
+ANSWERS = (
     *("Execution", "ExecutionSummary", "Session", "Context", "Process", "File", "Snapshot"),
-    *("Usage", "Languages", "LedgerKeys", "AdminMessage", "AdminPending", "AdminTrial"),
+    *("StatusEnum", "Usage", "Languages", "LedgerKeys", "AdminMessage", "AdminPending"),
+    *("AdminTrial",),
+)
+REQUESTS = (
     *("ExecutionRequest", "Cell", "Command", "SessionRequest", "PatchedSessionChanges"),
-    *("ContextRequest", "StatusEnum", "SignalEnum", "AdminConfig", "AdminTest", "AdminActive"),
+    *("ContextRequest", "SignalEnum", "AdminConfig", "AdminTest", "AdminActive"),
 )
 FILTERS = {"ExecutionFilters": "/api/v1/executions", "SessionFilters": "/api/v1/sessions"}
-HEAD = "/** What the service is asked and answers. Made by make_shapes.py: do not edit. */\n"
+HEAD = "/** What the service {}. Made by make_shapes.py: do not edit. */\n"
+SOURCES = Path(__file__).resolve().parent / "src"
 PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean"}
 
 
@@ -56,9 +61,12 @@ class Shapes:
         if name not in self.made and "properties" in schema:
             self.made[name] = ""
             self.made[name] = interface(name, schema.get("description", ""), self.fields(schema))
-        elif name not in self.made and name in WANTED:
+        elif name not in self.made and name in (*ANSWERS, *REQUESTS):
             self.made[name] = f"\n{_folded(f'export type {name} = {self.hint(schema)};', '  ')}\n"
         return name if name in self.made else self.hint(schema)
+
+    def text(self) -> str:
+        return "".join(self.made[name] for name in sorted(self.made))
 
     def fields(self, schema: dict[str, Any]) -> list[tuple[str, str]]:
         """The lines of an object's fields, and what is said of them."""
@@ -88,14 +96,19 @@ def filters(name: str, operation: dict[str, Any], shapes: Shapes) -> str:
     return interface(name, "", fields)
 
 
-def shapes_of(description: dict[str, Any]) -> str:
-    """The module's text."""
-    shapes = Shapes(description["components"]["schemas"])
-    for name in WANTED:
-        shapes.named(name)
+def shapes_of(description: dict[str, Any]) -> dict[str, str]:
+    """The text of each module, by its name."""
+    components = description["components"]["schemas"]
+    answers, requests = Shapes(components), Shapes(components)
+    for shapes, names in ((answers, ANSWERS), (requests, REQUESTS)):
+        for name in names:
+            shapes.named(name)
     for name, path in FILTERS.items():
-        shapes.made[name] = filters(name, description["paths"][path]["get"], shapes)
-    return HEAD + "".join(shapes.made[name] for name in sorted(shapes.made))
+        requests.made[name] = filters(name, description["paths"][path]["get"], requests)
+    return {
+        "shapes.ts": HEAD.format("answers") + answers.text(),
+        "requests.ts": HEAD.format("is asked") + requests.text(),
+    }
 
 
 def _either(hints: Any) -> str:
@@ -125,4 +138,5 @@ def _comment(indent: str, text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(shapes_of(json.load(sys.stdin)))
+    for module, text in shapes_of(json.load(sys.stdin)).items():
+        (SOURCES / module).write_text(text)

@@ -4,7 +4,8 @@
  */
 
 import type { Asked } from "./options.js";
-import type { AdminConfig, AdminMessage, AdminPending, AdminTrial } from "./shapes.js";
+import type { AdminConfig } from "./requests.js";
+import type { AdminMessage, AdminPending, AdminTrial } from "./shapes.js";
 import type { Call, Transport } from "./transport.js";
 
 const SANDBOX = "/api/admin/sandbox";

@@ -12,15 +12,13 @@ import {
 import { variable } from "./platform.js";
 import { RETRIES, type Retries } from "./retries.js";
 import { OF_SESSION, OpenSession, SESSIONS } from "./sessions.js";
+import type { ExecutionFilters, SessionFilters, SessionRequest } from "./requests.js";
 import type {
   Execution,
-  ExecutionFilters,
   ExecutionSummary,
   Languages,
   LedgerKeys,
   Session,
-  SessionFilters,
-  SessionRequest,
   Usage,
 } from "./shapes.js";
 import { EXECUTIONS, OF_EXECUTION, RunStream, followed } from "./streams.js";

@@ -22,6 +22,7 @@ export type {
 export { BackgroundProcess } from "./processes.js";
 export { NotCheckable, checkReceipt } from "./receipts.js";
 export type { ReceiptCheck } from "./receipts.js";
+export * from "./requests.js";
 export { NEVER } from "./retries.js";
 export type { Retries } from "./retries.js";
 export { OpenSession } from "./sessions.js";

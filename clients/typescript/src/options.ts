@@ -1,7 +1,7 @@
 /** What may be said of code, commands and sessions beside themselves, in the words of the API. */
 
 import { base64Of, uniqueKey } from "./platform.js";
-import type { Cell, Command, ExecutionRequest } from "./shapes.js";
+import type { Cell, Command, ExecutionRequest } from "./requests.js";
 import type { Call } from "./transport.js";
 
 /** Of any request. Aborting the signal ends waiting for it; what runs goes on, but for streams. */

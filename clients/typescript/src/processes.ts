@@ -2,7 +2,8 @@
 
 import type { Asked } from "./options.js";
 import { bytesOf } from "./platform.js";
-import type { Execution, Process, SignalEnum } from "./shapes.js";
+import type { SignalEnum } from "./requests.js";
+import type { Execution, Process } from "./shapes.js";
 import { RunStream, followed } from "./streams.js";
 import type { Call, Transport } from "./transport.js";
 

@@ -12,15 +12,8 @@ import {
   type Streaming,
 } from "./options.js";
 import { BackgroundProcess } from "./processes.js";
-import type {
-  Context,
-  ContextRequest,
-  Execution,
-  PatchedSessionChanges,
-  Process,
-  Session,
-  Snapshot,
-} from "./shapes.js";
+import type { ContextRequest, PatchedSessionChanges } from "./requests.js";
+import type { Context, Execution, Process, Session, Snapshot } from "./shapes.js";
 import { OF_EXECUTION, RunStream } from "./streams.js";
 import { part, type Call, type Transport } from "./transport.js";
 import { ended } from "./waiting.js";

@@ -21,7 +21,8 @@ export async function runPythonCode(code: string, timeout = 20): Promise<string>
   try {
     execution = await new Cofferdam().run(code, { timeout, wait_seconds: timeout + WAITED_BEYOND });
   } catch (error) {
-    return `Error (exit_code=${NO_EXIT}): ${short(error instanceof Error ? error.message : String(error))}`;
+    const said = error instanceof Error ? error.message : String(error);
+    return `Error (exit_code=${NO_EXIT}): ${short(said)}`;
   }
   if (execution.status === "succeeded") return short(execution.stdout);
   return `Error (exit_code=${execution.exit_code ?? NO_EXIT}): ${short(why(execution))}`;

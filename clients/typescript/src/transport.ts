@@ -90,9 +90,10 @@ export class Transport {
       redirect: "manual",
       signal: patience.signal,
     } as RequestInit;
+    const address = this.service.url + call.path + query(call.params);
     let response: Response;
     try {
-      response = await this.service.fetch(this.service.url + call.path + query(call.params), request);
+      response = await this.service.fetch(address, request);
     } catch (problem) {
       throw patience.ended(problem);
     }
