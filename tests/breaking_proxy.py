@@ -18,7 +18,8 @@ _OWN = {"connection", "transfer-encoding", "content-length"}
 
 class Proxy:
     """`lose` answers are swallowed, of addresses that end with `lost_of`. `break_after` is the lines
-    that a stream has before it breaks, once. `refusals` are told instead of asking the service. `requests` are the lines that came."""
+    that a stream has before it breaks, once. `refusals` are told instead of asking the service.
+    `requests` are the lines that came."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
