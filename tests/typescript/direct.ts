@@ -46,6 +46,7 @@ export async function refusals(): Promise<void> {
   equal([refused.name, refused.code, refused.field], ["InvalidRequest", "SB002", "timeout"]);
   equal([refused.status, refused instanceof Error], [400, true]);
   const mine = await client.run("print(1)");
+  equal(JSON.stringify(client).includes(told("COFFERDAM_API_KEY")), false);
   const stranger = new Cofferdam({ apiKey: told("STRANGER_KEY") });
   await thrown(NotFound, () => stranger.execution(mine.id));
   await thrown(TypeError, () => client.artifact(mine.id, "../../sessions"));

@@ -8,23 +8,48 @@ export class Numeral {
 export type Members = Map<string, Json>;
 export type Json = string | boolean | null | Numeral | Json[] | Members;
 
-// A string, or a number.
-const TOKEN = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
-
 /** Throws SyntaxError for what is no JSON. */
 export function parsed(text: string): Json {
   JSON.parse(text);
-  // Strings are marked as well, so that none can pass for a number.
-  const marked = text.replace(TOKEN, (token) =>
-    token.startsWith('"') ? `"s${token.slice(1)}` : `"n${token}"`,
-  );
-  return JSON.parse(marked, (_, value: unknown) => {
+  return JSON.parse(marked(text), (_, value: unknown) => {
     if (typeof value === "string") {
       return value.startsWith("n") ? new Numeral(value.slice(1)) : value.slice(1);
     }
     if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
     return new Map(Object.entries(value).map(([name, each]) => [name.slice(1), each]));
   }) as Json;
+}
+
+/**
+ * The text with each number as a string that begins with n. Strings begin with s, so that none can
+ * pass for a number.
+ */
+function marked(text: string): string {
+  const number = /[-+.\deE]+/y;
+  const pieces: string[] = [];
+  let copied = 0;
+  for (let at = 0; at < text.length; ) {
+    if (text[at] === '"') {
+      pieces.push(text.slice(copied, at), '"s');
+      copied = at + 1;
+      at = endOfString(text, copied);
+      continue;
+    }
+    number.lastIndex = at;
+    const [digits = ""] = /[-\d]/.test(text[at] ?? "") ? number.exec(text) ?? [] : [];
+    if (digits) pieces.push(text.slice(copied, at), `"n${digits}"`);
+    at += digits.length || 1;
+    if (digits) copied = at;
+  }
+  return pieces.join("") + text.slice(copied);
+}
+
+/** Behind its quote. A pattern would need memory for each character that is escaped. */
+function endOfString(text: string, begin: number): number {
+  for (let at = begin; ; at += 1) {
+    if (text[at] === "\\") at += 1;
+    else if (text[at] === '"' || at >= text.length) return at + 1;
+  }
 }
 
 /** The text without spaces, in the order in which it came. */

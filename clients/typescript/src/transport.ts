@@ -39,18 +39,24 @@ const UNSENT = [
   "UND_ERR_CONNECT_TIMEOUT",
   "ConnectionRefused",
 ];
+// The patience of Node's own fetch has ended: 300 seconds, whatever is asked for here.
+const SILENT = ["UND_ERR_HEADERS_TIMEOUT", "UND_ERR_BODY_TIMEOUT"];
 // A longer time than timers know would end at once.
 const MOST_MILLISECONDS = 2 ** 31 - 1;
 
 /** One service and one key. */
 export class Transport {
-  constructor(private readonly service: Service) {
+  // Private to whoever prints a client, too.
+  readonly #service: Service;
+
+  constructor(service: Service) {
     if (!isAddress(service.url)) {
       throw new InvalidSettings("url: Must be an address such as https://runs.example.");
     }
     if (!/^[\x21-\x7e]+$/.test(service.apiKey)) {
       throw new InvalidSettings("apiKey: Must be the API key that you were given.");
     }
+    this.#service = service;
   }
 
   /** The JSON of an answer, which has at least these fields. */
@@ -70,7 +76,7 @@ export class Transport {
       try {
         return await this.once(call);
       } catch (error) {
-        const wait = pauseAfter(error, this.service.retries, attempt, waited, call.repeatable);
+        const wait = pauseAfter(error, this.#service.retries, attempt, waited, call.repeatable);
         if (wait === null) throw error;
         await pause(wait, call.signal);
         waited += wait;
@@ -79,8 +85,9 @@ export class Transport {
   }
 
   private async once(call: Call): Promise<Answer> {
-    const patience = new Patience(this.service, call.signal);
-    const headers: Record<string, string> = { "X-API-Key": this.service.apiKey, ...call.headers };
+    const { url, timeout, apiKey } = this.#service;
+    const patience = new Patience(url, timeout, call.signal);
+    const headers: Record<string, string> = { "X-API-Key": apiKey, ...call.headers };
     if (call.json !== undefined) headers["Content-Type"] = "application/json";
     const request = {
       method: call.method,
@@ -90,10 +97,10 @@ export class Transport {
       redirect: "manual",
       signal: patience.signal,
     } as RequestInit;
-    const address = this.service.url + call.path + query(call.params);
+    const address = url + call.path + query(call.params);
     let response: Response;
     try {
-      response = await this.service.fetch(address, request);
+      response = await this.#service.fetch(address, request);
     } catch (problem) {
       throw patience.ended(problem);
     }
@@ -156,7 +163,11 @@ class Patience {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private isOver = false;
 
-  constructor(private readonly service: Service, private readonly wanted?: AbortSignal) {
+  constructor(
+    private readonly url: string,
+    private readonly timeout: number,
+    private readonly wanted?: AbortSignal,
+  ) {
     if (wanted?.aborted) throw wanted.reason;
     wanted?.addEventListener("abort", this.leaving);
     this.renew();
@@ -168,7 +179,7 @@ class Patience {
 
   renew(): void {
     clearTimeout(this.timer);
-    const milliseconds = this.service.timeout * 1000;
+    const milliseconds = this.timeout * 1000;
     if (milliseconds > MOST_MILLISECONDS) return;
     this.timer = setTimeout(() => {
       this.isOver = true;
@@ -186,13 +197,15 @@ class Patience {
   ended(problem: unknown): unknown {
     this.leave();
     if (this.wanted?.aborted) return this.wanted.reason;
-    const { url, timeout } = this.service;
-    if (this.isOver) {
-      const message = `${url} has said nothing for ${timeout} s.`;
-      return new Unreachable(message, { sent: true, silent: true, cause: problem });
-    }
+    const { url, timeout } = this;
     const why = reasons(problem);
-    const sent = !why.some((each) => UNSENT.includes(String(each.code)));
+    const codes = why.map((each) => String(each.code));
+    if (this.isOver || codes.some((each) => SILENT.includes(each))) {
+      const message = this.isOver ? `nothing for ${timeout} s` : "nothing for too long";
+      const given = { sent: true, silent: true, cause: problem };
+      return new Unreachable(`${url} has said ${message}.`, given);
+    }
+    const sent = !codes.some((each) => UNSENT.includes(each));
     const message = why.map((each) => each.message).join(": ");
     return new Unreachable(`${url} did not answer: ${message}`, { sent, cause: problem });
   }
