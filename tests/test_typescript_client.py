@@ -188,20 +188,20 @@ def test_it_judges_receipts_as_the_script_of_auditors_does(
     given = json.dumps({"keys": keys, "documents": documents})
     lines = installed.run("main", "judged", site=streaming_site, given=given).splitlines()
     verdicts = [judged(document, keys) for document in documents]
-    for document, line, verdict in zip(documents, lines, verdicts, strict=True):
-        found = json.loads(line)
-        ours = found and [sorted(set(found[0])), found[1]]
-        assert ours == verdict, document
-    assert verdicts[0] == [[], ["artifacts[].url"]]
-    assert verdicts.count(None) > 5
+    theirs = [found[1] if found and not found[0] else None for found in map(json.loads, lines)]
+    pairs = zip(documents, theirs, verdicts, strict=True)
+    assert [pair for pair in pairs if pair[1] != pair[2]] == []
+    assert "artifacts[].url" in (verdicts[0] or [])
+    assert 5 < len([each for each in verdicts if each is not None]) < len(verdicts) / 2
 
 
 def judged(document: str, keys: Any) -> list[Any] | None:
+    """What no receipt binds of an answer that holds. None where anything is wrong with it."""
     try:
         problems, unbound, _ = verify_receipt.check(json.loads(document), keys)  # type: ignore[no-untyped-call]
     except verify_receipt.CANNOT:
         return None
-    return [sorted({each.split(":")[0] for each in problems}), unbound]
+    return None if problems else unbound
 
 
 CODE = """
@@ -231,14 +231,14 @@ def receipts_of(site: Site) -> tuple[Any, list[str]]:
     old["signature"] = base64.b64encode(signature).decode()
     found = [*told, old, {**told[0], "receipt": old}, {**old, "nöte": ""}]
     for answer in told:
-        found += [dict(answer, **{name: value}) for name in answer for value in OTHERS]
         found += [{each: answer[each] for each in answer if each != name} for name in answer]
-        for name in answer["receipt"]:
-            for value in OTHERS:
-                changed = copy.deepcopy(answer)
-                changed["receipt"][name] = value
-                found += [changed, changed["receipt"]]
     first = told[0]
+    found += [dict(first, **{name: value}) for name in first for value in OTHERS]
+    for name in first["receipt"]:
+        for value in OTHERS:
+            changed = copy.deepcopy(first)
+            changed["receipt"][name] = value
+            found += [changed, changed["receipt"]]
     found += [
         {**first, "created_at": first["created_at"].replace("+00:00", "Z")},
         {**first, "newer": 1},

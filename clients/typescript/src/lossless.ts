@@ -72,8 +72,7 @@ export function canonical(value: Json | undefined): string {
 export function ascii(value: Json | undefined): string {
   const text = sorted(value);
   return text.replace(/[\x7f-\uffff]/g, (unit) => {
-    const code = unit.charCodeAt(0).toString(16);
-    return unit === "\x7f" ? unit : `\\u${code.padStart(4, "0")}`;
+    return `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
   });
 }
 
