@@ -17,12 +17,14 @@ _OWN = {"connection", "transfer-encoding", "content-length"}
 
 
 class Proxy:
-    """`lose` answers are swallowed. `break_after` is the lines that a stream has before it breaks,
-    once. `refusals` are told instead of asking the service. `requests` are the lines that came."""
+    """`lose` answers are swallowed, of addresses that end with `lost_of`. `break_after` is the lines
+    that a stream has before it breaks, once. `refusals` are told instead of asking the service.
+    `requests` are the lines that came."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.lose = 0
+        self.lost_of = ""
         self.break_after: int | None = None
         self.refusals: list[tuple[int, dict[str, str], bytes]] = []
         self.requests: list[str] = []
@@ -57,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = upstream.getresponse()
         if "ndjson" in answer.headers.get("Content-Type", ""):
             self._stream(answer)
-        elif proxy.lose:
+        elif proxy.lose and self.path.endswith(proxy.lost_of):
             proxy.lose -= 1
             answer.read()
             self._hang_up()

@@ -1,0 +1,99 @@
+/** JSON whose numbers stay the text that they were, as hashes are over the text. */
+
+/** A number as it was written. */
+export class Numeral {
+  constructor(readonly text: string) {}
+}
+
+export type Members = Map<string, Json>;
+export type Json = string | boolean | null | Numeral | Json[] | Members;
+
+/** Throws SyntaxError for what is no JSON. */
+export function parsed(text: string): Json {
+  JSON.parse(text);
+  return JSON.parse(marked(text), (_, value: unknown) => {
+    if (typeof value === "string") {
+      return value.startsWith("n") ? new Numeral(value.slice(1)) : value.slice(1);
+    }
+    if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
+    return new Map(Object.entries(value).map(([name, each]) => [name.slice(1), each]));
+  }) as Json;
+}
+
+/**
+ * The text with each number as a string that begins with n. Strings begin with s, so that none can
+ * pass for a number.
+ */
+function marked(text: string): string {
+  const number = /[-+.\deE]+/y;
+  const pieces: string[] = [];
+  let copied = 0;
+  for (let at = 0; at < text.length; ) {
+    if (text[at] === '"') {
+      pieces.push(text.slice(copied, at), '"s');
+      copied = at + 1;
+      at = endOfString(text, copied);
+      continue;
+    }
+    number.lastIndex = at;
+    const [digits = ""] = /[-\d]/.test(text[at] ?? "") ? number.exec(text) ?? [] : [];
+    if (digits) pieces.push(text.slice(copied, at), `"n${digits}"`);
+    at += digits.length || 1;
+    if (digits) copied = at;
+  }
+  return pieces.join("") + text.slice(copied);
+}
+
+/** Behind its quote. A pattern would need memory for each character that is escaped. */
+function endOfString(text: string, begin: number): number {
+  for (let at = begin; ; at += 1) {
+    if (text[at] === "\\") at += 1;
+    else if (text[at] === '"' || at >= text.length) return at + 1;
+  }
+}
+
+/** The text without spaces, in the order in which it came. */
+export function written(value: Json | undefined): string {
+  if (value instanceof Numeral) return value.text;
+  if (Array.isArray(value)) return `[${value.map(written).join(",")}]`;
+  if (value instanceof Map) return object([...value], written);
+  return JSON.stringify(value ?? null);
+}
+
+/** As RFC 8785 has it. Throws RangeError for a number that has no such form. */
+export function canonical(value: Json | undefined): string {
+  if (value instanceof Numeral) return canonicalNumber(value.text);
+  if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
+  if (value instanceof Map) return object(byName([...value]), canonical);
+  return JSON.stringify(value ?? null);
+}
+
+/** As the first format of the ledger has it: ASCII, names sorted. */
+export function ascii(value: Json | undefined): string {
+  const text = sorted(value);
+  return text.replace(/[\x7f-\uffff]/g, (unit) => {
+    return `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  });
+}
+
+/** The text without spaces, names sorted. */
+export function sorted(value: Json | undefined): string {
+  if (Array.isArray(value)) return `[${value.map(sorted).join(",")}]`;
+  if (value instanceof Map) return object(byName([...value]), sorted);
+  return written(value);
+}
+
+function object(members: Array<[string, Json]>, each: (value: Json) => string): string {
+  return `{${members.map(([name, value]) => `${JSON.stringify(name)}:${each(value)}`).join(",")}}`;
+}
+
+function byName(members: Array<[string, Json]>): Array<[string, Json]> {
+  return members.sort(([one], [other]) => (one < other ? -1 : 1));
+}
+
+function canonicalNumber(text: string): string {
+  const double = Number(text);
+  const isExact = /[.eE]/.test(text) || BigInt(text) === BigInt(double);
+  if (!Number.isFinite(double) || !isExact) throw new RangeError("a number that no double is");
+  return JSON.stringify(double);
+}
