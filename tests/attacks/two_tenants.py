@@ -131,7 +131,7 @@ def wait_until(condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def bytes_below(folder: Path) -> int:
