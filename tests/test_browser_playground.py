@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from executions.models import Execution, Session
 from executions.services.worker import run_queued
@@ -55,6 +55,13 @@ def worker(caller: Caller) -> Iterator[None]:
     thread.join()
 
 
+def editor_of(page: Page) -> Locator:
+    """Once the editor is there: the plain field, which has its name too, has given way to it."""
+    expect(page.locator(".cm-editor")).to_be_visible()
+    expect(page.locator("#play-code")).to_be_hidden()
+    return page.get_by_role("textbox", name="Code")
+
+
 @pytest.mark.usefixtures("worker")
 def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     page: Page, complaints: list[str]
@@ -62,9 +69,7 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     activate("local", LOCAL)
     page.goto("/admin/")
     page.get_by_role("link", name="Playground").click()
-    # The plain field gives way to the editor.
-    expect(page.locator("#play-code")).to_be_hidden()
-    editor = page.get_by_role("textbox", name="Code")
+    editor = editor_of(page)
     editor.fill(CODE)
     page.get_by_label("Tenant").fill("wonderland")
     arguments = page.get_by_label("Arguments, as JSON")
@@ -112,8 +117,7 @@ def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
     in_force("wonderland", analysis="ask", calls="print")
     page.clock.install()
     page.goto(f"{PAGE}?tenant=wonderland")
-    expect(page.locator("#play-code")).to_be_hidden()
-    editor = page.get_by_role("textbox", name="Code")
+    editor = editor_of(page)
     button = page.get_by_role("button", name="Run", exact=True)
     told = page.locator("#play-output article")
     editor.fill("print('x')")
@@ -169,9 +173,7 @@ def test_a_run_is_filled_in_again_and_goes_on_as_a_notebook(
     execution = cell(caller, opened(caller), HOSTILE).json()["id"]
     page.set_viewport_size({"width": 390, "height": 860})
     page.goto(f"{PAGE}?execution={execution}")
-    # The plain field gives way to the editor.
-    expect(page.locator("#play-code")).to_be_hidden()
-    editor = page.get_by_role("textbox", name="Code")
+    editor = editor_of(page)
     expect(editor).to_contain_text("</textarea></script>")
     assert "owned" not in page.title()
     expect(page.get_by_label("Tenant")).to_have_value("wonderland")

@@ -81,7 +81,8 @@ def test_a_cell_is_told_while_it_runs_and_ends_with_its_record(session: Session)
 
     done = found[-1]["execution"]
     assert (texts(found), done["stdout"]) == ("late\n", "early\nlate\n")
-    assert done == session.record(execution_id)
+    # Its files are saved behind the answer.
+    assert done | {"files_saved": True} == session.record(execution_id) | {"files_saved": True}
     assert (done["context"], done["context_kept"]) == ("default", True)
     assert done["receipt"]
 
