@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.executions import PROGRAM, PYTHON, process_caller
 from benchmarks.measure import Call, Figures, measure, table, write_json
-from benchmarks.service import Service, api_caller, running_service
+from benchmarks.service import api_caller, running_service
 
 PAUSE_SECONDS = 0.5
 SETTLE_SECONDS = 8.0
@@ -34,7 +32,6 @@ def measure_level(isolation: str, gvisor_platform: str, calls: int) -> list[Figu
     with (
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
         running_service(Path(folder), config, "self_managed", **how) as service,
-        _running_pool(service),
     ):
 
         def post() -> Call:
@@ -58,18 +55,6 @@ def measure_level(isolation: str, gvisor_platform: str, calls: int) -> list[Figu
                 )
             )
         return rows
-
-
-@contextmanager
-def _running_pool(service: Service) -> Iterator[None]:
-    """The pool service, which `manage.py up` starts only where there is a Docker engine."""
-    command = [sys.executable, "manage.py", "pool", "--port", str(service.pool_port)]
-    process = subprocess.Popen(command, env=service.environment, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def _wait_until_it_runs(post: Callable[[], Call]) -> None:

@@ -37,6 +37,7 @@ class Installation:
             SANDBOX_API_KEY=KEY,
             PRESIGN_EXPIRES_SECONDS="2",
             POOL_LAUNCHER="bubblewrap",
+            POOL_PORT=str(free_port()),
             DJANGO_SETTINGS_MODULE="sandbox_site.settings",
             URL_ALLOWED_NETWORKS=f"127.0.0.1:{pages.port}",
         )

@@ -166,6 +166,21 @@ def test_every_line_on_stderr_is_json_and_holds_no_key(service: Service, data_di
             assert name == "ADMIN_USER" or value not in service.output
 
 
+def test_a_pool_of_the_named_launcher_listens_without_docker(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    with up(data_dir, tmp_path, POOL_LAUNCHER="bubblewrap", POOL_PORT=str(port)) as running:
+        running.wait_until_ready()
+        with socket.create_connection(("127.0.0.1", port), timeout=30):
+            pools = [pid for pid in running.look() if b"pool" in command_line(pid).split(b"\0")]
+        running.process.terminate()
+        code, _ = running.wait_for_end()
+    assert code == 0
+    assert len(pools) == 1, running.output
+    assert "Pool: " in running.output
+
+
 def test_a_taken_port_is_named_at_once(data_dir: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

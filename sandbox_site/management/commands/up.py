@@ -26,8 +26,9 @@ EXIT_SECONDS = 5.0
 
 class Command(BaseCommand):
     help = (
-        "Serve: the web server, the worker and the pool service, with containers where a Docker "
-        "engine answers and for the sessions of the local provider. "
+        "Serve: the web server, the worker and the pool service, with what POOL_LAUNCHER names, "
+        "else with containers where a Docker engine answers, and for the sessions of the local "
+        "provider. "
         "The end of one ends all; Ctrl-C ends all in order, and a second one at once."
     )
 
@@ -46,9 +47,10 @@ class Command(BaseCommand):
         with ProcessGroup() as processes:
             pool = [sys.executable, manage, "pool"]
             sessions = [] if unix_socket.answers(_socket()) else ["--socket"]
-            has_pool = find_docker() is Docker.READY and not _is_listening()
+            launcher = _launcher()
+            has_pool = launcher is not None and not _is_listening()
             if has_pool:
-                processes.start("pool", [*pool, "--launcher", "docker", *sessions], environment)
+                processes.start("pool", [*pool, "--launcher", launcher, *sessions], environment)
                 _wait_until_listening()
             processes.start("web", _web_server(bind), environment)
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
@@ -94,6 +96,13 @@ def _web_server(bind: str) -> list[str]:
         *("--bind", bind),
         "sandbox_site.asgi:application",
     ]
+
+
+def _launcher() -> str | None:
+    """What the pool service that listens on a port is started with. None: it is not started."""
+    if settings.POOL_LAUNCHER != "auto":
+        return str(settings.POOL_LAUNCHER)
+    return "docker" if find_docker() is Docker.READY else None
 
 
 def _socket() -> Path:
