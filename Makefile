@@ -23,7 +23,8 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
 
 run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000)
-	@$(PY) manage.py bootstrap
+	@# What it has made it says itself.
+	@LOG_LEVEL=$${LOG_LEVEL:-WARNING} $(PY) manage.py bootstrap
 	@exec $(PY) manage.py up
 
 # Both courses at once: each waits more than it works.

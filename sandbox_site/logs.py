@@ -1,9 +1,10 @@
-"""Logging for every process: one JSON object per line on stderr."""
+"""Logging for every process, on stderr: one JSON object per line, or text for who looks on."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,21 +25,70 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name, value in vars(record).items():
-            if name not in _STANDARD and isinstance(value, str | int | float | None):
-                line.setdefault(name, value)
+        for name, value in _plain_extras(record).items():
+            line.setdefault(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
 
 
-def configuration(level: str) -> dict[str, Any]:
-    """For logging.config.dictConfig: everything goes to the root logger's one handler."""
+class TerminalLines(logging.Formatter):
+    """The same for a terminal: the time, the message, and the extras that say something.
+
+    Characters that a terminal acts on are escaped: names and messages may be a stranger's.
+    """
+
+    # The message says the first two, and the ledger has the others.
+    _LEFT_OUT = frozenset({"operation", "status", "timestamp", "ledger_digest", "code_hash"})
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")]
+        if record.levelno != logging.INFO:
+            parts.append(record.levelname)
+        parts.append(_printable(record.getMessage()))
+        parts += [
+            f"{name}={_printable(str(value))}"
+            for name, value in _plain_extras(record).items()
+            if value not in (None, "") and name not in self._LEFT_OUT
+        ]
+        if record.exc_info:
+            lines = self.formatException(record.exc_info).splitlines()
+            return "\n".join([" ".join(parts), *map(_printable, lines)])
+        return " ".join(parts)
+
+
+def _plain_extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD and isinstance(value, str | int | float | None)
+    }
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)
+
+
+def format_for(choice: str) -> str:
+    """ "json" or "text": what `choice` names, for "auto" text where stderr is a terminal."""
+    if choice == "auto":
+        return "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
+    return choice
+
+
+def configuration(level: str, form: str) -> dict[str, Any]:
+    """For logging.config.dictConfig: everything goes to the root logger's one handler.
+
+    `form` is "json" or "text".
+    """
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"json": {"()": "sandbox_site.logs.JsonLines"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+        "formatters": {
+            "json": {"()": "sandbox_site.logs.JsonLines"},
+            "text": {"()": "sandbox_site.logs.TerminalLines"},
+        },
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": form}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             "django": {"handlers": [], "level": "NOTSET", "propagate": True},

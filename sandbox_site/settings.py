@@ -212,7 +212,8 @@ AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "otp_token"]
 AXES_VERBOSE = False
 
 LOGGING = logs.configuration(
-    env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
+    env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")),
+    logs.format_for(env.choice("LOG_FORMAT", "auto", ("auto", "json", "text"))),
 )
 
 REST_FRAMEWORK = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
+import re
 import secrets
 import subprocess
 import sys
@@ -59,6 +62,7 @@ def load(data_dir: Path, name: str, **environment: str) -> Any:
         ("SANDBOX_STORE_CODE", "sometimes"),
         ("SANDBOX_TYPE", "Podman"),
         ("LOG_LEVEL", "loud"),
+        ("LOG_FORMAT", "yaml"),
         ("Q_BROKER", "rabbit"),
         ("ALLOW_PRIVATE_URLS", "private"),
         ("COMPONENT_EXEC_TIMEOUT", "10m"),
@@ -325,3 +329,31 @@ def test_a_log_record_is_one_line_of_json_without_what_is_no_plain_value() -> No
     assert (line["level"], line["logger"]) == ("warning", "a.logger")
     assert (line["message"], line["tenant"]) == ("two\nlines", "demo")
     assert "request" not in line
+
+
+def test_a_log_record_on_a_terminal_is_short_and_moves_no_cursor() -> None:
+    record = logging.LogRecord("a.logger", logging.ERROR, "", 0, "key.made\x1b[2J", None, None)
+    record.tenant_id, record.region, record.subject = "demo", None, "bell\a\u202e"
+    record.ledger_digest = "f" * 64
+    try:
+        raise ValueError("line\x1b]0;title")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = logs.TerminalLines().format(record)
+    first, *traceback = text.splitlines()
+    assert re.fullmatch(
+        r'\d\d:\d\d:\d\d ERROR "key\.made\\u001b\[2J" tenant_id=demo subject="bell\\u0007\\u202e"',
+        first,
+    )
+    assert text.replace("\n", "").isprintable()
+    assert any("ValueError: line\\u001b]0;title" in line for line in traceback)
+
+
+def test_logs_are_text_only_where_somebody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert logs.format_for("text") == "text"
+    leader, follower = os.openpty()
+    with os.fdopen(leader), os.fdopen(follower, "w") as terminal, io.StringIO() as file:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert (logs.format_for("auto"), logs.format_for("json")) == ("text", "json")
+        monkeypatch.setattr(sys, "stderr", file)
+        assert logs.format_for("auto") == "json"

@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from executions.services.ledger import append
 from executions.services.ledger.keyring import signing_key
-from executions.services.reports import paper
 from executions.services.reports.document import Document
 from executions.services.reports.entered import KIND
 from executions.services.reports.reading import Reading
@@ -53,11 +52,14 @@ def make(
     Raises LedgerUnavailable where nothing can be signed or entered, and whatever the writers raise;
     what they have written is then no report that was entered.
     """
+    # What writes PDF files takes a tenth of a second to load, in every process that starts.
+    from executions.services.reports import paper
+
     key = signing_key()
     reading = Reading(scope, said)
     document = Document(report_id, reading, key, made_by, timezone.now())
     with tempfile.TemporaryFile("w+", prefix="cofferdam-report-") as kept:
-        write_json(document.pieces(_keeper(kept)))
+        write_json(document.pieces(_keeper(kept, paper.MOST_RUNS, paper.begun)))
         signed = document.signed
         if signed is None:
             raise RuntimeError("the JSON file was not written to its end")
@@ -82,17 +84,19 @@ def make(
     return Made(**made, ledger_sequence=entry.sequence)
 
 
-def _keeper(file: IO[str]) -> Callable[[str, dict[str, Any]], None]:
-    """Keeps what the PDF has of the first runs."""
+def _keeper(
+    file: IO[str], most: int, begun_of: Callable[[str], str]
+) -> Callable[[str, dict[str, Any]], None]:
+    """Keeps what the PDF has of the first `most` runs: of their code what `begun_of` leaves."""
     kept = 0
 
     def keep(name: str, each: dict[str, Any]) -> None:
         nonlocal kept
         kept += 1
-        if kept > paper.MOST_RUNS:
+        if kept > most:
             return
         code = each.get("code") or ""
-        begun = paper.begun(code)
+        begun = begun_of(code)
         shown = {**each, "code": begun, "code_cut": len(code) - len(begun)}
         file.write(json.dumps([name, shown]) + "\n")
 
