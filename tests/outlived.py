@@ -10,6 +10,7 @@ from typing import Any
 
 import docker
 
+from providers.errors import KeptSandboxLost
 from providers.pool.launchers.docker_owner import POOL_LABEL
 from providers.pool.remembered import Memory
 from providers.sandbox import KeptSandbox
@@ -17,6 +18,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.pool_service import PoolService, over_docker, provider_of
 from tests.processes import free_port
+from tests.sandboxes import wait_until
 
 
 class Place:
@@ -27,6 +29,7 @@ class Place:
         self.port = free_port()
         self.pool_id = f"port-{self.port}"
         self.held = ExitStack()
+        self.kept: list[KeptSandbox] = []
         self.pool: PoolService
         self.provider: SelfManagedProvider
         self._starts = 0
@@ -59,7 +62,17 @@ class Place:
     def keep(self, owner: str = "alice", **spec: Any) -> KeptSandbox:
         sandbox = self.provider.open(SandboxSpec(kept=True, **spec), owner)
         assert isinstance(sandbox, KeptSandbox)
+        self.kept.append(sandbox)
         return sandbox
+
+    def clear(self) -> None:
+        """As it was opened: a pool that runs, and nothing kept."""
+        if self.pool.service.process.poll() is not None:
+            self.start()
+        while self.kept:
+            with suppress(KeptSandboxLost):
+                self.kept.pop().close()
+        wait_until(lambda: not self.kept_containers() and not self.memory.all(), seconds=60)
 
     def described(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.pool.ask("GET", "/v1/sandboxes").body["sandboxes"]
