@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,15 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, Process, Session
+from executions.services import journal_files
 from executions.services.deaths import KEPT, Watcher, forget_ended
+from executions.services.journal import record_kept
+from executions.services.journal_files import Ended
 from executions.services.leases import Keeper
 from executions.services.record import close_record
 from executions.services.stale import end_stale_executions
+from providers.living import birth
+from providers.remote.owner import process_tag
 from tests import sessions
 from tests.conftest import Caller
 from tests.held import opened
@@ -95,6 +102,40 @@ def test_what_a_silent_process_ran_is_closed_and_says_whose_it_was(
     assert queued.status == "queued"
     (told,) = [r for r in caplog.records if getattr(r, "alert", "") == "process_died"]
     assert (told.instance, told.executions) == ("web-2", 1)  # type: ignore[attr-defined]
+
+
+def test_of_its_own_host_a_process_that_has_ended_is_dead_at_once(
+    watcher: Watcher,
+    clock: Clock,
+    other: Process,
+    alice: Caller,
+    settings: Any,
+    tmp_path: Path,
+) -> None:
+    settings.DATA_DIR = tmp_path
+    child = subprocess.Popen(["sleep", "60"])
+    host, _, _ = process_tag().split("-")
+    Process.objects.update(tag=f"{host}-{child.pid}-{birth(child.pid)}")
+    execution, waits = ran_by(other, alice), ran_by(other, alice)
+    now = timezone.now()
+    values = {"stdout": "kept\n", "exit_code": 0, "finished_at": now, "cost": None}
+    journal_files.write(Ended(waits.pk, Execution.Status.SUCCEEDED, values))
+
+    assert clock.watch(watcher, 9, nothing) == 0
+    beat(other)
+    assert clock.watch(watcher, 1, nothing) == 0
+    child.kill()
+    child.wait()
+    assert clock.watch(watcher, 1, nothing) == 1
+
+    execution.refresh_from_db()
+    assert (execution.status, execution.error_code) == ("error", "SB009")
+    # Its end waits in this host's journal.
+    waits.refresh_from_db()
+    assert waits.is_open
+    assert record_kept() == 1
+    waits.refresh_from_db()
+    assert (waits.status, waits.stdout) == ("succeeded", "kept\n")
 
 
 def test_a_process_that_beats_lives_however_seldom(

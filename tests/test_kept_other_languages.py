@@ -72,6 +72,28 @@ def test_javascript_stops_at_its_deadline(node: KeptGuest, code: str) -> None:
     assert node.run("x").shown == ["1"]
 
 
+def test_javascript_that_loops_behind_an_await_stops_and_keeps_its_state(node: KeptGuest) -> None:
+    loops = [
+        "await 0; while (true) { try { while (true); } catch {} }",
+        "while (true) await 0",
+        "setTimeout(() => { while (true); }, 1); await new Promise(() => {})",
+        "setImmediate(() => { while (true); }); await new Promise(() => {})",
+        "process.nextTick(() => { while (true); }); await new Promise(() => {})",
+    ]
+    for number, code in enumerate(loops):
+        # A machine that is too busy for a second loses the context, and says so.
+        for _ in range(5):
+            node.run(f"const x = {number}")
+            late = node.run(code, timeout=0.1)
+            assert (late.exit_code, late.header["timed_out"]) == (None, True)
+            found = node.run("typeof x === 'undefined' ? 'lost' : x").shown
+            assert found == ([f"{number}"] if late.context_kept else ["'lost'"])
+            if late.context_kept:
+                break
+        else:
+            raise AssertionError(code)
+
+
 def test_bash_keeps_variables_functions_and_folder(bash: KeptGuest) -> None:
     bash.run(
         "x=1; list=(a 'b c'); f() { echo f$x; }; mkdir sub; cd sub; alias hey='echo hey'; export E=e"

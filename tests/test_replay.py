@@ -15,7 +15,7 @@ from django.test import Client
 from executions.models import Execution, LedgerEntry
 from executions.services import replay as service
 from executions.services.ledger.verification import verify
-from executions.services.replay import compare, recorded_request, replay, route_to
+from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
 from providers.manager import manager
 from providers.models import ProviderConfig
@@ -72,7 +72,9 @@ def test_what_differs_is_named(scripted: Callable[[], list[str]], alice: Caller)
     before = recorded(alice)
     after = replay(before).execution
 
-    differing = {each.name for each in compare(before, after) if each.matters and not each.is_same}
+    differing = {
+        each.name for each in differences_of(before, after) if each.matters and not each.is_same
+    }
     assert differing == {"stdout"}
 
 

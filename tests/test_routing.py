@@ -17,7 +17,7 @@ from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
 from providers.named import lease_of
 from providers.services import breaker, save_config
 from providers.services.kept import forget_all
-from providers.services.routing import planned
+from providers.services.route_order import planned
 from providers.tasks import check_health, sweep_leftovers
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller, require
@@ -311,7 +311,7 @@ def test_a_split_goes_by_weight_and_a_weight_of_0_is_a_fallback(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = random.Random(7)
-    monkeypatch.setattr("providers.services.routing.random", generator)
+    monkeypatch.setattr("providers.services.route_order.random", generator)
     route = make_route("e2b:3", "aliyun_codeinterpreter:1", strategy="weighted")
     first = [planned("", "python")[0] for _ in range(2000)]
     assert 1400 < first.count("e2b") < 1600

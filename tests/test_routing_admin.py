@@ -12,12 +12,12 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.models import Budget, Tenant
-from executions.services.comparison import compare
+from executions.services.comparison import compare_providers
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker
-from providers.services.routing import planned
+from providers.services.route_order import planned
 from tests.agentrun_server import AgentRunServer
 from tests.conftest import Caller
 from tests.e2b_server import E2BServer
@@ -135,7 +135,7 @@ def test_providers_are_compared(admin_client: Client, services: Services, alice:
     run(alice, "print(2)")
     services[0].fail("execute", "500")
     run(alice, "print(3)")
-    rows = {row.provider: row for row in compare()}
+    rows = {row.provider: row for row in compare_providers()}
     e2b, aliyun = rows["e2b"], rows["aliyun_codeinterpreter"]
     assert (e2b.executions, e2b.errors, e2b.left) == (2, 1, 1)
     assert (aliyun.executions, aliyun.errors, aliyun.left) == (1, 0, 0)

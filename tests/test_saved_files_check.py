@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from executions.models import Blob, LooseFile
-from executions.services.storage_check import ORPHAN_SECONDS, compare
+from executions.services.storage_check import ORPHAN_SECONDS, compare_storage
 from executions.storage import WORKSPACES, kept
 from tests.conftest import Caller
 from tests.saved_files import stored
@@ -41,7 +41,7 @@ def test_what_has_no_counterpart_is_named(alice: Caller, tmp_path: Path) -> None
     age_all(tmp_path)
     kept(WORKSPACES).save_stream("1/ab/young", iter([b"its row comes"]))
     kept(WORKSPACES).delete(str(gone.file))
-    found = compare()
+    found = compare_storage()
     assert found.without_row.names == ["workspaces/1/ab/stray"]
     assert found.without_bytes.names == [f"workspaces/{gone.file}"]
     assert (found.files, found.rows) == (4, 2)
@@ -50,7 +50,7 @@ def test_what_has_no_counterpart_is_named(alice: Caller, tmp_path: Path) -> None
     assert not kept(WORKSPACES).exists("1/ab/stray")
     assert kept(WORKSPACES).exists("1/ab/loose")
     Blob.objects.filter(pk=gone.pk).delete()
-    assert compare().is_same
+    assert compare_storage().is_same
 
 
 @pytest.mark.database
@@ -58,6 +58,6 @@ def test_what_has_no_counterpart_is_named(alice: Caller, tmp_path: Path) -> None
 def test_what_is_saved_is_the_same_on_both_sides(alice: Caller, tmp_path: Path) -> None:
     stored(alice.tenant, b"0", b"1", b"2")
     age_all(tmp_path)
-    found = compare()
+    found = compare_storage()
     assert found.is_same
     assert (found.files, found.rows) == (3, 3)

@@ -19,7 +19,7 @@ from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, ProviderConfig, ProviderPrice
 from providers.services import save_config
-from providers.services.routing import _regions, planned
+from providers.services.route_order import _regions, planned
 from tests.conftest import Caller
 from tests.e2b_server import E2BServer
 from tests.provider_package import Packages, install_probe

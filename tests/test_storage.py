@@ -200,19 +200,19 @@ def test_storage_and_rows_are_compared_both_ways(
     fine, gone = (str(run(alice, CODE).json()["id"]).replace("-", "") for _ in range(2))
     waiting = opened(alice, "async", files=FILES)
     lost = opened(alice, "async", files=FILES)
-    assert storage_check.compare().is_same
+    assert storage_check.compare_storage().is_same
 
     kept(ARTIFACTS).delete(str(Artifact.objects.get(execution_id=gone).file.name))
     payloads.forget(lost.pk)
     kept(ARTIFACTS).create("00/nobody/0", b"left")
     kept(ARTIFACTS).create(f"{fine[-2:]}/{fine}/1", b"left")
     kept(QUEUE).create("0" * 32, b"left")
-    young = storage_check.compare()
+    young = storage_check.compare_storage()
     assert young.without_row.number == 0, "they may be about to have their rows"
     for module in (storage_check, payloads):
         request.getfixturevalue("monkeypatch").setattr(module, "ORPHAN_SECONDS", -60)
 
-    found = storage_check.compare()
+    found = storage_check.compare_storage()
 
     assert sorted(found.without_row.names) == sorted(
         ["artifacts/00/nobody/0", f"artifacts/{fine[-2:]}/{fine}/1", f"queue/{'0' * 32}"]
@@ -224,7 +224,7 @@ def test_storage_and_rows_are_compared_both_ways(
     with pytest.raises(SystemExit):
         call_command("check_storage", "--remove", stdout=out, stderr=StringIO())
     assert "3 files removed" in out.getvalue()
-    assert storage_check.compare().without_row.number == 0
+    assert storage_check.compare_storage().without_row.number == 0
     assert kept(QUEUE).exists(waiting.pk.hex)
     assert kept(ARTIFACTS).size(f"{fine[-2:]}/{fine}/0") > 0
     with pytest.raises(FileNotFoundError):

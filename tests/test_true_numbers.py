@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.models import Execution, ExecutionCount, ExecutionTenantCount
-from executions.services.comparison import compare
+from executions.services.comparison import compare_providers
 from executions.services.dashboard import figures
 from executions.services.recounting import recount
 from tests.conftest import Caller
@@ -35,7 +35,7 @@ def test_the_comparison_is_over_all_runs_and_tells_the_unpriced_apart(
     ExecutionCount.objects.create(**row, status="failed", count=10_000, cost=1.0)
     ExecutionCount.objects.create(**row, status="left", count=0, went_on=7, priced=0)
 
-    (e2b,) = compare()
+    (e2b,) = compare_providers()
     assert (e2b.executions, e2b.priced, e2b.unpriced, e2b.unknown) == (
         100_000,
         45_000,
@@ -55,11 +55,11 @@ def test_what_has_a_price_and_what_was_left_is_counted_as_it_ends(alice: Caller)
     hop = {"provider": "e2b", "outcome": "failed", "code": "SB002", "ms": 1.0}
     end(alice, provider="local", cost=Decimal("0.5"), hops=[hop])
     end(alice, provider="local")
-    rows = {row.provider: row for row in compare()}
+    rows = {row.provider: row for row in compare_providers()}
     assert (rows["local"].executions, rows["local"].priced, rows["local"].left) == (2, 1, 0)
     assert (rows["e2b"].executions, rows["e2b"].left, rows["e2b"].p50_ms) == (0, 1, None)
     recount()
-    assert {row.provider: row for row in compare()} == rows
+    assert {row.provider: row for row in compare_providers()} == rows
 
 
 def test_recounting_tells_what_an_older_version_did_not(alice: Caller) -> None:
@@ -69,9 +69,9 @@ def test_recounting_tells_what_an_older_version_did_not(alice: Caller) -> None:
     ExecutionCount.objects.all().delete()
     recount()
     ExecutionCount.objects.update(priced=None)
-    assert compare()[0].unknown == 1
+    assert compare_providers()[0].unknown == 1
     recount()
-    assert (compare()[0].unknown, compare()[0].priced) == (0, 1)
+    assert (compare_providers()[0].unknown, compare_providers()[0].priced) == (0, 1)
 
 
 def test_all_numbers_of_the_dashboard_are_of_one_moment(alice: Caller) -> None:

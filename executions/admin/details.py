@@ -26,7 +26,7 @@ from executions.services.actor import current_actor
 from executions.services.away import DatabaseAway
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.presentation import visible
-from executions.services.replay import compare, providers_for, recorded_request, replaying
+from executions.services.replay import differences_of, providers_for, recorded_request, replaying
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from executions.services.waiting import Waits
@@ -260,7 +260,7 @@ def _shown(before: Execution, after: Execution) -> list[dict[str, Any]]:
                 for line in each.lines
             ],
         }
-        for each in compare(before, after)
+        for each in differences_of(before, after)
     ]
 
 

@@ -16,7 +16,7 @@ from pygments.lexers import get_lexer_by_name
 
 from executions.models import Artifact, Execution
 from executions.services.late_results import late_result_of
-from executions.services.ledger.records import Erasures, compare
+from executions.services.ledger.records import Erasures, alteration_of
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import MAX_CHARACTERS, Shown, shown, visible
@@ -175,7 +175,7 @@ def receipt(execution: Execution) -> SafeString | str:
         return "None yet." if execution.is_open else "None: it is not in the ledger."
     keys = trusted_keys()
     whole = sum(artifact.size_bytes for artifact in execution.artifacts.all())
-    problem = verify_entry(entry, keys) or compare(
+    problem = verify_entry(entry, keys) or alteration_of(
         execution,
         entry.stated,
         Erasures(keys),

@@ -13,7 +13,7 @@ from unfold.admin import ModelAdmin
 
 from executions.admin.choosing import tenant_choice
 from executions.models import Budget, Spending, SpendingAlert
-from executions.services.comparison import compare
+from executions.services.comparison import compare_providers
 from executions.services.consequences import without_budget
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.read_only import ReadOnly
@@ -64,7 +64,7 @@ class SpendingAdmin(ReadOnly, _SpendingAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": "Compare providers",
-            "rows": compare(hours),
+            "rows": compare_providers(hours),
             "hours": hours,
             "choices": PERIODS.items(),
         }

@@ -28,7 +28,7 @@ from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.executor_manager import provider as executor_manager
 from providers.manager import manager
-from providers.services.routing import planned
+from providers.services.route_order import planned
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from executions.services.declared import refuse
 from providers.models import ProviderConfig
 from providers.services import two_person_rule
-from providers.services.routing import planned
+from providers.services.route_order import planned
 
 
 def choices_for(tenant_slug: str, language: str) -> list[str]:

@@ -47,7 +47,7 @@ class Row:
         return 1000 * self.cost / self.priced if self.cost is not None else None
 
 
-def compare(hours: int = 24) -> list[Row]:
+def compare_providers(hours: int = 24) -> list[Row]:
     """Every provider that was tried in the last `hours`, the current one included.
 
     Over all executions that ended in them, from the hourly counts.

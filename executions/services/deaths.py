@@ -1,9 +1,10 @@
 """Processes that died: found by those that live, and what they ran is closed. What they had only
 taken from the queue goes back there.
 
-No clock is compared with another. A process is dead when a watcher has seen the same `beat` of it
-for DEAD_SECONDS of its own time, in which it looked without a gap and could write itself: a
-watcher that was stopped, or a database that was away or locked, begins to watch anew. The
+Of this host's the kernel says whether they live, and that is a proof: no silence is waited for.
+Of others no clock is compared with another. A process is dead when a watcher has seen the same
+`beat` of it for DEAD_SECONDS of its own time, in which it looked without a gap and could write
+itself: a watcher that was stopped, or a database that was away or locked, begins to watch anew. The
 conditional UPDATE that records the death finds a beat that came meanwhile, and then there is none.
 """
 
@@ -22,11 +23,13 @@ from django.db.models.functions import Now
 
 from executions.models import Execution, Process, Session
 from executions.services.execution_log import log_execution
+from executions.services.journal_files import kept_ids
 from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, clock
 from executions.services.queue import put_back
 from executions.services.record import close_record, error_changes
 from executions.services.sessions.ending import give_up
 from providers.errors import UNAVAILABLE
+from providers.remote.owner import has_ended_here
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +76,24 @@ class Watcher:
         return died
 
     def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
-        """Who has shown the same beat for long enough. Counted is what lies between two reads."""
+        """Who has ended on this host, and who has shown the same beat for long enough. Counted is
+        what lies between two reads.
+        """
         began = self._now()
-        living = Process.objects.filter(ended_at=None).order_by()
-        found = {pk: beat for pk, beat in living.values_list("pk", "beat") if pk != own}
+        rows = Process.objects.filter(ended_at=None).order_by().values_list("pk", "beat", "tag")
+        others = [row for row in rows if row[0] != own]
         ended = self._now()
         if ended - self._looked_at > self._gap_seconds:
             self._seen = {}
         self._looked_at = ended
         self._seen = {
             pk: self._seen[pk] if self._seen.get(pk, (None,))[0] == beat else (beat, ended)
-            for pk, beat in found.items()
+            for pk, beat, _ in others
         }
         return [
             (pk, beat)
-            for pk, (beat, since) in self._seen.items()
-            if began - since >= self._dead_seconds
+            for pk, beat, tag in others
+            if began - self._seen[pk][1] >= self._dead_seconds or has_ended_here(tag)
         ]
 
     def _record_death(self, pk: UUID, beat: int) -> bool:
@@ -117,7 +122,8 @@ class Watcher:
     def _close_left_open(self) -> bool:
         """Close what ended processes left open. False where there was no time for all of it."""
         until = self._now() + _CLOSING_SECONDS
-        tried: set[UUID] = set()
+        # What waits in the journal of this host is recorded from there, with its result.
+        tried = kept_ids()
         while batch := _left_open().exclude(pk__in=tried)[:_AT_ONCE]:
             for execution in batch:
                 if self._now() > until:

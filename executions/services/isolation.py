@@ -10,7 +10,7 @@ from executions.services.policies.in_force import isolation_of
 from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_sandbox, strictest
 from providers.manager import Lease
 from providers.sandbox import Sandbox
-from providers.services.routing import route_minimum
+from providers.services.route_order import route_minimum
 
 
 def floor_of(execution: Execution) -> str:

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 1.0
-# A process whose beat stayed the same for so long is dead, if its watcher looked without a gap.
+# A process of another host whose beat stayed the same for so long is dead, if its watcher looked
+# without a gap.
 # Five beats; with a look each second a death is recorded within 12 s.
 DEAD_SECONDS = 10.0
 GAP_SECONDS = 4.0

@@ -148,7 +148,7 @@ class Difference:
         )
 
 
-def compare(before: Execution, after: Execution) -> list[Difference]:
+def differences_of(before: Execution, after: Execution) -> list[Difference]:
     """What came of two executions, aspect by aspect."""
     where = ("provider", "config_version", "runtime", "isolation", "sharing")
     circumstances = (*where, "start_ms", "run_ms", "total_ms")

@@ -31,7 +31,7 @@ from providers.isolation import IsolationUnmet
 from providers.manager import Lease, StillStarting, manager
 from providers.services import ahead, breaker
 from providers.services.probing import doubt
-from providers.services.routing import planned, reachable
+from providers.services.route_order import planned, reachable
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from executions.models import Budget, Spending, SpendingAlert
 from executions.services.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept
-from providers.services.routing import price_of
+from providers.services.route_order import price_of
 
 logger = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ class Comparison:
         return not (self.without_row.number - self.removed or self.without_bytes.number)
 
 
-def compare(
+def compare_storage(
     *, remove: bool = False, report: Callable[[Comparison], None] = lambda comparison: None
 ) -> Comparison:
     """Read all names of both, a batch at a time. `remove` deletes the files that no row names.

@@ -16,7 +16,7 @@ from providers.admin.guarded import GuardedAdmin
 from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.services.consequences import without_price, without_route
-from providers.services.routing import known_regions
+from providers.services.route_order import known_regions
 
 if TYPE_CHECKING:
     _RouteAdmin = admin.ModelAdmin[Route]

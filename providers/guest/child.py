@@ -9,7 +9,8 @@ from . import python_runner, wire
 from .job import PROGRAMS, limit_cpu_time, write_files
 from .kernel import become, forbid_message_queues, keep_apart, open_to_kin
 
-JOB, REPORT = 3, 4
+# By STOP a context of JavaScript hears which of its runs is to stop.
+JOB, REPORT, STOP = 3, 4, 5
 # How a child ends that could not become one; by the second, for want of processes and the like.
 FAILED, EXHAUSTED = 71, 72
 
@@ -25,7 +26,7 @@ _RLIMIT_SIGPENDING, _SIGNALS = 11, 1024
 
 
 def become_child(
-    template: "dict[str, object]", job: int, report: int, stdout: int, stderr: int
+    template: "dict[str, object]", job: int, report: int, stdout: int, stderr: int, stop: int = -1
 ) -> None:
     """Turn this freshly forked process into the child. Never returns.
 
@@ -41,11 +42,13 @@ def become_child(
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        # The supervisor has both numbers taken, so that neither pipe can have the other's.
+        # The supervisor has their numbers taken, so that no pipe can have another's.
         is_program = template["language"] == "nodejs"
         os.dup2(job, JOB, inheritable=is_program)
         os.dup2(report, REPORT, inheritable=is_program)
-        os.closerange(REPORT + 1, 1024)
+        if stop >= 0:
+            os.dup2(stop, STOP, inheritable=True)
+        os.closerange((REPORT if stop < 0 else STOP) + 1, 1024)
         confine(template)
         language = template["language"]
         if language == "python":

@@ -142,6 +142,12 @@ class Context:
 
     def signal(self) -> None:
         """Interrupt what runs in the foreground, as a terminal would."""
+        if self.cell is not None and self._child is not None and self._child.stop >= 0:
+            # What runs behind an await in JavaScript is stopped by another thread, which reads it.
+            try:
+                os.write(self._child.stop, self.cell.number.to_bytes(8, "big"))
+            except (BlockingIOError, BrokenPipeError):
+                pass
         try:
             os.killpg(self.pid, signal.SIGINT)
         except (ProcessLookupError, PermissionError):
@@ -171,8 +177,9 @@ class Context:
         self._is_ready = self._has_rehearsed = False
         self._reports = wire.Parser(REPORT_BYTES)
         self._pending = []
-        for fd in (child.job, child.report):
-            os.set_blocking(fd, False)
+        for fd in (child.job, child.report, child.stop):
+            if fd >= 0:
+                os.set_blocking(fd, False)
         self.loop.watch(child.report, select.POLLIN, lambda _: self._read_reports())
         self.loop.on_end(child.pid, lambda code, usage: self._ended(child, code, usage))
         self._timer = self.loop.at(time.monotonic() + START_SECONDS, self.lose)

@@ -6,11 +6,35 @@ const net = require('net')
 const path = require('path')
 const util = require('util')
 const vm = require('vm')
+const { Worker } = require('worker_threads')
 const Module = require('module')
 const { processTopLevelAwait } = require('internal/repl/await')
 
 const SYNTAX = { ecmaVersion: 'latest', allowHashBang: true, allowAwaitOutsideFunction: true }
 const INTERRUPTED = 130
+const STOP = 5
+const BREAKING = -1n
+// A signal breaks off what a cell runs before its first await, and is heard by whoever is idle. What
+// loops later is broken off from here: another thread, whose time has come when the cell that it is
+// told of is still the one that runs.
+const BREAKER = `
+const { parentPort, workerData: { running, stop, patience } } = require('worker_threads')
+const { Session } = require('inspector')
+function stopped (number) {
+  if (Atomics.compareExchange(running, 0, number, ${BREAKING}n) !== number) return
+  const session = new Session()
+  session.connectToMainThread()
+  session.post('Runtime.terminateExecution', () => {
+    session.disconnect()
+    Atomics.store(running, 0, 0n)
+    parentPort.postMessage(null)
+  })
+}
+new (require('net').Socket)({ fd: stop, readable: true, writable: false }).on('data', (data) => {
+  setTimeout(stopped, patience, data.readBigInt64BE(data.length - 8))
+})
+`
+const PATIENCE_MS = 100
 const OWN = /node_(runner|context)\.js|node:(internal|vm)/
 
 class Exit {
@@ -22,6 +46,13 @@ module.exports = function serve (shared, header) {
   const write = process.stderr.write.bind(process.stderr)
   let running = null
   let count = 0
+  // The number of the run that may be broken off.
+  const stoppable = new BigInt64Array(new SharedArrayBuffer(8))
+  const workerData = { running: stoppable, stop: STOP, patience: PATIENCE_MS }
+  const breaker = new Worker(BREAKER, { eval: true, env: {}, workerData })
+  // Where there is none, such a loop costs the context.
+  const watched = new Promise((resolve) => { breaker.on('online', resolve).on('error', resolve) })
+  breaker.unref()
 
   Object.assign(process.env, header.environment)
   if (header.cwd) {
@@ -111,6 +142,15 @@ module.exports = function serve (shared, header) {
     return encode(await globalThis.main(args), running.resultBytes)
   }
 
+  // Whoever is being broken off by now is this run, and nothing that comes after it.
+  function settled (number) {
+    if (Atomics.compareExchange(stoppable, 0, number, 0n) !== BREAKING) return undefined
+    return new Promise((resolve) => {
+      breaker.once('message', resolve)
+      setImmediate(() => { while (Atomics.load(stoppable, 0) === BREAKING); })
+    })
+  }
+
   async function run ({ header, parts }) {
     const before = Object.keys(header.environment).map((name) => [name, process.env[name]])
     Object.assign(process.env, header.environment)
@@ -120,6 +160,8 @@ module.exports = function serve (shared, header) {
     const ended = new Promise((resolve) => {
       running = { number: header.number, resultBytes: header.result_bytes, end: resolve }
     })
+    const number = BigInt(header.number)
+    Atomics.store(stoppable, 0, number)
     report({ type: 'began', number: header.number })
     const evaluated = evaluate(parts.get('code').toString(), args).then(
       (result) => ({ code: (process.exitCode ?? 0) & 0xff, result }),
@@ -130,6 +172,7 @@ module.exports = function serve (shared, header) {
       }
     )
     const { code, result, error } = await Promise.race([ended, evaluated])
+    await settled(number)
     if (error !== undefined) tell(error.thrown)
     running = null
     process.exitCode = undefined
@@ -142,16 +185,22 @@ module.exports = function serve (shared, header) {
   }
 
   let received = Buffer.alloc(0)
-  let queue = Promise.resolve()
+  const waiting = []
+  let busy = false
   const socket = new net.Socket({ fd: job, readable: true, writable: false })
   socket.on('data', (data) => {
     received = Buffer.concat([received, data])
-    for (let frame = take(); frame !== null; frame = take()) {
-      const one = frame
-      queue = queue.then(() => run(one))
-    }
+    for (let frame = take(); frame !== null; frame = take()) waiting.push(frame)
+    next()
   })
   socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
+
+  // Not by a chain of promises: with what is broken off, all that was due in that turn is forgotten.
+  function next () {
+    if (busy || waiting.length === 0) return
+    busy = true
+    run(waiting.shift()).then(() => { busy = false; next() })
+  }
 
   function take () {
     if (received.length < 4) return null
@@ -169,5 +218,5 @@ module.exports = function serve (shared, header) {
     return { header, parts }
   }
 
-  report({ type: 'ready' })
+  watched.then(() => report({ type: 'ready' }))
 }

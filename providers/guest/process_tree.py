@@ -17,6 +17,7 @@ class Child:
         self.report, report_out = os.pipe()
         self.stdout, stdout_out = os.pipe()
         self.stderr, stderr_out = os.pipe()
+        stop_in, self.stop = os.pipe() if template["language"] == "nodejs" else (-1, -1)
         if template["uid"] is not None:
             # The program may open /dev/stdout and the like again, so the pipes must be its own.
             for fd in (stdout_out, stderr_out):
@@ -25,14 +26,12 @@ class Child:
             self.pid = os.fork()
         except OSError:
             # A kept sandbox whose program has used up the processes tries again later.
-            for fd in (job_in, report_out, stdout_out, stderr_out):
-                os.close(fd)
+            _close(job_in, report_out, stdout_out, stderr_out, stop_in)
             self.close()
             raise
         if self.pid == 0:
-            become_child(template, job_in, report_out, stdout_out, stderr_out)
-        for fd in (job_in, report_out, stdout_out, stderr_out):
-            os.close(fd)
+            become_child(template, job_in, report_out, stdout_out, stderr_out, stop_in)
+        _close(job_in, report_out, stdout_out, stderr_out, stop_in)
         self.exit_code: "int | None" = None
         self.cpu_seconds = 0.0
         self.memory_peak = 0
@@ -44,8 +43,7 @@ class Child:
 
     def close(self) -> None:
         """Give back the pipes; every process is gone."""
-        for fd in (self.job, self.report, self.stdout, self.stderr):
-            os.close(fd)
+        _close(self.job, self.report, self.stdout, self.stderr, self.stop)
 
     def reap(self, flags: int) -> bool:
         """Collect what has ended, waiting for the first unless `flags` say otherwise.
@@ -76,3 +74,9 @@ class Child:
             if not self.reap(0):
                 break
         self.left = max(self.left, self._reaped - before)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)

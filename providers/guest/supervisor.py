@@ -16,7 +16,7 @@ import sys
 import time
 
 from . import preload, python_runner, wire
-from .child import EXHAUSTED, REPORT, bounds
+from .child import EXHAUSTED, STOP, bounds
 from .image_content import fill_tmp
 from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
@@ -51,7 +51,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     """
     os.umask(0o022)
     # Free numbers that the child's pipes are to have would be given to others.
-    while (taken := os.dup(0)) <= REPORT:
+    while (taken := os.dup(0)) <= STOP:
         continue
     os.close(taken)
     close_to_others()

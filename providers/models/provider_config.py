@@ -13,7 +13,7 @@ from providers.fields import EncryptedJSONField
 from providers.models.announced import AnnouncedQuerySet
 
 
-class _ByName(AnnouncedQuerySet["ProviderConfig"]):
+class _WithNaturalKey(AnnouncedQuerySet["ProviderConfig"]):
     def get_by_natural_key(self, provider_id: str) -> ProviderConfig:
         # Naming a provider needs none of its secrets, nor the key that they were encrypted with.
         return self.defer("config").get(provider_id=provider_id)
@@ -34,7 +34,7 @@ class ProviderConfig(models.Model):
     created_at = models.DateTimeField("created", auto_now_add=True)
     updated_at = models.DateTimeField("updated", auto_now=True)
 
-    objects = _ByName.as_manager()
+    objects = _WithNaturalKey.as_manager()
 
     class Meta:
         verbose_name = "provider"

@@ -219,7 +219,7 @@ def _leave_waiting(
         provider = registry.get(provider_id)
         before = stored_config(row) or {}
         cleaned = merged_config(provider, config or {}, before, clear)
-        diff = history.compare(provider.config_fields, before, cleaned)
+        diff = history.difference_of(provider.config_fields, before, cleaned)
     elif row is None:
         raise InvalidConfiguration(
             f"Provider {provider_id!r} has no configuration yet. Save one first.", field="provider"

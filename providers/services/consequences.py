@@ -6,7 +6,7 @@ from django.db.models import Prefetch, QuerySet
 
 from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.registry import class_id
-from providers.services.routing import takes
+from providers.services.route_order import takes
 
 
 def without_provider(row: ProviderConfig) -> list[str]:

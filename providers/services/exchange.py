@@ -78,7 +78,7 @@ def plan(document: Any) -> Plan:
         if row is not None and cleaned == before:
             unchanged.append(provider_id)
             continue
-        diff = history.compare(provider.config_fields, before, cleaned)
+        diff = history.difference_of(provider.config_fields, before, cleaned)
         changes.append(Change(provider_id, row.version if row else 0, diff))
     active = rows.get(wanted.active)
     if wanted.active and active is None and wanted.active not in wanted.configs:

@@ -124,7 +124,7 @@ def keep_versions(
 def difference(change: Change) -> Diff:
     """What differs, with hidden columns named and not shown."""
     schema = guarded.schema_of_row(change.guarded)
-    diff = history.compare(schema, change.before or {}, change.after or {})
+    diff = history.difference_of(schema, change.before or {}, change.after or {})
     for entry in diff:
         if entry["field"] in change.guarded.hidden:
             entry["before"] = entry["before"] and "hidden"

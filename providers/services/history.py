@@ -40,7 +40,7 @@ def record_version(
     A receiver that raises undoes the change.
     """
     salt = secrets.token_hex(16)
-    diff = compare(schema_of(subject), before or {}, after)
+    diff = difference_of(schema_of(subject), before or {}, after)
     recorded = ConfigVersion.objects.create(
         subject=subject,
         shown_as=shown_as[:200],
@@ -125,11 +125,11 @@ def compare_versions(old: ConfigVersion, new: ConfigVersion) -> Diff:
     """What changed between two versions of one subject. Raises InvalidConfiguration."""
     if old.subject != new.subject:
         raise InvalidConfiguration("Only versions of one provider or setting can be compared.")
-    return compare(schema_of(new.subject), config_of(old), config_of(new))
+    return difference_of(schema_of(new.subject), config_of(old), config_of(new))
 
 
 @sensitive_variables()
-def compare(schema: Schema, before: Mapping[str, Any], after: Mapping[str, Any]) -> Diff:
+def difference_of(schema: Schema, before: Mapping[str, Any], after: Mapping[str, Any]) -> Diff:
     """One entry per changed field: `field`, `label`, `change`, and `before` and `after` as shown.
 
     Of a secret, and of a field the schema does not know, only the last 4 characters are shown.

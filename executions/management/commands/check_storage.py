@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.storage_check import Comparison, Differences, compare
+from executions.services.storage_check import Comparison, Differences, compare_storage
 
 _TELL_EVERY = 10_000
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            found = compare(remove=options["remove"], report=self._progress)
+            found = compare_storage(remove=options["remove"], report=self._progress)
         except OSError as error:
             raise CommandError(f"The storage cannot be read: {error}", returncode=2) from error
         if options["json"]:

@@ -108,7 +108,7 @@ def _made(stated: Mapping[str, Any]) -> str:
     return max(made, stated.get("run_at") or "")
 
 
-def compare(
+def alteration_of(
     execution: Execution,
     stated: Mapping[str, Any],
     erasures: Erasures,

@@ -18,7 +18,7 @@ from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.records import (
     Erasures,
-    compare,
+    alteration_of,
     unentered,
 )
 from executions.services.ledger.rows import RowsRead
@@ -192,7 +192,7 @@ class _Reading:
         erasures.read_on()
         if execution is None:
             return "" if erasures.covers_record(stated) else "all of it was removed"
-        return compare(execution, stated, erasures, artifact_bytes=self.artifact_bytes)
+        return alteration_of(execution, stated, erasures, artifact_bytes=self.artifact_bytes)
 
     def _look_again(self) -> None:
         """While nothing can be entered: rows may have been changed honestly since we read."""
@@ -301,8 +301,8 @@ class _Reading:
             if execution is None:
                 detail = f"the record of execution {stated['subject']} was removed"
                 self._find("missing record", entry.sequence, detail)
-            elif compare(execution, stated, erasures, artifact_bytes=self.artifact_bytes) and (
-                difference := self._compare_again(execution.pk, stated, erasures)
-            ):
+            elif alteration_of(
+                execution, stated, erasures, artifact_bytes=self.artifact_bytes
+            ) and (difference := self._compare_again(execution.pk, stated, erasures)):
                 detail = f"in the record of execution {execution.pk}, {difference}"
                 self._find("altered record", entry.sequence, detail)

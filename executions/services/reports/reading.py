@@ -12,7 +12,7 @@ from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.ledger.canonical import canonical
 from executions.services.ledger.findings import Finding, Verification
 from executions.services.ledger.held import authentic
-from executions.services.ledger.records import Erasures, compare
+from executions.services.ledger.records import Erasures, alteration_of
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entries
 from executions.services.reports import scope as scopes
@@ -189,12 +189,12 @@ class Reading:
         if stated is None:
             self.find("altered", entry.sequence, "its entry is not as it was signed")
             return "its entry is not as it was signed"
-        problem = compare(execution, stated, self.erasures)
+        problem = alteration_of(execution, stated, self.erasures)
         if problem:
             # Bodies may have been erased since it was read.
             self.erasures.read_on()
             execution.refresh_from_db()
-            problem = compare(execution, stated, self.erasures)
+            problem = alteration_of(execution, stated, self.erasures)
         if problem:
             detail = f"in the record of execution {execution.pk}, {problem}"
             self.find("altered record", entry.sequence, detail)

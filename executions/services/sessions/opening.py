@@ -47,7 +47,7 @@ from providers.base import KEPT
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease, manager
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
-from providers.services.routing import planned
+from providers.services.route_order import planned
 
 logger = logging.getLogger(__name__)
 

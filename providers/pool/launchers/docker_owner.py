@@ -11,9 +11,8 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
+from providers import living
 from providers.pool.launchers.docker_engine import Listed
 from providers.pool.remembered import Memory
 
@@ -42,7 +41,7 @@ class Owner:
 
     def __init__(self, pool_id: str, memory: Memory | None = None) -> None:
         """`memory` has what the pool's processes tell one another of what they keep."""
-        self.mark = f"{_machine()}/{os.getpid()}/{_birth(os.getpid())}/{secrets.token_hex(4)}"
+        self.mark = f"{_machine()}/{os.getpid()}/{living.birth(os.getpid())}/{secrets.token_hex(4)}"
         self._pool_id = pool_id
         self._memory = memory
         self._absent_since: dict[str, float] = {}
@@ -113,27 +112,14 @@ class Owner:
 
 def _lives(mark: str, process: str) -> bool:
     pid, birth, _ = process.split("/")
-    if _birth(int(pid)) != birth:
+    if living.has_ended(int(pid), birth):
         return False
     return int(pid) != os.getpid() or mark in _open_here
 
 
-@cache
 def _machine() -> str:
-    """This boot of this machine, and the namespace in which process ids mean anything."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
+    return ":".join(living.here())
 
 
 def _machine_digest() -> str:
     return hashlib.sha256(_machine().encode()).hexdigest()[:12]
-
-
-def _birth(pid: int) -> str:
-    """When a living process was started, in clock ticks since the boot; empty when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    state, *fields = text.rpartition(") ")[2].split()
-    return "" if state in "ZX" else fields[18]

@@ -22,7 +22,7 @@ from providers.pool.service.keeping import Keeping
 from providers.pool.service.launchers import LauncherChoice
 from providers.pool.service.lines import Line, open_line, same_sandboxes
 from providers.pool.service.settings import ServiceSettings
-from providers.remote.owner import is_orphan
+from providers.remote.owner import has_ended_here
 from providers.values import Emit, ExecutionResult, Job
 
 logger = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class PoolKeeper:
         """End what was lent to a process that has ended before it used it."""
         while not self._closing:
             for instance in list(self._instances.values()):
-                if not instance.used and is_orphan(instance.client):
+                if not instance.used and has_ended_here(instance.client):
                     logger.info("an instance is ended: the process it was lent to has ended")
                     self.end(instance)
             await asyncio.sleep(CLIENTS_SECONDS)

@@ -1,0 +1,59 @@
+"""Whether a process of this machine lives, told from another one that has its number by now.
+
+A process that is hidden from us lives: /proc shows no others' where it is mounted so (`hidepid`,
+systemd's ProtectProc), and the kernel then still says whether the number is in use.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+
+_UNKNOWN = "0"
+
+
+def birth(pid: int) -> str:
+    """When it was started, in the kernel's ticks since the boot; "0" where that cannot be read."""
+    return _read(pid) or _UNKNOWN
+
+
+def has_ended(pid: int, born: str) -> bool:
+    """Whether the process that was started then has ended. False where that cannot be seen."""
+    found = _read(pid)
+    if found and born != _UNKNOWN:
+        return found != born
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
+
+
+@cache
+def here() -> tuple[str, str]:
+    """This boot of this machine, and the namespace in which process ids mean anything.
+
+    Where that is not known, or /proc is another namespace's, it is what nobody else has.
+    """
+    try:
+        if os.readlink("/proc/self") == str(os.getpid()):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return boot, os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pass
+    return secrets.token_hex(16), ""
+
+
+def _read(pid: int) -> str:
+    """As `birth`, empty where it cannot be read, and a word that is no birth for one that is dead
+    and still has its number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+    state, *fields = text.rpartition(") ")[2].split()
+    return "dead" if state in "ZX" else fields[18]
