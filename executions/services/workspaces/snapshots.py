@@ -42,7 +42,7 @@ _TABLE = WorkspaceFile._meta.db_table
 _COLUMNS = "key, path, type, blob_id, size, mode, modified, target"
 _COPY = (
     f"INSERT INTO {_TABLE} (workspace_id, {_COLUMNS})"  # noqa: S608
-    f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s"
+    f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s ORDER BY blob_id"
 )
 
 
