@@ -111,8 +111,8 @@ class SnapshotView(SessionApiView):
     @extend_schema(
         operation_id="delete_snapshot",
         summary="Delete a snapshot",
-        description="Sessions that began with it keep their files. Under a legal hold of the tenant "
-        "it is kept: 409.",
+        description="Sessions that began with it keep their files. Under a legal hold of the "
+        "tenant it is kept: 409.",
         tags=TAGS,
         parameters=[SNAPSHOT_ID],
         responses={204: None, **schema.errors(401, 404, 409)},

@@ -10,8 +10,8 @@ class Alert(models.Model):
     """One rule that is not kept, of one subject. Open as long as it is; acknowledged by a person.
 
     `active_key` is the rule and its subject while it is open and null afterwards, so that no two
-    are open of the same. Who mails or posts it has claimed that before, so that of several processes
-    one does.
+    are open of the same. Who mails or posts it has claimed that before, so that of several
+    processes one does.
     """
 
     class Severity(models.TextChoices):
