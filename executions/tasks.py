@@ -74,7 +74,7 @@ def watch_spending() -> int:
 
 def watch_alerts() -> int:
     opened = watching.watch()
-    begin_alone("alerts", sending.send_news)
+    sending.send_in_background()
     return opened
 
 

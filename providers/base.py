@@ -103,6 +103,10 @@ class SandboxProvider(ABC):
 
     config_fields: ClassVar[Mapping[str, ConfigField]] = {}
 
+    # The field that names what takes its settings from a configuration: no two of them may name the
+    # same, each of which would undo the other's. Empty: none does.
+    alone_at: ClassVar[str] = ""
+
     @abstractmethod
     def initialize(self, config: Mapping[str, Any]) -> bool:
         """Take a configuration that `check_config` has passed. True, or raises SandboxError."""

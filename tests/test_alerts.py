@@ -37,6 +37,7 @@ from tests.collectors import Receiver, SmtpServer
 from tests.conftest import Caller
 from tests.held import opened
 from tests.listener import Listener
+from tests.processes import free_port
 from tests.sessions import wait_for
 from tests.test_dashboard import ended
 from tests.test_roles import member
@@ -245,14 +246,19 @@ def to(receiver_url: str, *emails: str) -> Alerting:
     return Alerting(emails, "from@example.com", receiver_url, SECRET)
 
 
+def sent() -> list[int]:
+    """By webhook, and by mail."""
+    return [sending.send_news(way) for way in sending.WAYS]
+
+
 def test_each_state_is_mailed_and_posted_once_and_signed(settings: Any, smtp: SmtpServer) -> None:
     receiver = Receiver()
     settings.ALERT_ALLOWED_NETWORKS = ["127.0.0.1"]
     settings.ALERTING = to(f"{receiver.url}/hook?token=t", "a@example.com", "b@example.com")
     alert = an_alert(subject="e2b\r\nBcc: evil@example.com")
-    assert [sending.send_news() for _ in range(2)] == [1, 0]
+    assert [sent() for _ in range(2)] == [[1, 1], [0, 0]]
     Alert.objects.update(state="resolved", active_key=None, resolved_at=datetime.now(UTC))
-    assert [sending.send_news() for _ in range(2)] == [1, 0]
+    assert [sent() for _ in range(2)] == [[1, 1], [0, 0]]
     receiver.close()
 
     first, second = smtp.mails
@@ -277,13 +283,13 @@ def test_what_could_not_be_sent_is_tried_again_and_nothing_twice(
     settings.ALERT_ALLOWED_NETWORKS = ["127.0.0.1"]
     settings.ALERTING = to(receiver.url, "a@example.com")
     alert = an_alert()
-    assert sending.send_news() == 0
+    assert sent() == [0, 1]
     alert.refresh_from_db()
-    assert (alert.problem, alert.tries) == ("webhook: HTTP 500", 1)
+    assert (alert.problem, alert.tries, alert.mail_problem) == ("HTTP 500", 1, "")
     # Not at once.
-    assert sending.send_news() == 0
+    assert sent() == [0, 0]
     Alert.objects.update(claimed_until=datetime.now(UTC) - timedelta(seconds=1))
-    assert sending.send_news() == 1
+    assert sent() == [1, 0]
     receiver.close()
     ids = [headers["webhook-id"] for _, headers, _ in receiver.requests]
     assert ids == [f"alert_{alert.pk}_open"] * 2
@@ -292,15 +298,41 @@ def test_what_could_not_be_sent_is_tried_again_and_nothing_twice(
     assert (alert.problem, alert.tries) == ("", 0)
 
 
+def test_a_way_that_is_away_for_long_does_not_put_off_the_other(
+    settings: Any, smtp: SmtpServer
+) -> None:
+    settings.ALERTING = to("https://127.0.0.1/", "a@example.com")
+    settings.EMAIL_PORT = free_port()
+    alert = an_alert(tries=9)
+    assert sent() == [0, 0]
+    alert.refresh_from_db()
+    assert (alert.tries, alert.mail_tries) == (10, 1)
+    assert (alert.problem, alert.mail_problem) == (
+        "the address is refused",
+        "ConnectionRefusedError",
+    )
+    assert alert.claimed_until is not None
+    assert alert.mail_claimed_until is not None
+    assert alert.claimed_until - alert.mail_claimed_until > timedelta(minutes=50)
+    # That it is over is news by both.
+    watch(alert.seen_at + timedelta(hours=1))
+    alert.refresh_from_db()
+    assert (alert.tries, alert.mail_tries, alert.mail_claimed_until) == (0, 0, None)
+
+
 def test_of_two_processes_one_sends(settings: Any) -> None:
-    settings.ALERTING = to("https://example.com/")
+    settings.ALERTING = to("https://example.com/", "a@example.com")
     alert = an_alert()
-    assert sending._claimed(alert)
-    assert not sending._claimed(alert)
-    # One that has changed meanwhile is not sent as it was.
-    Alert.objects.update(claimed_until=None)
-    alert.state = "resolved"
-    assert not sending._claimed(alert)
+    for way, other in (sending.WAYS, sending.WAYS[::-1]):
+        assert sending._claimed(way, alert)
+        assert not sending._claimed(way, alert)
+        # One that has changed meanwhile is not sent as it was.
+        Alert.objects.update(claimed_until=None, mail_claimed_until=None)
+        alert.state = "resolved"
+        assert not sending._claimed(way, alert)
+        alert.refresh_from_db()
+        assert sending._claimed(other, alert)
+        Alert.objects.update(claimed_until=None, mail_claimed_until=None)
 
 
 def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any) -> None:
@@ -308,15 +340,15 @@ def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any)
     with Listener(answer=b"HTTP/1.1 200 OK\r\n\r\n") as within:
         settings.ALERTING = to(f"http://127.0.0.1:{within.port}/")
         an_alert()
-        assert sending.send_news() == 0
+        assert sent() == [0, 0]
         redirecting = Receiver(lambda _: (307, {"Location": f"{within.url}/metadata"}))
         settings.ALERT_ALLOWED_NETWORKS = [f"127.0.0.1:{redirecting.port}"]
         settings.ALERTING = to(redirecting.url)
         Alert.objects.update(claimed_until=None)
-        assert sending.send_news() == 0
+        assert sent() == [0, 0]
         redirecting.close()
         assert within.connections == 0
-    assert Alert.objects.get().problem == "webhook: HTTP 307"
+    assert Alert.objects.get().problem == "HTTP 307"
     for address in (
         "http://example.com/",
         "https://169.254.169.254/",
@@ -325,8 +357,8 @@ def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any)
     ):
         settings.ALERTING = to(address)
         Alert.objects.update(claimed_until=None)
-        assert sending.send_news() == 0
-        assert Alert.objects.get().problem == "webhook: the address is refused"
+        assert sent() == [0, 0]
+        assert Alert.objects.get().problem == "the address is refused"
 
 
 def test_a_slow_receiver_holds_no_task_and_is_given_up(

@@ -209,3 +209,31 @@ def test_what_a_program_has_closed_is_not_called_gone_and_not_called_saved(
     lied(monkeypatch, claims(folder, sibling), archive(("dd", b"y")))
     assert saving.save(row(session)).is_complete
     assert saved(session) == {"d": None, "dd": b"y"}
+
+
+def test_what_went_where_nobody_could_look_does_not_come_back(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is removed, and its folder closed until that was told to be gone."""
+    session = opened(alice)
+    folder, near = file("d", 0, type="directory"), file("near")
+    content = archive(("d/f", b"x"), ("near", b"y"))
+    lied(monkeypatch, claims(folder, near, file("d/f")), content)
+    saving.save(row(session))
+    # `""` stands for all folders, where too many are closed.
+    for unseen in ("d", ""):
+        lied(monkeypatch, Changes("m2", [], ["d/f"], False, unseen=[unseen]))
+        assert not saving.save(row(session)).is_complete
+        assert saved(session).keys() == {"d", "d/f", "near"}
+
+    class Open(Lying):
+        def changes(self, mark: str = "", *, thorough: bool = False) -> Any:
+            return Changes("m3", [], [], False) if mark == "m2" else self._changes
+
+    (sandbox,) = kept_here.sandboxes()
+    opened_again = Open(claims(folder, near), archive(("near", b"y")))
+    monkeypatch.setattr(sandbox, "files", opened_again)
+    assert saving.save(row(session)).removed == ["d/f"]
+    assert saved(session).keys() == {"d", "near"}
+    assert Workspace.objects.get().mark == "m"
+    counts_are_right(session)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from providers.guest import protocol
+from providers.guest.paths import MOST_DEPTH
 from tests.kept_changes import THOROUGH, listed, replay, settled
 from tests.kept_frames import Failed, Rooms
 
@@ -148,6 +149,36 @@ def test_what_was_never_seen_is_said_not_to_be_seen(open_rooms: Callable[..., Ro
     assert (told.unseen, told.names) == ([], {"d", "d/in", "d/in/f", "n/c", "n/c/f"})
     rooms.shell("for n in $(seq 60); do mkdir $n; chmod 0 $n; done")
     assert rooms.changes(told.mark).unseen == [""]
+
+
+DEEPER = "p=.; for n in $(seq {depth}); do mkdir $p/d; cd $p/d; done; "
+
+
+def test_what_is_too_deep_to_be_told_is_said_not_to_be_seen(rooms: Rooms) -> None:
+    last = "/".join(["d"] * MOST_DEPTH)
+    rooms.shell(DEEPER.format(depth=MOST_DEPTH))
+    mark = settled(rooms)
+    assert rooms.changes(mark).unseen == []
+    for thorough in (False, True):
+        rooms.shell(f"mkdir -p {last} && cd {last} && touch f")
+        assert rooms.changes(mark, thorough=thorough).unseen == [last]
+        rooms.shell(f"rm {last}/f")
+        assert rooms.changes(mark, thorough=thorough).unseen == []
+    # All of it at once, in a folder that is new.
+    rooms.shell("mkdir n; cd n; " + DEEPER.format(depth=MOST_DEPTH + 3))
+    assert rooms.changes(mark).unseen == ["n/" + "/".join(["d"] * (MOST_DEPTH - 1))]
+
+
+def test_below_a_name_that_is_too_long_nothing_is_said_to_be_seen(rooms: Rooms) -> None:
+    folder = "x" * 250
+    above = "/".join([folder] * 16)
+    rooms.shell(f"for n in $(seq 16); do mkdir {folder}; cd {folder}; done; touch near")
+    mark = settled(rooms)
+    rooms.shell(f"cd {above}; touch {'y' * 250}; rm near")
+    told = rooms.changes(mark)
+    assert (told.unseen, told.names) == ([above], {f"-{above}/near"})
+    rooms.shell(f"cd {above}; rm y*")
+    assert rooms.changes(told.mark).unseen == []
 
 
 @THOROUGH

@@ -259,3 +259,16 @@ def test_files_of_a_held_tenants_session_stay_when_it_is_closed(alice: Caller) -
     hold.delete()
     assert clean_ended() == 1
     assert not Workspace.objects.exists()
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_a_held_tenant_deletes_no_snapshot(alice: Caller) -> None:
+    session = asleep(alice)
+    taken = alice.client.post(f"{URL}/{session['id']}/snapshot").json()
+    hold = place()
+    url = f"/api/v1/snapshots/{taken['id']}"
+    refused = alice.client.delete(url)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert "legal hold" in refused.json()["error"]["message"]
+    hold.delete()
+    assert alice.client.delete(url).status_code == 204

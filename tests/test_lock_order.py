@@ -5,16 +5,20 @@ PostgreSQL ends one of two such transactions, after a second. SQLite lets one wr
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
-from executions.models import Session, StoredTotal, Workspace
+from executions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
 from executions.services.ledger.entering import enter_row
-from executions.services.workspaces import saving, snapshots
+from executions.services.workspaces import blobs, saving, snapshots
+from executions.services.workspaces.edit import Edit
 from tests.conftest import Caller
+from tests.saved_files import stored
 from tests.sessions import cell, in_thread, opened, row, wait_for
 from tests.test_snapshots import taken
 
@@ -65,3 +69,63 @@ def test_a_removed_snapshot_waits_for_its_tenants_total_and_holds_no_ledger(alic
         enter_row(row(session), "cleaned", {"files": 0})
     thread.join()
     assert removed == [True]
+
+
+def of_two(caller: Caller) -> tuple[Workspace, list[Blob]]:
+    """Two blobs, the second of which stands first in the table and by its hash, and a workspace."""
+    contents = sorted((b"a", b"b"), key=lambda each: hashlib.sha256(each).digest(), reverse=True)
+    [first], [second] = (stored(caller.tenant, each) for each in contents)
+    Blob.objects.filter(pk=first.pk).update(size=first.size)
+    return Workspace.objects.create(tenant=caller.tenant), [first, second]
+
+
+def rows_of(workspace: Workspace, named: list[Blob]) -> list[WorkspaceFile]:
+    """The one of the second blob before that of the first."""
+    facts = {"workspace": workspace, "type": "file", "size": 1, "mode": 0o644, "modified": 0.0}
+    return [
+        WorkspaceFile(key=name, path=name, blob=blob, **facts)
+        for name, blob in zip("ab", reversed(named), strict=True)
+    ]
+
+
+def write_at_once(workspace: Workspace, named: list[Blob]) -> None:
+    saving._write(rows_of(workspace, named))
+
+
+def change_asleep(workspace: Workspace, named: list[Blob]) -> None:
+    with transaction.atomic():
+        edit = Edit(workspace)
+        for name, blob in zip("ab", reversed(named), strict=True):
+            edit.put(name, "file", mode=0o644, modified=0.0, blob=blob)
+        edit.write_down()
+
+
+def copy_rows(workspace: Workspace, named: list[Blob]) -> None:
+    target = Workspace.objects.create(tenant=workspace.tenant)
+    with transaction.atomic():
+        snapshots._copied(workspace, target)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda _, named: blobs.remove_unnamed(named[0].tenant_id, [b.pk for b in reversed(named)]),
+        lambda _, named: blobs._known(named[0].tenant, [b.sha256 for b in reversed(named)]),
+        lambda _, named: blobs.keep_until_read(named[0].tenant, [b.pk for b in named], 60),
+        *(write_at_once, change_asleep, copy_rows),
+    ],
+    ids=["removes", "saves", "links", "writes", "changes", "copies"],
+)
+def test_who_holds_several_contents_holds_them_in_one_order(
+    alice: Caller, hold: Callable[[Workspace, list[Blob]], object]
+) -> None:
+    """A session ends, and what it had is removed, while another saves the same files."""
+    workspace, named = of_two(alice)
+    if hold is copy_rows:
+        saving._write(rows_of(workspace, named))
+    with transaction.atomic():
+        Blob.objects.select_for_update().get(pk=named[0].pk)
+        thread = in_thread(lambda: hold(workspace, named))
+        wait_for(somebody_waits)
+        Blob.objects.select_for_update(nowait=True).get(pk=named[1].pk)
+    thread.join()

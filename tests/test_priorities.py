@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from executions.models import Execution
-from executions.services.queue import _DUE, claim_next
+from executions.services.queue import claim_next
 from tests.conftest import Caller
 from tests.held import bounded, ended
 from tests.running import run
@@ -84,9 +84,10 @@ def test_a_repeated_key_with_another_priority_conflicts(scripted: object, alice:
 def test_the_next_one_is_the_first_of_an_index(alice: Caller) -> None:
     bounded(alice, max_running=1)
     waiting = Execution.objects.filter(
-        _DUE, finished_at=None, tenant_slug=alice.tenant.slug, status=Execution.Status.QUEUED
+        run_at=None, finished_at=None, tenant_slug=alice.tenant.slug, status=Execution.Status.QUEUED
     )
-    plan = waiting.order_by("priority", "pk").values_list("pk", flat=True)[:1].explain()
-    assert "COVERING INDEX execution_open" in plan
+    first = waiting.order_by("run_at", "priority", "pk").values_list("priority", "pk")[:1]
+    plan = first.explain()
+    assert "COVERING INDEX execution_open_by_time" in plan
     assert "TEMP B-TREE" not in plan
     assert connection.vendor == "sqlite"

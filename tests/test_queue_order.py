@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from executions.models import Execution
 from executions.services.admission import counted_alone
@@ -179,6 +181,30 @@ def test_a_look_costs_the_same_however_many_wait(
         opened(charlie, "async")
 
     assert steps_of(claim_next) <= with_two * 1.1
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_look_costs_the_same_however_many_wait_for_a_later_time(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
+    bounded(alice, max_queued=1000)
+    later = timezone.now() + timedelta(days=1)
+    for number in range(101):
+        Execution.objects.filter(pk=opened(alice, "async").pk).update(run_at=later)
+        if number == 0:
+            claim_next()
+            with_one = steps_of(claim_next)
+
+    assert steps_of(claim_next) <= with_one * 1.1
+    # Those of a time that has come take their turn by priority, as the others do.
+    now, low = opened(alice, "async"), opened(alice, "async")
+    Execution.objects.filter(pk=low.pk).update(priority=Execution.Priority.LOW)
+    come = Execution.objects.filter(run_at=later).order_by("pk").first()
+    assert come is not None
+    Execution.objects.filter(pk=come.pk).update(run_at=timezone.now() - timedelta(minutes=1))
+    taken = [claimed.pk for _ in range(4) if (claimed := claim_next()) is not None]
+    assert taken == [come.pk, now.pk, low.pk]
 
 
 @pytest.mark.only_on("postgresql")  # SQLite has one writer, whoever it is for

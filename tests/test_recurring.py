@@ -269,6 +269,22 @@ def test_what_had_come_due_before_a_restore_is_paused(scripted: object, alice: C
     assert verify().is_intact
 
 
+def test_one_that_is_held_back_in_its_row_is_found(scripted: object, alice: Caller) -> None:
+    schedule = made(alice, cron="30 * * * *")
+    row = Schedule.objects.filter(pk=schedule.pk)
+    assert verify().is_intact
+    for changed, said in (
+        ({"next_at": timezone.now() + timedelta(days=10)}, "later than its expression says"),
+        ({"cron": "30 6 1 * *"}, "was changed"),
+        ({"api_key_prefix": "another"}, "was changed"),
+    ):
+        row.update(**changed)
+        [finding] = verify().findings
+        assert said in str(finding)
+        row.update(**{name: getattr(schedule, name) for name in changed})
+    assert verify().is_intact
+
+
 def test_what_it_began_runs_by_no_key_that_was_revoked(
     scripted: Callable[[], list[str]], alice: Caller
 ) -> None:

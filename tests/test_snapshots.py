@@ -14,6 +14,7 @@ from executions.services.sessions.place import forget
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs, saving, sleeping, threads
 from executions.storage import WORKSPACES, Folder, kept
+from providers.errors import ProviderUnavailable
 from tests import kept_here
 from tests.conftest import Caller
 from tests.saved_files import saved, write
@@ -193,6 +194,43 @@ def test_to_strangers_it_is_not_there(alice: Caller, charlie: Caller) -> None:
     assert alice.client.get(f"{SNAPSHOTS}/{snapshot['id']}").status_code == 200
     refused = alice.client.post(URL, {"from": "no id"})
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "from")
+
+
+def unavailable(self: Any, spec: Any, owner: str) -> Any:
+    raise ProviderUnavailable("It is away.")
+
+
+def test_where_files_are_kept_a_session_begins_with_those_of_one_that_has_ended(
+    alice: Caller,
+    bob: Caller,
+    charlie: Caller,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = with_files(alice)
+    assert threads.wait_until_idle()
+    for stay in (False, True):
+        # Not of one that goes on, nor of a stranger's; nor where they go with their session.
+        settings.DELETE_S3_ON_CLEANUP = not stay
+        assert bob.client.post(URL, {"from": source["id"]}).status_code == 404
+    assert alice.client.delete(f"{URL}/{source['id']}").status_code == 204
+    assert charlie.client.post(URL, {"from": source["id"]}).status_code == 404
+    # One that cannot be opened has taken nothing.
+    really = kept_here.KeptHere.open
+    monkeypatch.setattr(kept_here.KeptHere, "open", unavailable)
+    assert bob.client.post(URL, {"from": source["id"]}).status_code == 503
+    monkeypatch.setattr(kept_here.KeptHere, "open", really)
+    begun = opened(bob, **{"from": source["id"]})
+    assert begun["files"]["count"] == 1
+    assert cell(bob, begun, "print(open('f').read())").json()["stdout"] == "kept\n"
+    # It has them now, and they are there once.
+    assert alice.client.post(URL, {"from": source["id"]}).status_code == 404
+    total_is_right(alice)
+    settings.DELETE_S3_ON_CLEANUP = True
+    assert bob.client.delete(f"{URL}/{begun['id']}").status_code == 204
+    assert threads.wait_until_idle()
+    assert total_is_right(alice).files == 0
+    assert [str(finding) for finding in verify().findings] == []
 
 
 @pytest.mark.parametrize("setting", ["TENANT_STORAGE_FILES", "SESSION_STORAGE_FILES"])

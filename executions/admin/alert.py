@@ -41,7 +41,7 @@ class AlertAdmin(ReadOnly, _AlertAdmin):
     fields = (
         *("rule", "shown_subject", "severity", "shown_state", "shown_message", "value"),
         *("threshold", "opened_at", "seen_at", "resolved_at", "acknowledged_by"),
-        *("acknowledged_at", "problem"),
+        *("acknowledged_at", "problem", "mail_problem"),
     )
     readonly_fields = fields
 

@@ -111,10 +111,11 @@ class SnapshotView(SessionApiView):
     @extend_schema(
         operation_id="delete_snapshot",
         summary="Delete a snapshot",
-        description="Sessions that began with it keep their files.",
+        description="Sessions that began with it keep their files. Under a legal hold of the "
+        "tenant it is kept: 409.",
         tags=TAGS,
         parameters=[SNAPSHOT_ID],
-        responses={204: None, **schema.errors(401, 404)},
+        responses={204: None, **schema.errors(401, 404, 409)},
     )
     def delete(self, request: Request, snapshot_id: UUID) -> HttpResponse:
         snapshot = snapshots.snapshot_of(self.api_key.tenant, snapshot_id)

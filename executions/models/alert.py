@@ -10,7 +10,8 @@ class Alert(models.Model):
     """One rule that is not kept, of one subject. Open as long as it is; acknowledged by a person.
 
     `active_key` is the rule and its subject while it is open and null afterwards, so that no two
-    are open of the same. Who sends it has claimed it before, so that of several processes one does.
+    are open of the same. Who mails or posts it has claimed that before, so that of several
+    processes one does.
     """
 
     class Severity(models.TextChoices):
@@ -43,13 +44,26 @@ class Alert(models.Model):
         max_length=8, blank=True, editable=False, help_text="And the one that was posted last."
     )
     claimed_until = models.DateTimeField(
-        null=True, editable=False, help_text="Until then somebody sends it."
+        null=True, editable=False, help_text="Until then somebody posts it."
     )
     tries = models.PositiveIntegerField(
-        default=0, editable=False, help_text="Of sending the state, without success."
+        default=0, editable=False, help_text="Of posting the state, without success."
     )
     problem = models.CharField(
-        max_length=500, blank=True, help_text="Why it could not be sent last."
+        max_length=500, blank=True, help_text="Why it could not be posted last."
+    )
+    mail_claimed_until = models.DateTimeField(
+        null=True, editable=False, help_text="Until then somebody mails it."
+    )
+    mail_tries = models.PositiveIntegerField(
+        default=0, db_default=0, editable=False, help_text="Of mailing the state, without success."
+    )
+    mail_problem = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Why it could not be mailed last.",
     )
 
     class Meta:

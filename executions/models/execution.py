@@ -291,14 +291,14 @@ class Execution(models.Model):
                 condition=Q(session__isnull=False, finished_at=None),
             ),
             # Bounds and the workers' queue are counted from it, within every execution, and of a
-            # tenant's queued ones the next one is its first.
+            # tenant's queued ones without a time the next one is its first.
             models.Index(
-                # The last three so that no row is read for them, behind all of its text.
+                # The last two so that no row is read for them, behind all of its text.
                 fields=(
-                    *("tenant_slug", "status", "priority", "id"),
-                    *("run_at", "finished_at", "timeout"),
+                    *("tenant_slug", "status", "run_at", "priority", "id"),
+                    *("finished_at", "timeout"),
                 ),
-                name="execution_open",
+                name="execution_open_by_time",
                 condition=Q(finished_at=None),
             ),
             models.Index(

@@ -44,6 +44,13 @@ _DUE = Q(run_at=None) | Q(run_at__lte=Now())
 
 # From one tenant to the next in the index of open rows, whatever number of rows each has: every
 # worker asks this many times a second. A name of our own model, and two of our own constants.
+_TAKEABLE = f"""SELECT 1 FROM {_EXECUTIONS}
+    WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_QUEUED}'
+    AND NOT EXISTS (
+        SELECT 1 FROM {_APPROVALS}
+        WHERE execution_id = {_EXECUTIONS}.id AND {_APPROVALS}.status = '{_WAITS}'
+    )"""  # noqa: S608
+# What is asked for at a later time is passed over in the index, however much of it there is.
 _WAITING = f"""
 WITH RECURSIVE tenants (slug) AS (
     SELECT ({_OPEN} ORDER BY tenant_slug LIMIT 1)
@@ -58,14 +65,8 @@ SELECT tenants.slug, (
     SELECT COUNT(*) FROM {_EXECUTIONS}
     WHERE background AND finished_at IS NULL AND tenant_slug = tenants.slug
 )
-FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
-    SELECT 1 FROM {_EXECUTIONS}
-    WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_QUEUED}'
-    AND (run_at IS NULL OR run_at <= {{now}})
-    AND NOT EXISTS (
-        SELECT 1 FROM {_APPROVALS}
-        WHERE execution_id = {_EXECUTIONS}.id AND {_APPROVALS}.status = '{_WAITS}'
-    )
+FROM tenants WHERE tenants.slug IS NOT NULL AND (
+    EXISTS ({_TAKEABLE} AND run_at IS NULL) OR EXISTS ({_TAKEABLE} AND run_at <= {{now}})
 )
 """  # noqa: S608
 
@@ -227,10 +228,14 @@ def _claim_first(tenant_slug: str) -> Execution | None:
         return None
     waiting = Execution.objects.filter(
         ~WAITS_FOR_APPROVAL,
-        _DUE,
         finished_at=None,
         tenant_slug=tenant_slug,
         status=Execution.Status.QUEUED,
-    )
-    first = waiting.order_by("priority", "pk").values_list("pk", flat=True).first()
-    return claim(first) if first else None
+    ).values_list("priority", "pk")
+    firsts = [
+        # In the order of the index, which PostgreSQL does not see from the condition alone.
+        waiting.filter(run_at=None).order_by("run_at", "priority", "pk").first(),
+        waiting.filter(run_at__lte=Now()).order_by("priority", "pk").first(),
+    ]
+    found = [first for first in firsts if first is not None]
+    return claim(min(found)[1]) if found else None

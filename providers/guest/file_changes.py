@@ -16,7 +16,7 @@ from .folders import AT_ONCE, walk
 from .kept import Refused
 from .known_files import Count, KnownFiles, state_of
 from .mappings import mapped_for_writing
-from .paths import FILE_CLOCK, MOST_DEPTH, PATH_BYTES, open_folder, reach
+from .paths import FILE_CLOCK, MOST_DEPTH, is_empty, is_too_long, open_folder, reach
 from .protocol import CHUNK_BYTES, MOST_UNSEEN, UNSEEN_CHARACTERS
 from .wire import dumps
 
@@ -164,8 +164,8 @@ class Memory:
         except FileNotFoundError:
             gone.append(path)
             return
-        if _is_too_long(path):
-            return
+        if is_too_long(path):
+            raise _Unsure
         state, known = state_of(status, fd, name), self.known.get(path)
         if stat.S_ISDIR(status.st_mode):
             if path in self._closed:
@@ -198,7 +198,7 @@ class Memory:
 
         depth = MOST_DEPTH - path.count("/") - 1
         if depth < 1:
-            return
+            raise _Unsure
         folder = open_folder(fd, name)
         try:
             for found in walk(folder, depth, without=INTERNAL, entering=enter):
@@ -210,8 +210,9 @@ class Memory:
                 inner = _below(path, found.path)
                 if is_folder:
                     closed.add(inner)
-                if not _is_too_long(inner):
-                    changed[inner] = state_of(found.status, found.folder, found.name)
+                if is_too_long(inner):
+                    raise _Unsure
+                changed[inner] = state_of(found.status, found.folder, found.name)
         finally:
             os.close(folder)
         if closed:
@@ -228,6 +229,7 @@ class Memory:
         entered: "set[str]" = set()
         closed: "set[str]" = set()
         unseen: "set[str]" = set()
+        is_deep = False  # nobody watches what is too deep to be looked into
 
         def enter(fd: int, path: str) -> None:
             entered.add(path)
@@ -240,7 +242,10 @@ class Memory:
                     yield None
                     continue
                 path = found.path
-                if _is_too_long(path):
+                if is_too_long(path):
+                    is_deep = True
+                    if not is_too_long(above := path.rpartition("/")[0]):
+                        unseen.add(above)
                     continue
                 if found.status is None:
                     unseen.add(path.rpartition("/")[0])
@@ -252,7 +257,9 @@ class Memory:
                 seen[path] = state = known if known == state and known is not None else state
                 count.add(path, state)
                 if stat.S_ISDIR(state[0]):
-                    closed.add(path)
+                    is_deep |= (is_last := path.count("/") + 1 == MOST_DEPTH)
+                    if not (is_last and is_empty(found.folder, found.name)):
+                        closed.add(path)
                 elif found.status is not None and (
                     found.status.st_nlink > 1 or self._linked.get(path) == state[1]
                 ):
@@ -276,9 +283,9 @@ class Memory:
         self._young = _young(seen.items(), began)
         self._noticed.clear()
         self._linked = linked
-        self._closed = unseen | {path for path in closed if path.count("/") + 1 < MOST_DEPTH}
+        self._closed = unseen | closed
         self._folders = len(entered)
-        self._are_heeded = bool(self._watched) and len(linked) <= MOST_LINKED
+        self._are_heeded = bool(self._watched) and len(linked) <= MOST_LINKED and not is_deep
 
     def _state(
         self, path: str, status: "os.stat_result | None", folder: int, name: str
@@ -337,11 +344,6 @@ _FOLDER_LEFT = notices.MOVED_FROM | notices.MOVED_TO | notices.DELETE
 
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _is_too_long(path: str) -> bool:
-    """Whether nothing could be done with a file of this path."""
-    return len(path) > PATH_BYTES // 4 and len(os.fsencode(path)) > PATH_BYTES
 
 
 def _is_in(path: str, folders: "set[str]") -> bool:

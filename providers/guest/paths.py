@@ -73,6 +73,26 @@ def open_folder(parent: int, name: str) -> int:
     return _same(os.open(name, FOLDER, dir_fd=parent), before)
 
 
+def is_empty(parent: int, name: str) -> bool:
+    """Whether a folder in another has nothing in it; False where nobody can tell."""
+    try:
+        fd = open_folder(parent, name)
+    except OSError:
+        return False
+    try:
+        with os.scandir(fd) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def is_too_long(path: str) -> bool:
+    """Whether nothing could be done with a file of this path."""
+    return len(path) > PATH_BYTES // 4 and len(os.fsencode(path)) > PATH_BYTES
+
+
 def open_file(parent: int, name: str) -> "tuple[int, os.stat_result]":
     """Descriptor and state of a regular file. Raises Refused for what is none, and OSError."""
     before = os.lstat(name, dir_fd=parent)

@@ -59,6 +59,7 @@ def save_config(
         raise _conflict(provider_id)
     before = stored_config(row)
     cleaned = merged_config(provider, config, before or {}, clear)
+    _refuse_shared(provider_id, provider, cleaned)
     if row is not None and cleaned == before:
         return row
     with transaction.atomic():
@@ -96,6 +97,29 @@ def merged_config(
     entered = {k: v for k, v in config.items() if k not in clear}
     check_receivers(provider.config_fields, entered, stored, cleaned)
     return cleaned
+
+
+@sensitive_variables()
+def _refuse_shared(
+    provider_id: str, provider: type[SandboxProvider], config: Mapping[str, Any]
+) -> None:
+    """Raise InvalidConfiguration for what another configuration gives its settings to."""
+    if not (name := provider.alone_at):
+        return
+    for row in ProviderConfig.objects.exclude(provider_id=provider_id).order_by("provider_id"):
+        if registry.class_id(row.provider_id) != registry.class_id(provider_id):
+            continue
+        other = stored_config(row) if is_readable(row) else None
+        if other is not None and _place(other.get(name)) == _place(config[name]):
+            raise InvalidConfiguration(
+                f"{name}: The configuration {row.provider_id!r} has it already, and it can have "
+                "the settings of one alone. Name another one, or change that configuration.",
+                field=name,
+            )
+
+
+def _place(address: object) -> str:
+    return str(address).rstrip("/").lower()
 
 
 @sensitive_variables()

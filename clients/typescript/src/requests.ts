@@ -177,7 +177,10 @@ export interface SessionRequest {
    * is closed in place of going to sleep.
    */
   saves?: "answer" | "background" | "never" | null;
-  /** A snapshot whose files it begins with. Variables are no part of one. */
+  /**
+   * A snapshot whose files it begins with, or a session that has ended, where files are kept:
+   * it has them then. Variables are no part of either.
+   */
   from?: string | null;
 }
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 from executions.models import Alert, Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
+from executions.services.alerts.sending import WAYS
 from executions.services.ledger import append
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def _resolve(alert: Alert, now: datetime) -> None:
         mine = Alert.objects.filter(pk=alert.pk, active_key__isnull=False, seen_at=alert.seen_at)
         values = {"state": Alert.State.RESOLVED, "active_key": None, "resolved_at": now}
         # It is news at once, however often the former state was told in vain.
-        if not mine.update(**values, claimed_until=None, tries=0):
+        anew = {way.claimed: None for way in WAYS} | {way.tries: 0 for way in WAYS}
+        if not mine.update(**values, **anew):
             return
         _enter(alert, "resolved")
     logger.info("alert resolved: %s", alert, extra={"alert": alert.rule, "subject": alert.subject})

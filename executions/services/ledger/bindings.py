@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 from django.apps import apps
 from django.db.models import Model
+from django.utils import timezone
 
 from executions.services.ledger.canonical import canonical, text_hash
 from executions.services.ledger.sealing import sealable
@@ -21,6 +23,8 @@ from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError, EncryptedTextField
 from providers.services.history import config_of
 
+# More than the clocks of hosts do.
+_CLOCKS_DIFFER = timedelta(hours=1)
 _PERMISSION = ("content_type__app_label", "content_type__model", "codename")
 
 
@@ -53,6 +57,26 @@ def _config_is_its_versions(row: Any) -> str:
         return "" if config_of(version) == row.config else "its configuration is not its version's"
     except (DecryptionError, InvalidConfiguration) as error:
         return f"its configuration cannot be compared: {error}"
+
+
+def _is_due_in_time(row: Any) -> str:
+    """Its next time follows from its expression: whoever moves it away has nothing run meanwhile.
+
+    A clock of ours may have been ahead when it was written, or set back since.
+    """
+    from executions.services.recurring.cron import next_time
+
+    if row.next_at is None:
+        return ""
+    begin = max(timezone.now(), row.last_at or row.created_at) + _CLOCKS_DIFFER
+    try:
+        latest = next_time(row.cron, row.timezone, begin)
+    except (ValueError, KeyError):
+        # That it was altered is found by its hash.
+        return ""
+    if latest is not None and row.next_at <= latest:
+        return ""
+    return f"it is due at {row.next_at:%Y-%m-%d %H:%M} UTC, later than its expression says"
 
 
 def _is_its_tenants(row: Any) -> str:
@@ -91,7 +115,9 @@ BINDINGS: Mapping[str, Binding] = {
         "webhook_secret", shown=("tenant_id", "created_at", "retired_at")
     ),
     "executions.schedule": Binding(
-        "schedule", shown=("tenant_id", "api_key_prefix", "cron", "timezone", "paused_because")
+        "schedule",
+        shown=("tenant_id", "api_key_prefix", "cron", "timezone", "paused_because"),
+        check=_is_due_in_time,
     ),
     "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
@@ -146,7 +172,8 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     },
     "executions.schedule": {
         "api_key_id": "Null once it is deleted; its prefix is bound.",
-        **dict.fromkeys(("next_at", "last_at", "last_problem"), "Written each time it is due."),
+        "next_at": "Written each time it is due, and held against what is bound of it.",
+        **dict.fromkeys(("last_at", "last_problem"), "Written each time it is due."),
     },
     "executions.snapshot": {
         "tenant_id": "Null once it is deleted; its slug is bound.",

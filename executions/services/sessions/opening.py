@@ -38,7 +38,7 @@ from executions.services.sessions.room import (
 )
 from executions.services.spending import refuse_over_budget
 from executions.services.waiting import Waits
-from executions.services.workspaces.inheriting import inherit
+from executions.services.workspaces.inheriting import give_back, inherit, kept_session
 from executions.services.workspaces.restoring import Restored
 from executions.services.workspaces.snapshots import begin_with, snapshot_of
 from executions.services.workspaces.waking import furnished
@@ -78,7 +78,10 @@ def opening(
     held.to_language(request.language)
     steps = held.steps(steps)
     refuse_unsupported(request.language, steps)
-    snapshot = snapshot_of(caller.tenant, request.source, "from") if request.source else None
+    former = kept_session(caller.tenant, request.source) if request.source else None
+    snapshot = None
+    if request.source and former is None:
+        snapshot = snapshot_of(caller.tenant, request.source, "from")
     refuse_if_altered()
     refuse_when_stopping()
     refuse_over_budget(slug)
@@ -87,11 +90,13 @@ def opening(
         steps = yield from _without_network(steps)
     session = yield from _reserve(request, caller, beside)
     try:
-        members = begin_with(session, snapshot) if snapshot else inherit(session)
+        members = begin_with(session, snapshot) if snapshot else inherit(session, former)
         yield from _place(session, caller.tenant, request, steps, members, held)
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
+        if former is not None:
+            give_back(session, former)
         raise
     return session
 

@@ -93,7 +93,8 @@ class SessionRequest:
         Id | None,
         Field(
             alias="from",
-            description="A snapshot whose files it begins with. Variables are no part of one.",
+            description="A snapshot whose files it begins with, or a session that has ended, where "
+            "files are kept: it has them then. Variables are no part of either.",
         ),
     ] = None
     subject: Subject = ""

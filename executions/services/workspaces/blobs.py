@@ -2,7 +2,8 @@
 
 A row stands for every file before it is there and until it is gone (`LooseFile`), so what a dead
 process leaves behind is found. That a blob is named is the database's to know: it refuses to let
-go of a row that another one points to, and to point to one that is gone.
+go of a row that another one points to, and to point to one that is gone. Whoever holds several of
+these rows at once holds them in the order of their numbers, so that no two wait for each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from tempfile import SpooledTemporaryFile
 from typing import IO
 
@@ -131,9 +132,13 @@ def keep_until_read(tenant: Tenant, pks: Collection[int], seconds: float) -> set
         rows = Blob.objects.filter(
             pk__in=listed[start : start + _AT_ONCE], tenant=tenant, tenant__is_active=True
         )
-        rows.update(kept_until=Greatest(F("kept_until"), until))
-        found |= set(rows.values_list("pk", flat=True))
+        found |= {blob.pk for blob in _kept(rows, until)}
     return found
+
+
+def by_number(rows: Iterable[WorkspaceFile]) -> list[WorkspaceFile]:
+    """In the order in which rows that name blobs are to be written."""
+    return sorted(rows, key=lambda row: row.blob_id or 0)
 
 
 def collect() -> int:
@@ -177,11 +182,18 @@ def _known(tenant: Tenant, wanted: Collection[str]) -> dict[str, Blob]:
     """Those that are there, and stay for an hour from now."""
     if not wanted:
         return {}
-    found = Blob.objects.filter(tenant=tenant, sha256__in=list(wanted))
-    until = timezone.now() + GRACE
-    if not found.update(kept_until=Greatest(F("kept_until"), until)):
-        return {}
-    return {blob.sha256: blob for blob in found}
+    rows = Blob.objects.filter(tenant=tenant, sha256__in=list(wanted))
+    return {blob.sha256: blob for blob in _kept(rows, timezone.now() + GRACE)}
+
+
+def _kept(rows: QuerySet[Blob], until: datetime) -> list[Blob]:
+    """Those that there are, which stay until then."""
+    with transaction.atomic():
+        found = list(rows.select_for_update(no_key=True, of=("self",)).order_by("pk"))
+        mine = Blob.objects.filter(pk__in=[blob.pk for blob in found])
+        if found:
+            mine.update(kept_until=Greatest(F("kept_until"), until))
+    return found
 
 
 def _has_bytes(blob: Blob) -> bool:
@@ -238,7 +250,7 @@ def _settle(
         if loose.delete()[0] != len(contents):
             transaction.set_rollback(True)
             return None
-        for sha256 in names.keys() & lost.keys():
+        for sha256 in sorted(names.keys() & lost.keys(), key=lambda each: lost[each].pk):
             blob = lost[sha256]
             mine = Blob.objects.filter(pk=blob.pk, file=str(blob.file))
             if mine.update(file=names[sha256], kept_until=Greatest(F("kept_until"), until)):
@@ -255,7 +267,8 @@ def _settle(
                     file=names[each.sha256],
                     kept_until=until,
                 )
-                for each in contents
+                # Of two who have the same new contents one waits for the other, and not both.
+                for each in sorted(contents, key=lambda each: each.sha256)
             ),
             ignore_conflicts=True,
         )
@@ -282,12 +295,11 @@ def _drop(pks: Sequence[int]) -> list[LooseFile]:
 def _dropped(pks: Sequence[int]) -> list[LooseFile]:
     with transaction.atomic():
         # Whoever has named one has committed, or finds it gone: its row is held from here on.
-        held = list(
-            Blob.objects.select_for_update().filter(pk__in=pks).values_list("pk", flat=True)
-        )
+        rows = Blob.objects.select_for_update().filter(pk__in=pks).order_by("pk")
+        held = list(rows.values_list("pk", flat=True))
         free = list(_unnamed().filter(pk__in=held))
-        rows = Blob.objects.filter(pk__in=[blob.pk for blob in free])
-        rows._raw_delete(connection.alias)
+        gone = Blob.objects.filter(pk__in=[blob.pk for blob in free])
+        gone._raw_delete(connection.alias)
         return LooseFile.objects.bulk_create(
             LooseFile(
                 tenant_id=blob.tenant_id, file=str(blob.file), size=blob.size, due_at=timezone.now()

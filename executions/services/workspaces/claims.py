@@ -15,7 +15,9 @@ from providers.errors import ProviderUnavailable
 from providers.sandbox import Changes, FileEntry
 
 _MOST_SIZE = 2**60
-_MOST_MARK = 255
+_MOST_MARK = 200
+# Before the mark of a look that could not see all: what had gone of that is told by none after it.
+BLIND = "!"
 _SAVED = ("file", "directory", "symlink")
 
 
@@ -60,6 +62,7 @@ def claimed(answer: Any) -> Claimed:
         if is_path(path) and path not in entries:
             removed.append(path)
     removed = [path for path in removed if is_path(path) and unseen.isdisjoint(_above(path))]
+    mark = f"{BLIND}{mark}" if unseen and mark else mark
     return Claimed(mark, entries, removed, bool(answer.complete), sorted(unseen))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from executions.models import Blob, Workspace, WorkspaceFile
 from executions.services.workspaces import quota
+from executions.services.workspaces.blobs import by_number
 from executions.services.workspaces.paths import from_text, key_of, to_text
 from executions.services.workspaces.tree import AT_ONCE, Tree, refuse, refuse_for
 from providers.sandbox import is_internal
@@ -117,7 +118,7 @@ class Edit(Tree):
         for start in range(0, len(keys), AT_ONCE):
             rows = WorkspaceFile.objects.filter(pk__in=keys[start : start + AT_ONCE])
             rows._raw_delete(rows.db)
-        WorkspaceFile.objects.bulk_create(written, batch_size=AT_ONCE)
+        WorkspaceFile.objects.bulk_create(by_number(written), batch_size=AT_ONCE)
         Workspace.objects.filter(pk=self.workspace.pk).update(
             files=self.files, bytes=bytes_now, names=self.names, **values
         )

@@ -1,15 +1,17 @@
-"""A conversation that goes on in another session: what was kept of it is the new one's."""
+"""What goes on in another session: what was kept of one that has ended is the new one's."""
 
 from __future__ import annotations
 
 import logging
+from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from executions.models import Session, Workspace
+from executions.models import Session, Tenant, Workspace
 from executions.services.ledger.entering import enter_row
+from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.restoring import Restored, to_restore
 
 logger = logging.getLogger(__name__)
@@ -25,21 +27,35 @@ def kept_of(sessions: QuerySet[Session]) -> Session | None:
     return found.order_by("-id").first()
 
 
-def inherit(session: Session) -> list[Restored]:
-    """Have what is saved of the last session of its conversation be that of a new one. What its
-    sandbox is given.
-
-    It is moved, and so it is counted once, and of several sessions one has it.
+def kept_session(tenant: Tenant, session_id: UUID) -> Session | None:
+    """The tenant's session of this id, where it has ended and its files were kept; none of a
+    conversation, whose next session has them.
     """
-    if not session.conversation or session.tenant_id is None:
-        return []
-    former = kept_of(
+    return kept_of(
         Session.objects.filter(
-            tenant=session.tenant_id,
-            conversation=session.conversation,
-            closed_at__isnull=False,
+            tenant=tenant, pk=session_id, conversation="", closed_at__isnull=False
         )
     )
+
+
+def inherit(session: Session, former: Session | None = None) -> list[Restored]:
+    """Have what is saved of a session that has ended be that of a new one: of `former`, or of the
+    last one of its conversation. What its sandbox is given.
+
+    It is moved, and so it is counted once, and of several sessions one has it. Raises Conflict
+    where another has that of `former` by now.
+    """
+    if session.tenant_id is None:
+        return []
+    is_named = former is not None
+    if former is None and session.conversation:
+        former = kept_of(
+            Session.objects.filter(
+                tenant=session.tenant_id,
+                conversation=session.conversation,
+                closed_at__isnull=False,
+            )
+        )
     if former is None:
         return []
     with transaction.atomic():
@@ -58,8 +74,19 @@ def inherit(session: Session) -> list[Restored]:
             lost_turns=None,
             problem="",
         )
+        if not won and is_named:
+            raise Conflict("Another session has begun with these files.", field="from")
         if not won:
             return []
         enter_row(Session.objects.get(pk=session.pk), "inherited", {"from": str(former.pk)})
     logger.info("session %s has the saved files of session %s", session.pk, former.pk)
     return to_restore(Workspace.objects.get(session=session.pk))
+
+
+def give_back(session: Session, former: Session) -> None:
+    """Have what a session has inherited be that of `former` again: it could not be opened."""
+    with transaction.atomic():
+        mine = Workspace.objects.filter(session=session.pk)
+        if mine.update(session=former.pk, version=F("version") + 1):
+            said = {"from": str(session.pk)}
+            enter_row(Session.objects.get(pk=former.pk), "inherited", said)

@@ -23,8 +23,8 @@ from executions.models import Execution, Session, Tenant, Workspace, WorkspaceFi
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs, quota, tar
-from executions.services.workspaces.asking import answered, pieces_of
-from executions.services.workspaces.claims import Claimed, claimed
+from executions.services.workspaces.asking import changes_of, pieces_of
+from executions.services.workspaces.claims import Claimed
 from executions.services.workspaces.paths import from_text, key_of, to_text
 from executions.services.workspaces.tree import Tree
 from executions.text import storable
@@ -142,9 +142,7 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
         session, workspace, tenant, sorted(filter(None, open_turns.values_list("turn", flat=True)))
     )
     with lent_sandbox(session) as sandbox:
-        mark = workspace.mark
-        answer = answered(session.provider, lambda: sandbox.files.changes(mark, thorough=thorough))
-        claim = claimed(answer)
+        claim = changes_of(session.provider, sandbox, workspace.mark, thorough=thorough)
         before = _rows_before(workspace, claim)
         _check_claim(workspace, claim, before)
         try:
@@ -356,7 +354,7 @@ def _delete(workspace: Workspace, keys: set[str]) -> set[int]:
 
 def _write(rows: Sequence[WorkspaceFile]) -> None:
     WorkspaceFile.objects.bulk_create(
-        rows,
+        blobs.by_number(rows),
         batch_size=_KEYS_AT_ONCE,
         update_conflicts=True,
         unique_fields=["workspace", "key"],

@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from executions.models import Session, Snapshot, Tenant, Workspace, WorkspaceFile
 from executions.services import ongoing
 from executions.services.declared import declared
+from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row
 from executions.services.ledger.rows import DELETED
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
@@ -42,7 +43,7 @@ _TABLE = WorkspaceFile._meta.db_table
 _COLUMNS = "key, path, type, blob_id, size, mode, modified, target"
 _COPY = (
     f"INSERT INTO {_TABLE} (workspace_id, {_COLUMNS})"  # noqa: S608
-    f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s"
+    f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s ORDER BY blob_id"
 )
 
 
@@ -195,7 +196,12 @@ def list_snapshots(tenant: Tenant, wanted: SnapshotFilter) -> Page:
 
 
 def remove(snapshot: Snapshot, by: str) -> bool:
-    """Remove it, and the bytes that nothing else names. Whether this call did."""
+    """Remove it, and the bytes that nothing else names. Whether this call did.
+
+    Raises Conflict where its tenant is under a legal hold.
+    """
+    if held_of(snapshot.tenant_slug).everything:
+        raise Conflict("The tenant is under a legal hold: its snapshots are kept.")
     with transaction.atomic():
         workspace = Workspace.objects.select_for_update().filter(snapshot=snapshot.pk).first()
         if workspace is None:
