@@ -232,7 +232,7 @@ class _Names:
     def at(self, place: float) -> str:
         near = min(self._known, key=lambda each: abs(each[0] - place), default=None)
         if near is not None and abs(near[0] - place) <= self._reach:
-            return near[1]
+            return str(near[1])
         found = _value(self._axis, place)
         return f"{found:g}" if isinstance(found, float) else str(found)
 

@@ -115,7 +115,7 @@ class Outputs:
                     encoded[str(mime)] = encode(str(mime), data)
                 except (TypeError, ValueError, RecursionError) as error:
                     _complain(f"{type(value).__name__} as {mime}", error)
-        return encoded | _as_data(COLUMNS, _columns_of, value)
+        return {**encoded, **_as_data(COLUMNS, _columns_of, value)}
 
     def _send(self, bundle: "dict[str, bytes]") -> None:
         size = sum(map(len, bundle.values()))

@@ -15,9 +15,9 @@ MOST_VALUES = 20_000
 def columns(value: object) -> "dict[str, list[object]] | None":
     """The columns of a data frame of pandas. None for what is none, or has too many values."""
     pandas: "Any" = sys.modules.get("pandas")
-    frame: "Any" = value
-    if pandas is None or not isinstance(frame, getattr(pandas, "DataFrame", ())):
+    if pandas is None or not isinstance(value, getattr(pandas, "DataFrame", ())):
         return None
+    frame: "Any" = value
     if frame.size > MOST_VALUES:
         return None
     return {
