@@ -1,7 +1,7 @@
 """What E2B's protocol costs over the native API: a cell, and the first byte of a command.
 
-Both are asked in turn in one session, on kept connections, as streams: the difference is the door's.
-Afterwards the same beside many sandboxes, in each of which a command is run first.
+Both are asked in turn in one session, on kept connections, as streams: the difference is the
+door's. Afterwards the same beside many sandboxes, in each of which a command is run first.
 """
 
 from __future__ import annotations
