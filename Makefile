@@ -53,6 +53,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.bounds
 	@$(PY) -m benchmarks.serving
 	@$(PY) -m benchmarks.sessions
+	@$(PY) -m benchmarks.e2b_door
 	@$(PY) -m benchmarks.changes
 	@$(PY) -m benchmarks.storage
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.queue

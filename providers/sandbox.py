@@ -270,11 +270,18 @@ class Files(ABC):
 
 @dataclass(frozen=True)
 class SandboxState:
-    """What a kept sandbox says of itself: memory in bytes where known, and what is in it."""
+    """What a kept sandbox says of itself, and what is in it. What is not known is None.
+
+    `memory_bytes` is in use now, `cpu_seconds` all processor time since it was started, and
+    `disk_bytes` what its files take of `disk_total_bytes`.
+    """
 
     contexts: Sequence[Context] = ()
     processes: Sequence[Process] = ()
     memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    disk_bytes: int | None = None
+    disk_total_bytes: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 

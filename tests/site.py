@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,14 @@ CONFIGURE = """
 from executions.models import Tenant
 from executions.services.keys import create_api_key
 from providers.services import activate, save_config
-save_config("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
-activate("local")
+save_config({provider!r}, {config!r})
+activate({provider!r})
 for slug in ("wonderland", "elsewhere"):
     print(create_api_key(Tenant.objects.create(slug=slug, name=slug), "attack")[1])
 """
+
+
+LOCAL = ("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
 
 
 @dataclass
@@ -74,10 +77,16 @@ class Prepared:
         return clean_environment(self.data_dir, **{**ports, **extra})
 
 
-def prepare(data_dir: Path, log: IO[str] | None = None) -> Prepared:
+def prepare(
+    data_dir: Path,
+    log: IO[str] | None = None,
+    provider: tuple[str, Mapping[str, object]] = LOCAL,
+    **extra: str,
+) -> Prepared:
     """`log` has what the commands say, which else is said here."""
-    environment = clean_environment(data_dir)
-    first, second = [*MANAGE, "bootstrap"], [*MANAGE, "shell", "-c", CONFIGURE]
+    environment = clean_environment(data_dir, **extra)
+    configure = CONFIGURE.format(provider=provider[0], config=dict(provider[1]))
+    first, second = [*MANAGE, "bootstrap"], [*MANAGE, "shell", "-c", configure]
     subprocess.run(first, env=environment, cwd=ROOT, check=True, stdout=log, stderr=log)
     done = subprocess.run(second, env=environment, cwd=ROOT, check=True, stdout=PIPE, stderr=log)
     # Django says first what it has imported.
@@ -91,7 +100,7 @@ def serving(
     """`manage.py up` over what was prepared, or another command that listens on PORT."""
     environment = prepared.environment(**extra)
     with started(command, environment, ROOT, log) as service:
-        service.wait_until_ready()
+        service.wait_until_ready(120)
         site = Site(service, prepared.data_dir, prepared.alice, prepared.charlie)
         site.assert_serves_others()
         yield site

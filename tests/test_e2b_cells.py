@@ -97,6 +97,12 @@ def test_contexts_are_made_listed_restarted_and_removed(sandbox: Sandbox) -> Non
     )
     assert sandbox.run_code("const a = 5; a * 2", language="javascript").text == "10"
     assert sandbox.run_code("a * 3", language="js").text == "15"
+    assert (
+        sandbox.run_code("enum N { three = 3 }; let n: N = N.three; n", language="ts").text == "3"
+    )
+    wrong = sandbox.run_code("const c: number = ;", language="ts").error
+    assert wrong is not None
+    assert wrong.name == "SyntaxError"
     assert sandbox.run_code("echo hi", language="bash").logs.stdout == ["hi\n"]
     known = {each.language for each in sandbox.list_code_contexts()}
     assert {"python", "javascript", "bash"} <= known

@@ -8,8 +8,10 @@ from e2b import SandboxException, SandboxNotFoundException, SandboxQuery, Sandbo
 from e2b.exceptions import AuthenticationException
 from e2b_code_interpreter import Sandbox
 
+from providers.pool.cgroup import CgroupParent
 from tests.e2b_door import native_of, opened
 from tests.raw_http import ask
+from tests.sandboxes import wait_until
 from tests.site import Site
 
 
@@ -32,6 +34,21 @@ def test_a_sandbox_lives_as_its_client_says(door: Site) -> None:
     assert not sandbox.kill()
     with pytest.raises(SandboxNotFoundException):
         Sandbox.connect(sandbox.sandbox_id)
+
+
+def test_metrics_are_of_what_is_used_now(sandbox: Sandbox) -> None:
+    # Where we may make no group, nobody counts a sandbox's processor.
+    is_counted = CgroupParent.create() is not None
+    before = sandbox.get_metrics()[0]
+    sandbox.files.write("three", b"3" * 3_000_000)
+    busy = sandbox.commands.run("while :; do :; done", background=True)
+    try:
+        # On a busy machine it may not have had its turn within a tenth of a second.
+        wait_until(lambda: not is_counted or sandbox.get_metrics()[0].cpu_used_pct > 0, 60)
+        after = sandbox.get_metrics()[0]
+    finally:
+        busy.kill()
+    assert before.disk_used + 3_000_000 <= after.disk_used <= after.disk_total
 
 
 def test_pausing_keeps_files_and_connecting_resumes(door: Site) -> None:
@@ -84,6 +101,8 @@ def test_what_is_not_there_says_so(door: Site, sandbox: Sandbox) -> None:
         Sandbox.create(network={"deny_out": ["0.0.0.0/0"]})
     with pytest.raises(SandboxException, match="not implemented here"):
         sandbox.create_snapshot()
+    pieces = httpx.post(f"{door.service.url}/volumes", content=iter([b"{}", b""]))
+    assert pieces.status_code == 501, pieces.text
     for path in ("/volumes", "/v3/templates", f"/sandboxes/{sandbox.sandbox_id}/logs"):
         answer = ask(door.service, "GET", path, key=door.alice)
         assert (answer.status, answer.json["code"]) == (501, 501), path

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from providers.guest.display import CHART
 from providers.pool.outputs import read_outputs
 from providers.values import RunLimits
 from tests.conftest import require
@@ -81,7 +82,7 @@ def test_a_figure_drawn_before_an_error_is_not_lost(plotting: WarmPool) -> None:
 
 def test_a_displayed_figure_is_not_shown_twice(plotting: WarmPool) -> None:
     result = plotting.run(PLOT + "display(plt.gcf())", timeout=60)
-    assert [sorted(output) for output in result.outputs] == [["image/png", "text/plain"]]
+    assert [sorted(output) for output in result.outputs] == [[CHART, "image/png", "text/plain"]]
 
 
 def test_matplotlib_is_not_imported_for_code_that_does_not_use_it(pool: WarmPool) -> None:

@@ -10,7 +10,15 @@ import sys
 
 from . import plots, wire
 
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
 TEXT_LIMIT = 200_000
+
+# What is made of a value beside what it shows, and left out first where there is no room.
+CHART = "application/vnd.cofferdam.chart+json"
+COLUMNS = "application/vnd.cofferdam.columns+json"
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -60,7 +68,7 @@ class Outputs:
     def show_figures(self) -> None:
         """Show every open figure and close it, as `plt.show()` does in a notebook."""
         for figure in plots.open_figures():
-            self._send({"image/png": plots.png(figure), "text/plain": _plain(figure)})
+            self._send({**_drawn(figure), "text/plain": _plain(figure)})
         plots.close_figures()
 
     def finish(self) -> None:
@@ -68,7 +76,7 @@ class Outputs:
         try:
             for figure in plots.open_figures():
                 if not any(figure is shown for shown in self._shown):
-                    self._send({"image/png": plots.png(figure), "text/plain": _plain(figure)})
+                    self._send({**_drawn(figure), "text/plain": _plain(figure)})
         except Exception as error:
             _complain("an open figure cannot be shown", error)
 
@@ -93,7 +101,7 @@ class Outputs:
     def _represent(self, value: object) -> "dict[str, bytes]":
         if plots.is_figure(value):
             self._shown.append(value)
-            return {"image/png": plots.png(value)}
+            return _drawn(value)
         found: "dict[str, object]" = {}
         for mime, name in _METHODS:
             found[mime] = _call(value, name)
@@ -107,14 +115,47 @@ class Outputs:
                     encoded[str(mime)] = encode(str(mime), data)
                 except (TypeError, ValueError, RecursionError) as error:
                     _complain(f"{type(value).__name__} as {mime}", error)
-        return encoded
+        return {**encoded, **_as_data(COLUMNS, _columns_of, value)}
 
     def _send(self, bundle: "dict[str, bytes]") -> None:
         size = sum(map(len, bundle.values()))
+        for mime in (CHART, COLUMNS):
+            if size > self.room:
+                size -= len(bundle.pop(mime, b""))
         # An empty one is counted as left out.
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0
         self.report(wire.pack({"type": "output", **self.mark}, parts))
+
+
+def _drawn(figure: "Any") -> "dict[str, bytes]":
+    # The labels are known once it is drawn.
+    return {"image/png": plots.png(figure), **_as_data(CHART, _chart_of, figure)}
+
+
+def _chart_of(figure: "Any") -> "dict[str, Any] | None":
+    from . import charts
+
+    return charts.chart(figure)
+
+
+def _columns_of(value: object) -> "dict[str, Any] | None":
+    if "pandas" not in sys.modules:
+        return None
+    from . import frames
+
+    return frames.columns(value)
+
+
+def _as_data(
+    mime: str, make: "Callable[[Any], dict[str, Any] | None]", value: object
+) -> "dict[str, bytes]":
+    """The value as data. It has been shown, so nobody is told where that cannot be."""
+    try:
+        made = make(value)
+        return {mime: encode(mime, made)} if made is not None else {}
+    except Exception:
+        return {}
 
 
 def encode(mime: str, data: object) -> bytes:

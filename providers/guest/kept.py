@@ -16,7 +16,7 @@ import select
 import time
 
 from . import protocol, trees, wire
-from .memory import Memory
+from .memory import Memory, disk_in_use
 from .processes import kill_others
 from .request import MEMORY_CHECK_SECONDS
 
@@ -212,7 +212,7 @@ class Loop:
         """Carry out what the host says until it has gone. `limit` is bytes of memory."""
         self.rooms = rooms
         self._handlers["memory"] = lambda operation, header, parts: operation.done(
-            {"bytes": None if memory is None else memory.in_use(limit)}
+            {"bytes": None if memory is None else memory.in_use(limit), **disk_in_use()}
         )
         for room in rooms:
             self._handlers.update(room.operations())

@@ -159,3 +159,13 @@ def _sentry_bytes() -> int:
     """What gVisor's kernel has given out: memory of processes, shared memory, and files."""
     sizes = _sizes("/proc/meminfo", (b"MemTotal", b"MemFree"))
     return sizes.get(b"MemTotal", 0) - sizes.get(b"MemFree", 0)
+
+
+def disk_in_use() -> "dict[str, int]":
+    """What the files here take, and may take, in bytes."""
+    try:
+        told = os.statvfs(".")
+    except OSError:
+        return {}
+    size = told.f_frsize
+    return {"disk": (told.f_blocks - told.f_bfree) * size, "disk_total": told.f_blocks * size}

@@ -35,6 +35,8 @@ new (require('net').Socket)({ fd: stop, readable: true, writable: false }).on('d
 })
 `
 const PATIENCE_MS = 100
+// Where a TypeScript compiler may be for a Node that does not know the language itself.
+const COMPILERS = ['typescript', '/usr/share/nodejs/typescript', '/usr/lib/node_modules/typescript']
 const OWN = /node_(runner|context)\.js|node:(internal|vm)/
 
 class Exit {
@@ -84,18 +86,14 @@ module.exports = function serve (shared, header) {
   // What a later cell may declare again, so that code can be run twice: `var` in place of const,
   // let and class, and imports as what they are without a module.
   function prepare (code) {
-    let body
-    try {
-      body = acorn.parse(code, SYNTAX).body
-    } catch {
-      try {
-        body = acorn.parse(code, { ...SYNTAX, sourceType: 'module' }).body
-      } catch {
-        // Node's own message for the syntax error, with the caller's line, comes from compiling it.
-        return { source: code, body: [] }
-      }
-    }
     let source = code
+    let body = parsed(source)
+    if (body === null) {
+      source = withoutTypes(code)
+      body = source === null ? null : parsed(source)
+    }
+    // Node's own message for the syntax error, with the caller's line, comes from compiling it.
+    if (body === null) return { source: code, body: [] }
     for (const node of [...body].reverse()) {
       const text = source.slice(node.start, node.end)
       const replaced = redeclarable(node, text)
@@ -103,6 +101,54 @@ module.exports = function serve (shared, header) {
     }
     const awaiting = processTopLevelAwait(source)
     return { source: awaiting ?? source, awaits: awaiting !== null, body }
+  }
+
+  function parsed (code) {
+    for (const sourceType of ['script', 'module']) {
+      try {
+        return acorn.parse(code, { ...SYNTAX, sourceType }).body
+      } catch {}
+    }
+    return null
+  }
+
+  // What is no JavaScript may be TypeScript: null where it is neither, or nothing here knows.
+  function withoutTypes (code) {
+    const warn = process.emitWarning
+    process.emitWarning = () => {}
+    try {
+      for (const mode of Module.stripTypeScriptTypes ? ['strip', 'transform'] : []) {
+        try {
+          return Module.stripTypeScriptTypes(code, { mode })
+        } catch {}
+      }
+    } finally {
+      process.emitWarning = warn
+    }
+    const compiler = typescript()
+    if (compiler === null) return null
+    const { outputText, diagnostics } = compiler.transpileModule(code, {
+      reportDiagnostics: true,
+      compilerOptions: {
+        target: compiler.ScriptTarget.ESNext,
+        module: compiler.ModuleKind.ESNext,
+        // A later cell may use what this one imports and does not.
+        ...(parseInt(compiler.version) > 4
+          ? { verbatimModuleSyntax: true }
+          : { preserveValueImports: true, isolatedModules: true })
+      }
+    })
+    if (diagnostics.some(({ file }) => file)) return null
+    return outputText.replace(/^export \{\};?$/m, '')
+  }
+
+  function typescript () {
+    for (const place of COMPILERS) {
+      try {
+        return globalThis.require(place)
+      } catch {}
+    }
+    return null
   }
 
   function redeclarable (node, text) {

@@ -183,13 +183,19 @@ class Kept:
         header, _ = await self.ask("interrupt", {"target": context}, seconds=seconds)
         return header.get("stopped") is True
 
-    async def memory_bytes(self) -> int | None:
-        """What all in it uses now: as the kernel says, else as its guest claims."""
-        seen = self.sandbox.guest.memory_bytes()
-        if seen is not None:
-            return seen
+    async def usage(self) -> dict[str, object]:
+        """What all in it uses now: memory in bytes, as the kernel says, else as its guest claims;
+        processor time in seconds so far, where the kernel says it; and the disk, as its guest
+        claims.
+        """
         header, _ = await self.ask("memory", {})
-        return kept_claims.count(header.get("bytes"))
+        seen = self.sandbox.guest.memory_bytes()
+        return {
+            "bytes": kept_claims.count(header.get("bytes")) if seen is None else seen,
+            "cpu_seconds": self.sandbox.guest.evidence().cpu_seconds,
+            "disk": kept_claims.count(header.get("disk")),
+            "disk_total": kept_claims.count(header.get("disk_total")),
+        }
 
     async def ask(
         self,

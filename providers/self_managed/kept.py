@@ -73,8 +73,16 @@ class ServiceSandbox(KeptSandbox):
     def state(self) -> SandboxState:
         told = self._line.client.ask_of("GET", self.ref)
         header, _ = self._line.ask("memory")
-        memory = kept_claims.count(header.get("bytes"))
-        return SandboxState(self.contexts.list(), self.processes.list(), memory, dict(told))
+        used = header.get("cpu_seconds")
+        return SandboxState(
+            self.contexts.list(),
+            self.processes.list(),
+            kept_claims.count(header.get("bytes")),
+            float(used) if isinstance(used, int | float) and 0 <= used < 1e12 else None,
+            kept_claims.count(header.get("disk")),
+            kept_claims.count(header.get("disk_total")),
+            dict(told),
+        )
 
 
 class ServiceContexts(Contexts):

@@ -1,5 +1,5 @@
 """Everything that takes hours: long chaos by every launcher, conversations, the full matrix, the
-API against its description, the load.
+API against its description, E2B's SDKs over each kind of sandbox, the load.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.run import LAUNCHERS
+from tests.e2b_sdks.__main__ import LAUNCHERS as E2B_LAUNCHERS
 from tests.processes import ROOT
 
 WITH_SERVERS = str(ROOT / ".ci" / "with-servers")
@@ -65,6 +66,8 @@ def steps(minutes: float) -> Iterator[Step]:
         course = [python, "-m", "pytest", "-q", "-m", "database"]
         yield Step(f"tests-{database}-{broker}", [WITH_SERVERS, *environment, *course])
     yield Step("described", [python, "-m", "tests.chaos.described", "--examples", "100"])
+    for launcher in E2B_LAUNCHERS:
+        yield Step(f"e2b-{launcher}", [python, "-m", "tests.e2b_sdks", "--launcher", launcher])
     for name in LOAD:
         module = [python, "-m", f"benchmarks.{name}"]
         yield Step(f"load-{name}", ["env", "DURABLE=yes", WITH_SERVERS, *module])

@@ -28,6 +28,9 @@ _FIELDS = {
     "text/javascript": "javascript",
     "e2b/data": "data",
     "e2b/chart": "chart",
+    # What our own interpreter makes of figures and data frames (providers/guest/display.py).
+    "application/vnd.cofferdam.columns+json": "data",
+    "application/vnd.cofferdam.chart+json": "chart",
 }
 _TRACEBACK = b"Traceback (most recent call last):\n"
 # A class is told with where it was made, and goes by its own name.

@@ -15,6 +15,9 @@ FILES = "/files"
 PATHS = (
     *("/sandboxes", "/v2/sandboxes", "/process.Process/", "/filesystem.Filesystem/"),
     *("/execute", "/contexts", FILES, "/health"),
+    # What is not here: clients are told so, however they send what they ask for.
+    *("/templates", "/v2/templates", "/v3/templates", "/default-templates"),
+    *("/volumes", "/secrets", "/teams", "/snapshots"),
 )
 SANDBOX_HEADER, PORT_HEADER = "HTTP_E2B_SANDBOX_ID", "HTTP_E2B_SANDBOX_PORT"
 # Where clients find its calls and the code interpreter. There is nothing else to be reached.

@@ -29,6 +29,7 @@ from executions.services.sessions import control
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.requests import ContextRequest
 from executions.services.waiting import Waits
+from providers.errors import InvalidConfiguration
 from providers.languages import normalize_language
 from providers.sandbox import DEFAULT_CONTEXT
 
@@ -43,7 +44,13 @@ class InterpreterView(SandboxView):
     def creating(self, session: Session, language: str, cwd: str, name: str) -> Waits[Any]:
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
         require_language(self.api_key, wanted.language)
-        return (yield from control.creating_context(session, wanted))
+        try:
+            return (yield from control.creating_context(session, wanted))
+        except InvalidConfiguration as error:
+            if wanted.language != "typescript" or error.field != "language":
+                raise
+        # Where it has no interpreter of its own, JavaScript's takes it.
+        return (yield from self.creating(session, "nodejs", cwd, name))
 
 
 class ExecuteView(InterpreterView):

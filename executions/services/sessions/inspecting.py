@@ -37,9 +37,15 @@ class Running:
 
 @dataclass(frozen=True)
 class Inspection:
-    """`memory_bytes` is None where it is not known; `more` is how many processes are left out."""
+    """What is not known is None; `more` is how many processes are left out.
+
+    `cpu_seconds` is all processor time since the sandbox was started.
+    """
 
     memory_bytes: int | None
+    cpu_seconds: float | None
+    disk_bytes: int | None
+    disk_total_bytes: int | None
     contexts: list[tuple[str, str, str]]
     processes: list[Running]
     more: int
@@ -68,13 +74,20 @@ def _inspection(answer: Any) -> Inspection:
         for each in _first(answer.processes)
         if type(each.pid) is int and type(each.exit_code) in (int, type(None))
     ]
-    memory = answer.memory_bytes
+    used = answer.cpu_seconds
     return Inspection(
-        memory if type(memory) is int and 0 <= memory < _LARGEST else None,
+        _size(answer.memory_bytes),
+        float(used) if isinstance(used, int | float) and 0 <= used < _LARGEST else None,
+        _size(answer.disk_bytes),
+        _size(answer.disk_total_bytes),
         [(_text(c.id), _text(c.language), _text(c.cwd)) for c in _first(answer.contexts)],
         processes,
         max(0, len(answer.processes) - MOST_SHOWN),
     )
+
+
+def _size(claimed: Any) -> int | None:
+    return claimed if type(claimed) is int and 0 <= claimed < _LARGEST else None
 
 
 def _first(rows: Iterable[Any]) -> list[Any]:

@@ -126,7 +126,7 @@ async def _operate(kept: Kept, first: Frame, incoming: Incoming, relay: Relay) -
             raise InvalidConfiguration("context and run must be strings.", field="context")
         await relay.send({"event": "done", "stopped": await kept.interrupt(context, run)})
     elif name == "memory":
-        await relay.send({"event": "done", "bytes": await kept.memory_bytes()})
+        await relay.send({"event": "done", **await kept.usage()})
     elif name == "stdin":
         pid = header.get("pid")
         if type(pid) is not int:

@@ -68,7 +68,7 @@ def build_from_debian(client: docker.DockerClient, *, rebuild: bool, tell: Tell)
 
 def _make_root(root: Path, work: Path, tell: Tell) -> None:
     with_npm = shutil.which("npm") is not None
-    packages = _PACKAGES if with_npm else (*_PACKAGES, "node-axios")
+    packages = _PACKAGES if with_npm else (*_PACKAGES, "node-axios", "node-typescript")
     tell(f"Making a Debian {SUITE} system and fetching packages")
     # The three are independent and mostly wait for the network.
     with ThreadPoolExecutor(3) as threads:
@@ -89,6 +89,8 @@ def _make_root(root: Path, work: Path, tell: Tell) -> None:
     # Nothing can be written in a sandbox, so what is not compiled here would be every time.
     inside = ["chroot", str(root), "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     run([*inside, "python3", "-m", "compileall", "-q", "-j", "0", f"/{_SITE}"], "compiling failed")
+    # Where programs look that were written for E2B's sandboxes.
+    (root / "home" / "user").symlink_to("/workspace")
     folder = root / "usr/share/cofferdam"
     folder.mkdir(parents=True)
     shutil.copyfile(_MATPLOTLIBRC, folder / "matplotlibrc")

@@ -1,0 +1,51 @@
+"""Every SDK of E2B's through all of its methods, over one kind of sandbox (`make soak`)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.e2b_sdks.published import walk
+from tests.e2b_sdks.table import held
+from tests.processes import free_port
+from tests.site import prepare, serving
+
+# How each kind is configured. What comes in a cell is more than the usual sandbox has room for.
+LAUNCHERS: dict[str, tuple[str, dict[str, object]]] = {
+    "bubblewrap": ("local", {"launcher": "bubblewrap", "max_memory": "1g"}),
+    "gvisor": ("local", {"launcher": "gvisor", "max_memory": "1g"}),
+    "docker-runc": ("self_managed", {"runtime": "runc", "max_memory": "1g"}),
+    "docker-gvisor": ("self_managed", {"runtime": "runsc", "max_memory": "1g"}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2b_sdks", description=__doc__)
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="bubblewrap")
+    launcher = parser.parse_args().launcher
+    provider, config = LAUNCHERS[launcher]
+    extra = {"MINIMUM_ISOLATION": "namespaces", "POOL_PORT": str(free_port())}
+    if provider == "self_managed":
+        extra["DOCKER_HOST"] = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        config = {**config, "endpoint": f"http://127.0.0.1:{extra['POOL_PORT']}"}
+    with tempfile.TemporaryDirectory(prefix="e2b-sdks.", dir="/var/tmp") as name:
+        folder = Path(name)
+        with (folder / "commands").open("w") as log:
+            settings = {**config, "pool_size": 2, "max_sandboxes": 16}
+            prepared = prepare(folder / "data", log, (provider, settings), **extra)
+        with serving(prepared, folder / "log", **extra) as site:
+            walks = walk(site)
+    held(walks)
+    for each in walks:
+        assert each.called == each.methods, each.sdk.name
+        counted = Counter(
+            "works" if said == "works" else "not there" for said in each.outcomes.values()
+        )
+        print(f"{launcher}: {each.sdk.name}: {dict(counted)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What came of every method of every SDK, as the page shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from tests.e2b_sdks.published import SDKS, Walk
+from tests.processes import ROOT
+
+PAGE = ROOT / "docs" / "e2b.md"
+BEGIN = "<!-- made by tests/test_e2b_sdks.py: RENEW_TABLE=yes writes it -->\n"
+END = "<!-- end -->\n"
+
+# How a method that works differs from E2B's own. The walks hold what is said of refusals.
+DIFFERS = {
+    "Sandbox.create": "templates are this service's; `network`, `mcp`, `volume_mounts` are refused",
+    "Sandbox.connect": "resumes with files, without memory",
+    "Sandbox.pause": "keeps files, not memory",
+    "Sandbox.beta_pause": "keeps files, not memory",
+    "Sandbox.get_metrics": "now alone: the past is not kept",
+    "Sandbox.list": "by state and metadata, newest first",
+    "Sandbox.get_host": "names an address that is not served",
+    "Sandbox.get_mcp_url": "names an address that is not served",
+    "Sandbox.run_code": "plain Python, without IPython's `!` and `%`",
+    "commands.run": "as `user` alone; `pwd` says `/workspace`; no login files",
+    "commands.connect": "hears what comes from then on",
+    "commands.stream_input": "is taken when all of it was sent",
+    "pty.stream_input": "is taken when all of it was sent",
+    "files.write": "`metadata` is refused",
+    "files.write_files": "`metadata` is refused",
+    "files.read": "below the home alone",
+    "files.watch_dir": "without `entry`",
+}
+# These say that a person is not there whose file they ask for.
+OTHER_REFUSALS = {"Sandbox.get_mcp_token": "There is no user 'root' here"}
+NOT_IMPLEMENTED, NONE_TO_ASK = "not implemented here", "There is no volume to ask it of."
+
+
+def snake(name: str) -> str:
+    """The name that both languages share."""
+    group, _, method = name.partition(".")
+    told = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", method)
+    # A terminal's input is called otherwise in JavaScript.
+    return f"{group}.{'send_stdin' if told == 'send_input' else told}"
+
+
+def held(walks: list[Walk]) -> None:
+    """Raises AssertionError where a refusal is not one that is meant."""
+    for walk in walks:
+        for method, outcome in walk.outcomes.items():
+            expected = OTHER_REFUSALS.get(snake(method), NOT_IMPLEMENTED)
+            is_meant = outcome in ("works", NONE_TO_ASK) or expected in outcome
+            assert is_meant, f"{walk.sdk.name}: {method}: {outcome}"
+
+
+def table(walks: list[Walk]) -> str:
+    """The rows, and the two marks around them. Written into the page with RENEW_TABLE=yes."""
+    by_name = [{snake(name): said for name, said in walk.outcomes.items()} for walk in walks]
+    names = sorted({name for each in by_name for name in each}, key=_order)
+    head = ["method", *(walk.sdk.name for walk in walks), "how it differs"]
+    rows = [head, ["---"] * len(head)]
+    for name in names:
+        marks = [_mark(name, each.get(name)) for each in by_name]
+        how = DIFFERS.get(name, "") if "works" in {each.get(name) for each in by_name} else ""
+        rows.append([f"`{name}`", *marks, how])
+    made = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = f"{BEGIN}\n{made}\n{END}"
+    if os.environ.get("RENEW_TABLE") == "yes":
+        page = PAGE.read_text(encoding="utf-8")
+        before, rest = page.split(BEGIN)
+        PAGE.write_text(before + text + rest.split(END)[1], encoding="utf-8")
+    assert len(walks) == len(SDKS)
+    return text
+
+
+_GROUPS = ("Sandbox", "SandboxPaginator", "files", "watch", "commands", "handle", "pty", "git")
+
+
+def _order(name: str) -> tuple[int, str]:
+    group = name.partition(".")[0]
+    return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS)), name
+
+
+def _mark(name: str, outcome: str | None) -> str:
+    if outcome is None:
+        return ""
+    if outcome != "works":
+        return "not there"
+    return "differs" if name in DIFFERS else "works"
