@@ -19,8 +19,8 @@ START, END, DATA, CREDIT, ENDED, FAILED = range(1, 7)
 # How many bytes may be under way in one direction of a lane.
 WINDOW = 256 * 1024
 
-# So much is read at once. Larger buffers are mapped by the C library and unmapped again, which under
-# gVisor takes ten times as long as what is read.
+# So much is read at once. A larger buffer is mapped by the C library and unmapped again, which
+# under gVisor takes ten times as long as what is read.
 CHUNK = 64 * 1024
 
 HEAD = struct.Struct("!QBI")

@@ -44,8 +44,7 @@ def load_common() -> None:
 
 def load_cheap() -> None:
     """The same without what makes every copy of this process dearer under gVisor, where the memory
-    that is copied is most of what a copy costs: with all of them two copies took half as much again.
-    """
+    that is copied is most of what a copy costs."""
     load_site()
     for module in (*CHEAP, *ALSO_CHEAP):
         __import__(module)
