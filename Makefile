@@ -63,6 +63,8 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)
 	@$(PY) -m benchmarks.tenant_kernel
+	@$(PY) -m benchmarks.cold_starts
+	@$(PY) -m benchmarks.kernels
 
 chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minutes 20 --seed 1")
 	@$(PY) -m tests.chaos $(ARGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.pool.background import BackgroundLoop
+from providers.pool.launchers.docker import DockerLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
@@ -23,10 +24,11 @@ MEMORY = 192 << 20
 class Kernels:
     """A launcher in a loop of its own, whose kernels tests take runs from."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, launcher: DockerLauncher | None = None) -> None:
+        """Over `runsc`, or over an engine's containers under gVisor."""
         (folder / "run").mkdir()
         self.loop = BackgroundLoop("test-kernels")
-        self.launcher = GvisorLauncher(folder, "ptrace")
+        self.launcher = launcher or GvisorLauncher(folder, "ptrace")
         self.loop.call(self.launcher.prepare())
 
     def start(self, owner: str, language: str = "python", *preload: str) -> Sandbox:
@@ -49,7 +51,9 @@ class Kernels:
         return going
 
     def kernel(self, owner: str) -> Any:
-        return self.launcher._kernels._current[owner]  # type: ignore[union-attr]
+        current = self.launcher._kernels._current  # type: ignore[union-attr]
+        [kernel] = [one for (whose, _), them in current.items() if whose == owner for one in them]
+        return kernel
 
     def close(self) -> None:
         async def close() -> None:

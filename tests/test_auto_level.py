@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from providers.errors import ProviderUnavailable
+from providers.base import SandboxProvider
+from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.local.provider import LocalProvider
 from providers.pool.cgroup import CgroupParent
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.pool.levels import Chosen, choose_level
+from providers.self_managed.provider import SelfManagedProvider
 from providers.services.health import in_words
 from providers.values import Job, SandboxSpec
 from tests.conftest import require
@@ -31,6 +33,27 @@ def test_a_level_that_is_named_is_had_or_refused(tmp_path: Path) -> None:
     assert asyncio.run(choose_level(launcher, "tenant")) == Chosen("tenant")
     with pytest.raises(ProviderUnavailable, match="POOL_LAUNCHER=gvisor"):
         asyncio.run(choose_level(launcher, "tenant-kernel"))
+
+
+@pytest.mark.parametrize(
+    ("provider", "config"),
+    [(LocalProvider, {"launcher": "bubblewrap"}), (SelfManagedProvider, {"runtime": "runc"})],
+)
+def test_the_form_refuses_a_level_that_the_rest_of_it_rules_out(
+    provider: type[SandboxProvider], config: dict[str, Any]
+) -> None:
+    assert provider.check_config(config)["isolation"] == "execution"
+    with pytest.raises(InvalidConfiguration, match="tenant-kernel needs gVisor") as raised:
+        provider.check_config({**config, "isolation": "tenant-kernel"})
+    assert raised.value.field == "isolation"
+
+
+def test_the_form_refuses_a_level_that_this_machine_cannot_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidConfiguration, match="gVisor is not installed"):
+        LocalProvider.check_config({"isolation": "tenant-kernel"})
 
 
 def test_gvisor_without_a_cgroup_is_fresh_for_every_run_and_says_why(

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from tests.conftest import require
+from tests.docker_engine import new_pool_id
 from tests.tenant_kernels import Going, Kernels
 
 # Nobody's text has it, but a program can look for it in pieces.
@@ -115,10 +117,17 @@ LOOK = f"""
 """
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+@pytest.fixture(scope="module", params=["runsc", "docker"])
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kernels]:
+    """A kernel is the same wherever it runs, and so has to be what holds in it."""
     require("runsc")
-    kernels = Kernels(tmp_path_factory.mktemp("kernels"))
+    launcher = None
+    if request.param == "docker":
+        request.getfixturevalue("engine")
+        launcher = DockerLauncher(DockerSettings(runtime="runsc", pool_id=new_pool_id()))
+    kernels = Kernels(tmp_path_factory.mktemp("kernels"), launcher)
     yield kernels
     kernels.close()
 

@@ -155,7 +155,7 @@ def test_memory_of_the_whole_kernel_is_nobodys_fault(
 ) -> None:
     """Its end for memory is told from that of a run, and siblings are not blamed."""
     # Together they may have less than each may have alone.
-    monkeypatch.setattr(tenant_kernel, "RUN_BYTES", -(130 << 20))
+    monkeypatch.setattr(tenant_kernel, "RUN_BYTES", -(150 << 20))
     sibling = kernels.begin("carol", SLEEP)
     kernel = kernels.kernel("carol")
     taken = "held = bytearray(180 << 20)\nimport time\ntime.sleep(60)"

@@ -51,6 +51,20 @@ def test_the_comparison_is_over_all_runs_and_tells_the_unpriced_apart(
     assert "left" not in found.statuses
 
 
+def test_the_comparison_says_how_long_a_provider_takes_to_start(
+    alice: Caller, admin_client: Client
+) -> None:
+    for start in (2.0, 3.0, 900.0):
+        end(alice, provider="local", start_ms=start)
+    end(alice, provider="e2b", start_ms=None)
+    rows = {row.provider: row for row in compare()}
+    assert (rows["local"].start_ms, rows["local"].cold_ms) == (3.0, 900.0)
+    assert (rows["e2b"].start_ms, rows["e2b"].cold_ms) == (None, None)
+    page = admin_client.get("/admin/executions/spending/comparison/").content.decode()
+    assert "900 ms" in page
+    assert "Cold start" in page
+
+
 def test_what_has_a_price_and_what_was_left_is_counted_as_it_ends(alice: Caller) -> None:
     hop = {"provider": "e2b", "outcome": "failed", "code": "SB002", "ms": 1.0}
     end(alice, provider="local", cost=Decimal("0.5"), hops=[hop])

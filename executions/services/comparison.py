@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,11 +14,16 @@ from executions.models import Execution, ExecutionCount, ExecutionLatency
 from executions.services.one_moment import one_moment
 from executions.services.statistics import hour_of, percentiles
 
+# Of so many of its last executions it is said how long their sandboxes took to be there.
+LAST = 200
+
 
 @dataclass(frozen=True)
 class Row:
     """One provider. Shares are of its executions; times are milliseconds, waiting included.
 
+    `start_ms` is the median of what the last ones waited for a sandbox once it was their turn, and
+    `cold_ms` the most: where sandboxes are kept warm, it is what one takes that is not.
     `left` counts what was tried with it and then went to another one. `cost` is that of the
     `priced` executions, None where there are none. Of the others `unpriced` have no price, and of
     `unknown` it was not counted whether they have one.
@@ -33,6 +39,8 @@ class Row:
     priced: int
     unknown: int
     cost: float | None
+    start_ms: float | None = None
+    cold_ms: float | None = None
 
     @property
     def unpriced(self) -> int:
@@ -75,6 +83,7 @@ def compare_providers(hours: int = 24) -> list[Row]:
     for found in sorted(summed, key=lambda row: row["provider"]):
         p50, p95 = percentiles(histograms[found["provider"]], 0.50, 0.95)
         priced = found["with_price"] or 0
+        start, cold = _starts(found["provider"])
         rows.append(
             Row(
                 found["provider"],
@@ -87,6 +96,16 @@ def compare_providers(hours: int = 24) -> list[Row]:
                 priced,
                 found["unknown"] or 0,
                 found["spent"] if priced else None,
+                start,
+                cold,
             )
         )
     return rows
+
+
+def _starts(provider: str) -> tuple[float | None, float | None]:
+    """The median and the most of the last single runs' starts; None where there was none."""
+    last = Execution.objects.filter(provider=provider).order_by("-id")
+    found = last.values_list("start_ms", "session_id")[:LAST]
+    starts = [start for start, session in found if start is not None and session is None]
+    return (statistics.median(starts), max(starts)) if starts else (None, None)

@@ -73,7 +73,7 @@ class Capture:
             return
 
     def _take(self) -> int:
-        data = os.read(self.fd, 1 << 18)
+        data = os.read(self.fd, 1 << 16)
         kept = data[: self._room]
         if len(data) > len(kept):
             self.truncated = True

@@ -5,11 +5,17 @@ The engine has set up namespaces, limits and file systems. What is left is the s
 
 import sys
 
-from . import kernel, notices, supervisor
+from . import kernel, notices, supervisor, wire
 
 
 def main(seccomp: "bytes | None" = None) -> None:
     """Filter system calls by this program, or by that of argv[2], supervise. Never returns."""
+    described: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
+    if described.get("makes_runs"):
+        # It filters the calls of those, and not its own.
+        from . import tenant_kernel
+
+        tenant_kernel.main()
     if seccomp is None:
         seccomp = bytes.fromhex(sys.argv[2])
     descriptor = notices.open_notices()

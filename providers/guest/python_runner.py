@@ -37,7 +37,8 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     outputs.open()
     _rehearse(outputs)
     wire.write_all(report, wire.pack({"type": "ready"}, []))
-    preload.use_the_wait(job)
+    if not template.get("once"):
+        preload.use_the_wait(job)
     frame = wire.read_frame(job, wire.Parser(sys.maxsize))
     if frame is None:
         os._exit(0)

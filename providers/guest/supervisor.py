@@ -74,7 +74,8 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
     uid: "int | None" = template["uid"]  # type: ignore[assignment]
     untouched = None
     if os.getpid() == 1:
-        untouched = Untouched(os.getcwd(), uid)
+        # What serves one request only is compared with nothing afterwards.
+        untouched = None if template.get("once") else Untouched(os.getcwd(), uid)
         fill_tmp()
     child = _warm_up(template, channel_out)
     is_first = True

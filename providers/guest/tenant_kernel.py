@@ -16,8 +16,6 @@ import sys
 from . import lanes, tenant_zygote, wire
 from .kernel import close_to_others
 
-_CHUNK = 64 * 1024
-
 
 def main() -> None:
     """Serve until the host is gone. argv[1] is what the zygote needs, as JSON."""
@@ -92,7 +90,7 @@ class Relay:
 
     def _hear_host(self) -> None:
         try:
-            data = os.read(self._from_host, 4 * _CHUNK)
+            data = os.read(self._from_host, lanes.CHUNK)
         except BlockingIOError:
             return
         if not data:
@@ -159,7 +157,7 @@ class Relay:
         if lane.credit == 0:
             return
         try:
-            data = lane.end.recv(min(_CHUNK, lane.credit))
+            data = lane.end.recv(min(lanes.CHUNK, lane.credit))
         except BlockingIOError:
             return
         except OSError:
@@ -173,7 +171,7 @@ class Relay:
             self._tell_the_end(number)
 
     def _hear_zygote(self) -> None:
-        data = self._control.recv(lanes.HEAD.size + lanes.MESSAGE_LIMIT)
+        data = self._control.recv(lanes.CHUNK)
         if not data:
             os._exit(71)
         for number, kind, content in lanes.Parser().feed(data):
@@ -215,7 +213,7 @@ class Relay:
         """To the host, as much as it takes. Bounded by the credit that it gave."""
         try:
             while self._out:
-                del self._out[: os.write(self._to_host, self._out[: 4 * _CHUNK])]
+                del self._out[: os.write(self._to_host, self._out[: 4 * lanes.CHUNK])]
         except BlockingIOError:
             pass
         self._poll.register(self._to_host, select.POLLOUT if self._out else 0)

@@ -13,6 +13,7 @@ from django.conf import settings
 
 from providers.base import OF_OUR_GUEST, Health, SandboxProvider
 from providers.errors import (
+    InvalidConfiguration,
     NotInitialized,
     ProviderUnavailable,
     RateLimited,
@@ -25,7 +26,7 @@ from providers.local.sessions import LocalSessions
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.pool.launchers.gvisor import GvisorLauncher, find_runsc
 from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.levels import Chosen, choose_level
 from providers.pool.pool import Pool, PoolSettings
@@ -123,6 +124,8 @@ class LocalProvider(SandboxProvider):
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
         module_names(config["preload"])
+        if config["isolation"] == "tenant-kernel":
+            _check_gvisor(config["launcher"])
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
@@ -366,3 +369,20 @@ async def _open_pool(
     pool = Pool(launcher, templates, pool_settings)
     pool.open()
     return pool
+
+
+def _check_gvisor(launcher: str) -> None:
+    """Refuse a gVisor kernel per tenant where there can be none on this machine. Raises
+    InvalidConfiguration."""
+    remedy = ""
+    if launcher == "bubblewrap":
+        remedy = "Choose gvisor or auto in place of bubblewrap, or another isolation level."
+    else:
+        try:
+            find_runsc()
+        except ProviderUnavailable as error:
+            remedy = error.message
+    if remedy:
+        raise InvalidConfiguration(
+            f"isolation: tenant-kernel needs gVisor. {remedy}", field="isolation"
+        )

@@ -118,12 +118,18 @@ class Lane(asyncio.Protocol):
 
 
 class Lanes(asyncio.Protocol):
-    """All lanes of one kernel. `at_end` is called once when its stream has ended, however."""
+    """All lanes of one kernel. `at_end` is called once when its stream has ended, however.
 
-    def __init__(self, at_end: Callable[[], None]) -> None:
+    `decode` takes off what an engine puts around the bytes of the kernel.
+    """
+
+    def __init__(
+        self, at_end: Callable[[], None], decode: Callable[[bytes], bytes] = bytes
+    ) -> None:
         self.failure = ""
         self.alive = True
         self._at_end = at_end
+        self._decode = decode
         self._parser = lanes.Parser()
         self._transport: asyncio.WriteTransport | None = None
         self._early = bytearray()
@@ -168,7 +174,7 @@ class Lanes(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for number, kind, content in self._parser.feed(data):
+            for number, kind, content in self._parser.feed(self._decode(data)):
                 self._receive(number, kind, content)
         except LaneError as error:
             self.failure = self.failure or str(error)

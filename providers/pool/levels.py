@@ -48,7 +48,8 @@ async def _require_tenant_kernels(launcher: Launcher) -> None:
     if not isinstance(launcher, TenantLauncher):
         raise ProviderUnavailable(
             "isolation: tenant-kernel is not to be had with this launcher. Start the pool with "
-            "POOL_LAUNCHER=gvisor, which needs runsc, or choose another isolation.",
+            "POOL_LAUNCHER=gvisor, which needs runsc, or docker with an engine that has runsc, or "
+            "choose another isolation.",
             field="isolation",
         )
     starter = launcher.for_owner(_NOBODY)

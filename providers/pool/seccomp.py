@@ -46,7 +46,7 @@ _DENIED_X86_64 = {
     "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
     "mount_setattr": 442, "lookup_dcookie": 212, "vhangup": 153, "modify_ldt": 154,
-    "ioprio_set": 251, "open_tree_attr": 467, "file_setattr": 469,
+    "ioprio_set": 251, "open_tree_attr": 467, "file_setattr": 469, "mq_open": 240,
 }  # fmt: skip
 _DENIED_AARCH64 = {
     "ptrace": 117, "syslog": 116, "personality": 92, "pivot_root": 41, "adjtimex": 171,
@@ -60,7 +60,7 @@ _DENIED_AARCH64 = {
     "userfaultfd": 282, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
     "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "lookup_dcookie": 18, "vhangup": 58,
-    "ioprio_set": 30, "open_tree_attr": 467, "file_setattr": 469,
+    "ioprio_set": 30, "open_tree_attr": 467, "file_setattr": 469, "mq_open": 180,
 }  # fmt: skip
 # Answered with "no such call". The counts of watches and of asynchronous requests are the whole
 # machine's or user's, and what of a file is in memory tells what others have run.
@@ -119,6 +119,9 @@ _TABLES = {
 _ENOMEM, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 12, 38, 93, 95, 97
 
 
+# About the root of how many calls there are.
+_GROUP = 10
+
 _Step = tuple[int, int, str | None, str | None]
 
 
@@ -170,6 +173,8 @@ def build_filter(
         },
     }
     numbers = {**filtered, **of_a_process, **priorities}
+    # Where to go for a call; what comes first holds.
+    calls: dict[int, str] = {}
     if not supervisor_only:
         # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
         missing = [filtered["clone3"]]
@@ -177,10 +182,11 @@ def build_filter(
             missing += shared.values()
         if not uncounted_memory:
             missing += uncounted.values()
-        steps += [(_JUMP_EQUAL, number, no_such_call, None) for number in missing]
+        calls |= dict.fromkeys(missing, no_such_call)
         if shared_kernel:
-            steps += [(_JUMP_EQUAL, number, not_supported, None) for number in attributes]
-        steps += [(_JUMP_EQUAL, number, deny, None) for number in sorted(denied.values())]
+            calls |= dict.fromkeys(attributes, not_supported)
+        for number in denied.values():
+            calls.setdefault(number, deny)
         blocks |= {
             "clone": [
                 (_LOAD, _FIRST_ARGUMENT, None, None),
@@ -245,8 +251,15 @@ def build_filter(
                 *((_JUMP_EQUAL, option, pretend, None) for option in _BUFFER_SIZES),
                 (_RETURN, _ALLOW, None, None),
             ]
-    steps += [(_JUMP_EQUAL, numbers[name], name, None) for name in blocks]
-    blocks |= {
+    for name in blocks:
+        calls.setdefault(numbers[name], name)
+    groups = _groups(calls, allow)
+    steps += [(_JUMP_GREATER_EQUAL, first, f"from {first}", None) for first in reversed(groups)]
+    # What nothing was said of.
+    steps.append((_RETURN, _ALLOW, None, None))
+    blocks = {
+        **{f"from {first}": group for first, group in groups.items()},
+        **blocks,
         allow: [(_RETURN, _ALLOW, None, None)],
         deny: [(_RETURN, _ERRNO | EPERM, None, None)],
         no_such_family: [(_RETURN, _ERRNO | _EAFNOSUPPORT, None, None)],
@@ -257,8 +270,6 @@ def build_filter(
         pretend: [(_RETURN, _ERRNO, None, None)],
         kill: [(_RETURN, _KILL, None, None)],
     }
-    # What nothing was said of.
-    steps.append((_RETURN, _ALLOW, None, None))
     labels = {}
     for name, block in blocks.items():
         labels[name] = len(steps)
@@ -268,6 +279,23 @@ def build_filter(
         jumps = [labels[to] - index - 1 if to else 0 for to in (if_true, if_false)]
         program += struct.pack("<HBBI", operation, *jumps, operand)
     return program
+
+
+def _groups(calls: dict[int, str], otherwise: str) -> dict[int, list[_Step]]:
+    """The calls by the first number of their group, each with where to go for them.
+
+    A program is as many steps long as it has calls, and gVisor goes through it for every call that
+    there is whenever it is loaded: that took longer than all else that a run's start asks of it.
+    """
+    numbers = sorted(calls)
+    parts = [numbers[start : start + _GROUP] for start in range(0, len(numbers), _GROUP)]
+    return {
+        part[0]: [
+            (_JUMP_EQUAL, number, calls[number], otherwise if number == part[-1] else None)
+            for number in part
+        ]
+        for part in parts
+    }
 
 
 def machine_has_x32(architecture: int) -> bool:

@@ -22,9 +22,9 @@ FIELDS: Mapping[str, ConfigField] = {
         options=("execution", "tenant", "tenant-kernel", "auto"),
         description="execution: a fresh sandbox for every run. tenant: the runs of one tenant "
         "may share a sandbox, which is scrubbed between them. tenant-kernel: they share a gVisor "
-        "kernel that is theirs alone, each in namespaces of its own; only where gVisor starts "
-        "without Docker. auto: tenant-kernel where that can be, else execution; Enforced by says "
-        "which and why.",
+        "kernel that is theirs alone, each in namespaces of its own; only where gVisor is, with "
+        "or without Docker. auto: tenant-kernel where that can be, else execution; Enforced by "
+        "says which and why.",
     ),
     "preload": ConfigField(
         "string",

@@ -57,7 +57,8 @@ def abilities() -> list[Ability]:
         Ability("gVisor, fresh for every run", "the strongest; slow to start", runsc),
         Ability(
             "gVisor, a kernel per tenant",
-            "as strong against the machine and other tenants, and fast: tenant-kernel",
+            "as strong against the machine and other tenants, and fast: tenant-kernel; in Docker "
+            "too, where its engine has runsc",
             runsc or cgroup,
         ),
         Ability("Docker", "images of your own; under gVisor where the engine has runsc", docker),

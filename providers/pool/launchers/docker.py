@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,68 +17,36 @@ from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.languages import OURS, TABLE, version_in
 from providers.pool.guest_files import interpreter_options
 from providers.pool.hardening import GVISOR, RUNC, Hardening
-from providers.pool.launcher import Guest
+from providers.pool.launcher import Guest, Starter
 from providers.pool.launchers.docker_again import attach_again
 from providers.pool.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
 from providers.pool.launchers.docker_guest import DockerGuest
+from providers.pool.launchers.docker_kernel import (
+    DockerSentry,
+    kernel_argument,
+    kernel_recipe,
+)
 from providers.pool.launchers.docker_owner import Owner
 from providers.pool.launchers.docker_reaper import Reaper
+from providers.pool.launchers.docker_settings import (
+    ALONE_SECONDS,
+    BUILD_COMMAND,
+    DEFAULT_IMAGES,
+    GVISOR_REMEDY,
+    DockerSettings,
+    Image,
+)
 from providers.pool.launchers.docker_sources import node_runner, sources, text_of
-from providers.pool.remembered import Memory
+from providers.pool.launchers.tenant_kernel import TenantKernels
 from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
 from providers.values import SandboxLimits
 
+__all__ = ["BUILD_COMMAND", "DEFAULT_IMAGES", "DockerLauncher", "DockerSettings"]
+
 logger = logging.getLogger(__name__)
 
-# How long a warm container, and one that has had its run, waits for a host that may be no more:
-# longer than any pool keeps one.
-ALONE_SECONDS = 25 * 3600.0
-
-DEFAULT_IMAGES = {each.name: each.image for each in TABLE if each.image}
-BUILD_COMMAND = "python manage.py build_images"
-
-GVISOR_REMEDY = (
-    "Install gVisor's runsc, register it in the engine's daemon.json as the runtime `runsc` with "
-    "the arguments --network=none and --platform=systrap, and restart the engine."
-)
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class DockerSettings:
-    """Which engine, what it starts, and who the containers belong to.
-
-    `images` maps a language or a template's name to an image. `runtime` is the name of one of the
-    engine's runtimes, or "auto": runsc where the engine has it and it works, else runc. Pools
-    with different `pool_id`s never touch each other's containers. With a `memory` kept ones outlive
-    this process. Without `filter_system_calls`
-    only the engine's own seccomp profile holds.
-    """
-
-    base_url: str | None = None
-    images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_IMAGES))
-    runtime: str = "auto"
-    require_gvisor: bool = False
-    filter_system_calls: bool = True
-    pool_id: str = "default"
-    memory: Memory | None = None
-
-
-@dataclass(frozen=True)
-class _Image:
-    """What is known of an image. `digest` is the registry's, or the image's own id.
-
-    `user_processes` is the engine's bound on the processes of one user.
-    """
-
-    id: str
-    digest: str
-    interpreters: Mapping[str, str | None]
-    versions: Mapping[str, str]
-    modules: bytes
-    user_processes: int
 
 
 class DockerLauncher:
@@ -96,13 +64,15 @@ class DockerLauncher:
         self._engine = Engine(settings.base_url)
         self._engine_runtime = "runc"
         self._hardening = Hardening.of(RUNC)
-        self._seccomp = b""
-        self._images: dict[str, _Image] = {}
+        self._seccomp = self._filter_of_runs = b""
+        self._images: dict[str, Image] = {}
         self._owner = Owner(settings.pool_id, settings.memory)
         self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
         self._reaper = Reaper(self._engine, self._owner, self._threads)
         self._watch_memory = False
         self._maps_users = False
+        self._processors = 1
+        self._kernels: TenantKernels | None = None
 
     async def prepare(self) -> None:
         """Find runtime and images, remove what predecessors left, and keep doing so.
@@ -111,6 +81,8 @@ class DockerLauncher:
         lacks the runtime that is demanded.
         """
         await self._in_thread(self._prepare)
+        if self.runtime == GVISOR:
+            self._kernels = TenantKernels(self._start_kernel, self.enforced_by, self._image_of)
         await self.reap_orphans()
         self._reaper.go_on()
 
@@ -131,19 +103,25 @@ class DockerLauncher:
     def hurry(self, *, is_wanted: bool) -> None:
         """The engine's processes are not ours to weigh."""
 
+    def for_owner(self, owner: str) -> Starter:
+        if self._kernels is None:
+            raise ProviderUnavailable(
+                f"isolation: tenant-kernel needs gVisor, and the engine's containers are under "
+                f"{self.runtime}. {GVISOR_REMEDY}",
+                field="isolation",
+            )
+        return self._kernels.of(owner)
+
     def close(self) -> None:
+        if self._kernels:
+            self._kernels.close()
         self._reaper.close()
         self._owner.release()
         self._threads.shutdown(wait=False)
         self._engine.close()
 
     async def start(self, template: Template) -> Guest:
-        key = self._image_key(template.name, template.language)
-        image = self._images.get(key)
-        if image is None:
-            raise CreationFailed(
-                f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
-            )
+        image = self._find_image(template)
         name = self._reaper.new_name()
         making = asyncio.ensure_future(self._in_thread(self._start, name, image, template))
         try:
@@ -161,6 +139,32 @@ class DockerLauncher:
             self._reaper.forget(name)
             raise
         return self._guest(name, started, {"image_digest": image.digest})
+
+    def _start_kernel(self, template: Template, _: int) -> DockerSentry:
+        """A container that has runs made in it later. Raises CreationFailed."""
+        image = self._find_image(template)
+        name = self._reaper.new_name()
+        return DockerSentry(
+            make=partial(self._in_thread, self._make_kernel, name, image, template),
+            remove=partial(self.destroy, name, name),
+            remove_now=partial(self._threads.submit, self._remove_now, name),
+            template=template,
+            facts={"image_digest": image.digest},
+        )
+
+    def _make_kernel(self, name: str, image: Image, template: Template) -> Started:
+        command = self._command(image, kernel_argument(self._filter_of_runs))
+        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        try:
+            return self._start_guest(name, image, kernel_recipe(recipe, template, self._processors))
+        except BaseException:
+            self._reaper.forget(name)
+            raise
+
+    def _remove_now(self, name: str) -> None:
+        with contextlib.suppress(SandboxError):
+            self._engine.remove(name)
+        self._reaper.forget(name)
 
     async def adopt(
         self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
@@ -218,6 +222,18 @@ class DockerLauncher:
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
+    def _find_image(self, template: Template) -> Image:
+        image = self._images.get(self._image_key(template.name, template.language))
+        if image is None:
+            raise CreationFailed(
+                f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
+            )
+        return image
+
+    def _image_of(self, template: Template) -> str:
+        """What tells the kernels of one owner apart."""
+        return self._find_image(template).id
+
     def _image_key(self, name: str, language: str) -> str:
         """Shells run in the Python image when they have none of their own."""
         for key in (name, language):
@@ -240,6 +256,7 @@ class DockerLauncher:
             )
         if missing:
             logger.warning("images are missing", extra={"images": missing})
+        self._processors = max(1, int(info.get("NCPU") or 1))
         first = next(iter(present.values()))
         self._choose_runtime(info, first)
         # Without a filter of ours the program, which may be the supervisor's user, still cannot
@@ -250,6 +267,8 @@ class DockerLauncher:
             supervisor_only=not self._settings.filter_system_calls,
         )
         self._seccomp = program or b""
+        # Whatever the settings: to the runs in it a tenant's kernel is a shared one.
+        self._filter_of_runs = build_filter(info.get("Architecture")) or b""
         version = info.get("CgroupVersion") or "1"
         calls = "seccomp" if self._seccomp else "the engine's seccomp alone"
         if self.runtime == GVISOR:
@@ -261,7 +280,7 @@ class DockerLauncher:
             "users": "gVisor's kernel" if self.runtime == GVISOR else "uid per container",
             "system_calls": calls,
         }
-        probed: dict[str, _Image] = {}
+        probed: dict[str, Image] = {}
         for key, found in present.items():
             if found["Id"] not in probed:
                 probed[found["Id"]] = self._inspect(found)
@@ -296,7 +315,7 @@ class DockerLauncher:
         answer = self._probe(name, image, {})
         return bool(answer["gvisor"])
 
-    def _inspect(self, image: Mapping[str, Any]) -> _Image:
+    def _inspect(self, image: Mapping[str, Any]) -> Image:
         name = (image.get("RepoTags") or [image["Id"]])[0]
         if (image.get("Config") or {}).get("Volumes"):
             raise ProviderUnavailable(
@@ -305,7 +324,7 @@ class DockerLauncher:
             )
         answer = self._probe(self._engine_runtime, image, sources())
         digests = image.get("RepoDigests") or []
-        return _Image(
+        return Image(
             id=image["Id"],
             digest=digests[0].rpartition("@")[2] if digests else image["Id"],
             interpreters=answer["interpreters"],
@@ -345,7 +364,7 @@ class DockerLauncher:
             self._owner.labels,
         )
 
-    def _start(self, name: str, image: _Image, template: Template) -> Started:
+    def _start(self, name: str, image: Image, template: Template) -> Started:
         hardening = self._hardening
         argument = replace(
             template,
@@ -356,18 +375,21 @@ class DockerLauncher:
             uid=hardening.program_uid,
             alone_seconds=ALONE_SECONDS,
         )
+        command = self._command(image, argument)
+        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        return self._start_guest(name, image, recipe, self._seccomp)
+
+    def _command(self, image: Image, argument: str) -> list[str]:
         python = image.interpreters["python"] or "python3"
-        started = self._engine.start(
-            name,
-            self._recipe(
-                image.id,
-                [*interpreter_options(python), text_of("boot.py"), argument],
-                template.limits,
-                self._engine_runtime,
-            ),
-        )
+        return [*interpreter_options(python), text_of("boot.py"), argument]
+
+    def _start_guest(
+        self, name: str, image: Image, recipe: Recipe, program: bytes = b""
+    ) -> Started:
+        """Start a container, and give it its modules and this filter of system calls."""
+        started = self._engine.start(name, recipe)
         try:
-            for part in (image.modules, self._seccomp):
+            for part in (image.modules, program):
                 started.stream.sendall(len(part).to_bytes(4, "big") + part)
         except OSError as error:
             started.stream.close()
@@ -375,7 +397,7 @@ class DockerLauncher:
             raise CreationFailed(f"Docker: the container ended at once: {error}") from error
         return started
 
-    def _user_processes(self, image: _Image, template: Template) -> int:
+    def _user_processes(self, image: Image, template: Template) -> int:
         """How many processes the program's user may have.
 
         gVisor's kernel counts those of its own container. What is too many there must fail inside:

@@ -8,9 +8,10 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
@@ -97,7 +98,7 @@ class GvisorLauncher(OwnProgramsLauncher):
             )
         return self._kernels.of(owner)
 
-    def _start_kernel(self, memory_bytes: int) -> GvisorGuest:
+    def _start_kernel(self, _: Template, memory_bytes: int) -> GvisorGuest:
         """A sandbox that has runs made in it later. Raises SandboxError."""
         # What can be written to is laid over anew for each of them, and /run, too.
         place = mount("/run", "tmpfs", "ro")
@@ -164,6 +165,10 @@ class GvisorLauncher(OwnProgramsLauncher):
 class GvisorGuest(ProcessGuest):
     """A gVisor kernel with all in it."""
 
+    # Its group can be made larger at any time.
+    most_bytes: int | None = None
+    facts: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
         self._state = state
         self._out_of_memory = False
@@ -190,9 +195,12 @@ class GvisorGuest(ProcessGuest):
                 self._process.kill()
                 return
 
-    def take_channel(self) -> socket.socket:
+    async def connect(self) -> socket.socket:
         """The channel, for who speaks to more than one supervisor over it."""
         return self._channel
+
+    def decode(self, data: bytes) -> bytes:
+        return data
 
     def resize(self, memory_bytes: int) -> None:
         """Let it have so much memory from now on, where a cgroup bounds that. Raises OSError."""

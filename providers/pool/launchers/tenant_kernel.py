@@ -16,9 +16,9 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
-from providers.errors import CreationFailed
+from providers.errors import CreationFailed, SandboxError
 from providers.guest import wire
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import GuestChannel
@@ -44,10 +44,27 @@ RUN_BYTES = 24 << 20
 END_SECONDS = 5.0
 
 
-class Sentry(Protocol):
-    """What a kernel runs in, as `launchers.gvisor` starts it."""
+def needed_bytes(template: Template) -> int:
+    """What a run of it may have, with what is there for it alone."""
+    return template.limits.memory_bytes + RUN_BYTES
 
-    def take_channel(self) -> socket.socket: ...
+
+class Sentry(Protocol):
+    """What a kernel runs in: a process of `runsc` or a container of an engine.
+
+    `most_bytes` is what it may have where that cannot be changed any more. `facts` belong into the
+    metadata of every result.
+    """
+
+    most_bytes: int | None
+    facts: Mapping[str, Any]
+
+    async def connect(self) -> socket.socket:
+        """Its stream, once it has started. Raises OSError or SandboxError."""
+
+    def decode(self, data: bytes) -> bytes:
+        """What of the stream's bytes is the kernel's."""
+
     def evidence(self) -> Evidence: ...
     def complaint(self) -> str: ...
     def resize(self, memory_bytes: int) -> None: ...
@@ -59,8 +76,14 @@ class Sentry(Protocol):
 class TenantKernels:
     """The kernels of all owners. Lives in one event loop."""
 
-    def __init__(self, start: Callable[[int], Sentry], enforced_by: Mapping[str, str]) -> None:
-        """`start` starts one that may have so many bytes. `enforced_by` is what holds for it."""
+    def __init__(
+        self,
+        start: Callable[[Template, int], Sentry],
+        enforced_by: Mapping[str, str],
+        kind_of: Callable[[Template], str] = lambda _: "",
+    ) -> None:
+        """`start` starts one for runs such as this, that may have so many bytes at first. Runs of
+        which `kind_of` differs are in different kernels. `enforced_by` is what holds for them."""
         self.enforced_by = {
             **enforced_by,
             "memory": f"supervisor, by gVisor's count; all of a tenant's: {enforced_by['memory']}",
@@ -69,7 +92,8 @@ class TenantKernels:
             "system_calls": "seccomp, gVisor",
         }
         self._start_sentry = start
-        self._current: dict[str, _Kernel] = {}
+        self._kind_of = kind_of
+        self._current: dict[tuple[str, str], list[_Kernel]] = {}
         self._all: set[_Kernel] = set()
 
     def of(self, owner: str) -> Starter:
@@ -80,12 +104,14 @@ class TenantKernels:
 
     async def start(self, owner: str, template: Template) -> Guest:
         """A run in the kernel of this owner, which is started if need be. Raises SandboxError."""
-        kernel = self._current.get(owner)
-        if kernel is None or not kernel.usable:
-            if kernel is not None:
+        key = owner, self._kind_of(template)
+        for kernel in list(self._current.get(key, ())):
+            if not kernel.usable:
+                self._current[key].remove(kernel)
                 kernel.retire()
-            kernel = self._current[owner] = self._make(owner)
-        return await kernel.start(template)
+            elif kernel.fits(template):
+                return await kernel.start(template)
+        return await self._make(key, template).start(template)
 
     def close(self) -> None:
         """End all of them."""
@@ -94,18 +120,23 @@ class TenantKernels:
         self._all.clear()
         self._current.clear()
 
-    def _make(self, owner: str) -> _Kernel:
+    def _make(self, key: tuple[str, str], template: Template) -> _Kernel:
         idle = sorted((each for each in self._all if not each.count), key=lambda each: each.used_at)
         for each in idle[: max(0, len(idle) + 1 - MOST_IDLE)]:
             each.end("others need its place")
-        kernel = _Kernel(self._start_sentry(KERNEL_BYTES), lambda: self._forget(owner, kernel))
+        sentry = self._start_sentry(template, KERNEL_BYTES)
+        kernel = _Kernel(sentry, lambda: self._forget(key, kernel))
         self._all.add(kernel)
+        self._current.setdefault(key, []).append(kernel)
         return kernel
 
-    def _forget(self, owner: str, kernel: _Kernel) -> None:
+    def _forget(self, key: tuple[str, str], kernel: _Kernel) -> None:
         self._all.discard(kernel)
-        if self._current.get(owner) is kernel:
-            del self._current[owner]
+        kept = [each for each in self._current.get(key, ()) if each is not kernel]
+        if kept:
+            self._current[key] = kept
+        else:
+            self._current.pop(key, None)
 
 
 class _OwnersKernel:
@@ -131,7 +162,7 @@ class _Kernel:
         self._runs = 0
         self._allowed: dict[TenantGuest, int] = {}
         self._idle: asyncio.TimerHandle | None = None
-        self.stream = Lanes(self._note_the_end)
+        self.stream = Lanes(self._note_the_end, sentry.decode)
         self._opened = asyncio.get_running_loop().create_task(self._open())
 
     @property
@@ -145,15 +176,29 @@ class _Kernel:
         young = time.monotonic() - self._started_at < MOST_SECONDS
         return self.stream.alive and not self._retired and young and self._runs < MOST_RUNS
 
+    def fits(self, template: Template) -> bool:
+        """Whether there is room for another run beside those that are in it."""
+        most = self.sentry.most_bytes
+        return most is None or self._bytes + needed_bytes(template) <= most
+
+    @property
+    def _bytes(self) -> int:
+        return KERNEL_BYTES + sum(self._allowed.values())
+
     async def start(self, template: Template) -> Guest:
         self._runs += 1
         guest = TenantGuest(self)
         # Counted from here on, so that it does not end as idle meanwhile.
-        self._allow(guest, template.limits.memory_bytes + RUN_BYTES)
+        self._allow(guest, needed_bytes(template))
         argument = template.guest_argument(workspace=WORKSPACE, watch_memory=True)
         try:
             await asyncio.shield(self._opened)
+            guest.facts = self.sentry.facts
             guest.lane, guest.end = await self.stream.open(argument.encode())
+        except SandboxError:
+            self.release(guest)
+            self.end("it could not be started")
+            raise
         except OSError as error:
             self.release(guest)
             if not wire.is_exhaustion(error):
@@ -215,7 +260,7 @@ class _Kernel:
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self.stream, sock=self.sentry.take_channel())
+        await loop.create_connection(lambda: self.stream, sock=await self.sentry.connect())
 
     def _allow(self, guest: TenantGuest, memory_bytes: int) -> None:
         if self._idle:
@@ -228,7 +273,7 @@ class _Kernel:
         """All of it may have what its runs may have together."""
         # Memory of a run that has ended is given back a little later: then the next one asks.
         with contextlib.suppress(OSError):
-            self.sentry.resize(KERNEL_BYTES + sum(self._allowed.values()))
+            self.sentry.resize(self._bytes)
 
     def _end_if_unused(self) -> None:
         if self._allowed or self._ending or not self.stream.alive:
@@ -249,7 +294,7 @@ class _Kernel:
     async def _end(self) -> None:
         if self._idle:
             self._idle.cancel()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SandboxError):
             await self._opened
         self.stream.close()
         await self.sentry.destroy()
@@ -265,6 +310,7 @@ class TenantGuest:
         self.lane: Lane | None = None
         self.end: socket.socket | None = None
         self.running = self.wanted = False
+        self.facts: Mapping[str, Any] = {}
         self._kernel = kernel
         self._channel: GuestChannel | None = None
         self._destroyed = False

@@ -255,6 +255,12 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise InvalidConfiguration(
             "require_gvisor: It contradicts the runtime runc.", field="require_gvisor"
         )
+    if config["isolation"] == "tenant-kernel" and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "isolation: tenant-kernel needs gVisor, and the runtime is runc. Choose auto or runsc "
+            "as the runtime, or another isolation.",
+            field="isolation",
+        )
     if not _RUNTIME.fullmatch(config["runtime"]):
         raise InvalidConfiguration("runtime: It names no runtime.", field="runtime")
     module_names(config["preload"])
