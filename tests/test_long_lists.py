@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from html import unescape
-from itertools import chain
+from itertools import chain, repeat
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.admin.searching import searched
 from executions.ids import first_uuid7
-from executions.models import Execution, LedgerEntry, SavedFilter
+from executions.models import CodeText, Execution, LedgerEntry, SavedFilter
 from providers.admin import sifting
 from tests.test_execution_admin import LIST, auditor, make_rows, shown
 
@@ -200,6 +204,66 @@ def test_where_the_bound_cuts_is_told_and_the_list_goes_on_behind_it(
     assert "looked through" not in page.content.decode()
 
 
+def test_of_two_filters_that_many_rows_meet_the_rarer_is_walked(
+    auditor: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sifting, "MOST", 40)
+    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 10)
+    monkeypatch.setattr(sifting, "_LARGEST_CHUNK", 10)
+    wanted = []
+    for _ in range(50):
+        wanted += make_rows(1, exit_code=3)
+        make_rows(3)
+    newest = [str(row.pk) for row in wanted][:9:-1]
+
+    page = auditor.get(LIST, {"tenant_slug": "acme", "exit_code": "3"})
+    assert ids_of(page) == newest
+    assert "40 executions were looked through" in page.content.decode()
+    oldest = auditor.get(LIST, {"tenant_slug": "acme", "exit_code": "3", "order": "oldest"})
+    assert ids_of(oldest) == [str(row.pk) for row in wanted[:40]]
+
+
+def test_a_page_that_is_full_is_not_held_up_by_counting_on(
+    auditor: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sifting, "MOST", 150)
+    monkeypatch.setattr(sifting, "SECONDS", 1e9)
+    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 60)
+    clock = SimpleNamespace(monotonic=chain([0], repeat(5e8)).__next__)
+    monkeypatch.setattr(sifting, "time", clock)
+    make_rows(170)
+    page = auditor.get(LIST, {"tenant_slug": "acme", "language": "python"})
+    assert len(ids_of(page)) == 50
+    assert "<b>at least 60</b>" in page.content.decode()
+    assert link(page, "Next")
+
+
+@pytest.mark.one_database
+def test_the_first_line_of_a_time_is_found_without_reading_every_key(
+    admin_client: Client,
+) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        admin_client.get("/admin/executions/ledgerentry/", {"at__gte": "2026-01-01T00:00"})
+    halving = next(each["sql"] for each in queries.captured_queries if "halved" in each["sql"])
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {halving}")
+        steps = [row[3] for row in cursor.fetchall()]
+    assert steps
+    assert not [step for step in steps if step.startswith("SCAN executions_ledgerentry")]
+
+
+def test_what_most_programs_contain_is_looked_for_and_not_counted(
+    auditor: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executions.admin.searching.MOST_PROGRAMS", 1)
+    found = make_rows(2, code="IMPORT os", code_hash="sha256:" + "a" * 64)
+    make_rows(1, code="print(1)")
+    make_rows(1, code="")
+    CodeText.objects.create(code_hash="sha256:" + "a" * 64, code="IMPORT os")
+    assert searched("import").index == ""
+    assert set(ids_of(auditor.get(LIST, {"q": "import"}))) == {str(row.pk) for row in found}
+
+
 def test_time_cuts_too_and_nothing_is_lost_by_it(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +357,6 @@ def test_ids_milliseconds_and_status_are_shown_to_be_read(auditor: Client) -> No
     row = make_rows(1, total_ms=1234.567, status="timed_out", error_code="SB005")[0]
     page = auditor.get(LIST).content.decode()
     assert f'<span class="one-line">{row.pk}</span>' in page
-    assert "1,235" in page
+    assert "1.23 s" in page
     assert '<span class="badge badge-warn">Timed out</span>' in page
     assert UUID(str(row.pk))

@@ -8,6 +8,7 @@ from uuid import UUID
 from django.db.models import Q
 
 from executions.services.claims import CLAIMS
+from executions.services.code_search import MOST as MOST_PROGRAMS
 from executions.services.code_search import SHORTEST, not_taken_in, programs_with
 from providers.admin.moments import in_words
 from providers.admin.sifting import MOST, Condition
@@ -33,7 +34,11 @@ def searched(term: str) -> Condition:
         return Condition(Q(schedule_id=schedule), "found")
     if pk := _id(term):
         return Condition(Q(pk=pk), "found")
-    return Condition(Q(code_hash__in=programs_with(term)) & ~Q(code=""), "found")
+    programs = programs_with(term)
+    if len(programs) >= MOST_PROGRAMS:
+        # It is near wherever one looks: the newest executions are looked through themselves.
+        return Condition(Q(code__icontains=term))
+    return Condition(Q(code_hash__in=programs) & ~Q(code=""), "found")
 
 
 def is_code(term: str) -> bool:

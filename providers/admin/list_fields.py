@@ -24,10 +24,12 @@ MOST_CHOICES = 200
 _INTEGER = 2**31
 # How far a row's own time may be from where it stands in the order of the keys.
 SLACK = timedelta(minutes=1)
-# Keys grow with time, so that the first one of a time is found by halving, in one query.
+# Keys grow with time, so that the first one of a time is found by halving, in one query. The least
+# and the greatest key are asked for apart: for both at once SQLite reads every key there is.
 _FIRST_KEY = (
     "WITH RECURSIVE halved(low, high) AS ("
-    " SELECT COALESCE(MIN({key}), 1), COALESCE(MAX({key}), 0) + 1 FROM {table} UNION ALL"
+    " SELECT COALESCE((SELECT MIN({key}) FROM {table}), 1),"
+    " COALESCE((SELECT MAX({key}) FROM {table}), 0) + 1 UNION ALL"
     " SELECT CASE WHEN {is_before} THEN (low + high) / 2 + 1 ELSE low END,"
     " CASE WHEN {is_before} THEN high ELSE (low + high) / 2 END FROM halved WHERE low < high"
     ") SELECT low FROM halved WHERE low >= high"

@@ -1,8 +1,8 @@
 """Pages of long lists, newest first, whatever they are filtered by, in bounded time.
 
 One indexed condition is answered by its index. Several are answered by looking through the rows of
-the one that has the fewest, and never through more than MOST of them or for longer than SECONDS:
-what was not looked at is told, and where to go on.
+the one that has the fewest, and never through more than MOST of them or for longer than SECONDS,
+or than a third of it once the page is full: what was not looked at is told, and where to go on.
 """
 
 from __future__ import annotations
@@ -150,8 +150,12 @@ def _walk(
 ) -> Page:
     """The page out of the next MOST rows of an index that has them in order."""
     ordered = [condition.q for condition in conditions if condition.index == "ordered"]
-    rows = place.ahead(_within(base.filter(*ordered[:1]), conditions))
-    matching, looked_at, last = _sift(_pieces(rows, place.descending), listed, deadline)
+    rows = _sparsest(
+        [place.ahead(_within(base.filter(q), conditions)) for q in ordered or [Q()]],
+        place.descending,
+    )
+    pieces = _pieces(rows, place.descending)
+    matching, looked_at, last = _sift(pieces, listed, deadline, enough=size)
     return _page(
         matching,
         listed,
@@ -161,6 +165,23 @@ def _walk(
         looked_at=looked_at,
         last=last,
     )
+
+
+def _sparsest(each: list[Rows], descending: bool) -> Rows:
+    """Of several indexes the one whose next rows reach furthest: it has the fewest to look through.
+
+    All of them have every row that matches.
+    """
+    if len(each) == 1:
+        return each[0]
+    reached: list[tuple[Any, Rows]] = []
+    for rows in each:
+        ends = rows.values_list("pk", flat=True)[_FIRST_CHUNK - 1 : _FIRST_CHUNK]
+        if (key := next(iter(ends), None)) is None:
+            return rows
+        reached.append((key, rows))
+    furthest = min if descending else max
+    return furthest(reached, key=lambda found: found[0])[1]
 
 
 def _page(matching: list[Any], listed: Rows, size: int, *, count: int, **told: Any) -> Page:
@@ -175,9 +196,12 @@ def _page(matching: list[Any], listed: Rows, size: int, *, count: int, **told: A
 
 
 def _sift(
-    chunks: Iterator[tuple[list[Any], bool]], listed: Rows, deadline: float
+    chunks: Iterator[tuple[list[Any], bool]], listed: Rows, deadline: float, enough: int = MOST
 ) -> tuple[list[Any], int, Any]:
-    """The keys that match, how many were looked at, and the last one where time has cut."""
+    """The keys that match, how many were looked at, and the last one where time has cut.
+
+    With more than `enough`, which fill a page, it is cut sooner.
+    """
     matching: list[Any] = []
     looked_at = 0
     for chunk, is_last in chunks:
@@ -187,7 +211,8 @@ def _sift(
             looked_at += len(chunk)
         if is_last:
             return matching, looked_at, None
-        if looked_at >= MOST or time.monotonic() > deadline:
+        until = deadline - SECONDS * 2 / 3 if len(matching) > enough else deadline
+        if looked_at >= MOST or time.monotonic() > until:
             return matching, looked_at, chunk[-1]
     return matching, looked_at, None
 
