@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -28,26 +29,53 @@ DELETE = {"name": "delete", "parameters": {"type": "object"}, "writes": True}
 ASKS = "from tools import search\nprint(search(query='x'))"
 
 
+Shell = Callable[[str], str]
+# Runs each line of its input, a JSON string, and says what `said` is then.
+SHELL = """
+import json, sys
+for line in sys.stdin:
+    names = {}
+    exec(json.loads(line), names)
+    print("said:" + str(names.get("said")), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def colleague(streaming_site: Site) -> str:
-    code = (
+def shell(streaming_site: Site) -> Iterator[Shell]:
+    """Runs code within the service's environment."""
+    process = subprocess.Popen(
+        [*MANAGE, "shell", "-c", SHELL],
+        env=clean_environment(streaming_site.data_dir),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def run(code: str) -> str:
+        stdin.write(json.dumps(code) + "\n")
+        stdin.flush()
+        for line in stdout:
+            if line.startswith("said:"):
+                return line.removeprefix("said:").strip()
+        raise AssertionError("the shell has ended")
+
+    yield run
+    stdin.close()
+    assert process.wait(60) == 0
+    stdout.close()
+
+
+@pytest.fixture(scope="module")
+def colleague(shell: Shell) -> str:
+    return shell(
         "from executions.models import Tenant\n"
         "from executions.services.keys import create_api_key\n"
-        "print(create_api_key(Tenant.objects.get(slug='wonderland'), 'colleague')[1])"
+        "said = create_api_key(Tenant.objects.get(slug='wonderland'), 'colleague')[1]"
     )
-    return manage(streaming_site, code)
-
-
-def manage(site: Site, code: str) -> str:
-    """The last word that code in a shell of the service's prints."""
-    done = subprocess.run(
-        [*MANAGE, "shell", "-c", code],
-        env=clean_environment(site.data_dir),
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-    )
-    return done.stdout.decode().split()[-1]
 
 
 class Run:
@@ -91,8 +119,6 @@ def post(site: Site, body: Any, path: str = EXECUTIONS) -> Answer:
 
 
 def entries(site: Site, execution_id: str) -> list[dict[str, Any]]:
-    import json
-
     with closing(sqlite3.connect(site.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
         query = "SELECT statement FROM executions_ledgerentry WHERE kind = 'tool_call' ORDER BY sequence"
         found = [json.loads(statement) for (statement,) in database.execute(query)]
@@ -187,30 +213,40 @@ def test_arguments_that_the_schema_refuses_do_not_go_out(streaming_site: Site) -
     assert {each["state"] for each in found.calls().json["results"]} == {"refused"}
 
 
-def test_a_tool_that_writes_waits_for_an_approval_of_just_this_call(streaming_site: Site) -> None:
+def decided(shell: Shell, call: str, *, approve: bool) -> str:
+    return shell(
+        "from django.contrib.auth import get_user_model\n"
+        "from executions.models import ToolCall\n"
+        "from executions.services.tools.calls import decide\n"
+        "who = dict(username='boss', is_staff=True, is_superuser=True)\n"
+        "person, _ = get_user_model().objects.get_or_create(**who)\n"
+        f"call = ToolCall.objects.get(pk={call!r})\n"
+        "said = call.arguments_hash\n"
+        f"decide(call, person, approve={approve}, arguments_hash=said)"
+    )
+
+
+def test_a_tool_that_writes_waits_for_an_approval_of_just_this_call(
+    streaming_site: Site, shell: Shell
+) -> None:
     site = streaming_site
-    code = "from tools import delete, ToolError\nprint(delete(path='a'))\ntry: delete(path='b')\nexcept ToolError as e: print(e)"
+    code = (
+        "from tools import delete, ToolError\n"
+        "print(delete(path='a'))\n"
+        "try: delete(path='b')\n"
+        "except ToolError as error: print(error)"
+    )
     with run(site, code, DELETE, timeout=60) as found:
         held = found.until("tool_call_held")
         assert "arguments" not in held
         assert found.answer(held["id"], {"result": 1}).status == 409
         assert found.calls().json["results"][0]["arguments"] is None
-        # Who writes the row approves nothing by that.
-        decide = (
-            "from executions.models import ToolCall\n"
-            "from executions.services.tools.calls import decide\n"
-            "from django.contrib.auth import get_user_model\n"
-            "person, _ = get_user_model().objects.get_or_create(username='boss', is_staff=True, is_superuser=True)\n"
-            "call = ToolCall.objects.get(pk='{call}')\n"
-            "decide(call, person, approve={approve}, arguments_hash=call.arguments_hash)\n"
-            "print(call.arguments_hash)"
-        )
-        assert manage(site, decide.format(call=held["id"], approve=True)) == held["arguments_hash"]
+        assert decided(shell, held["id"], approve=True) == held["arguments_hash"]
         call = found.until("tool_call")
         assert (call["id"], call["arguments"]) == (held["id"], {"path": "a"})
         assert found.answer(call["id"], {"result": "gone"}).status == 200
         second = found.until("tool_call_held")
-        manage(site, decide.format(call=second["id"], approve=False))
+        decided(shell, second["id"], approve=False)
         done = found.done()
 
     assert done["stdout"] == "gone\nsomebody looked at the call and rejected it\n"
@@ -227,7 +263,12 @@ def test_who_writes_the_row_approves_and_answers_nothing(streaming_site: Site) -
             database.execute(f"UPDATE executions_toolcall SET {values} WHERE id = ?", [pk])
             database.commit()
 
-    code = "from tools import search, delete, ToolError\nfor one in search, delete:\n    try: one(query='x')\n    except ToolError as e: print(e)"
+    code = (
+        "from tools import search, delete, ToolError\n"
+        "for one in search, delete:\n"
+        "    try: one(query='x')\n"
+        "    except ToolError as error: print(error)"
+    )
     with run(site, code, SEARCH, DELETE) as found:
         call = found.until("tool_call")["id"]
         write(

@@ -44,8 +44,8 @@ class Allowance:
     """What a guest may send for an operation: which events, and how many bytes.
 
     `answer_bytes` bounds the parts of the last frame, `totals` the bytes of each kind of event
-    from first to last, `count` outputs and `calls` calls of tools. An event may have CHUNK_BYTES, or
-    what its total leaves where it has one.
+    from first to last, `count` outputs and `calls` calls of tools. An event may have CHUNK_BYTES,
+    or what its total leaves where it has one.
     """
 
     events: frozenset[str] = frozenset()

@@ -212,7 +212,8 @@ class _Clerk:
 
     def _goes_on(self) -> bool:
         with self._lock:
-            self._desks = {desk for desk in self._desks if desk.open}
+            if not self._todo:
+                self._desks = {desk for desk in self._desks if desk.open}
             self._is_working = bool(self._desks or self._todo)
             return self._is_working
 

@@ -17,7 +17,7 @@ MOST_CHARACTERS = 4000
 
 @declared
 class ToolAnswer:
-    """What a call came to: a result, null where it is left out, or an error to raise in the code."""
+    """What a call came to: a result, null where it is left out, or an error for the code."""
 
     result: Annotated[
         Any, Field(description=f"At most {CALL_ANSWER_BYTES} bytes of JSON, with its frame.")
