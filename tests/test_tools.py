@@ -276,7 +276,8 @@ def test_who_writes_the_row_approves_and_answers_nothing(streaming_site: Site) -
             "state = 'answered', answer = '{\"result\":1}', answered_by = 'x', answered_at = asked_at",
         )
         held = found.until("tool_call_held")["id"]
-        write(held, "state = 'waiting'")
+        write(held, "state = 'waiting', writes = 0")
+        assert found.answer(held, {"result": 1}).status == 409
         assert found.done()["stdout"] == "what came is not what the ledger says\n" * 2
     assert [event["type"] for event in found.seen].count("tool_call") == 1
 
@@ -300,6 +301,11 @@ def test_an_asynchronous_run_is_answered_from_another_process(streaming_site: Si
         ({**SEARCH, "parameters": {}}, "of type object"),
         ({**SEARCH, "parameters": {"type": "object", "pattern": "(a+)+$"}}, "keywords"),
         ({**SEARCH, "parameters": {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/"}}}}, "$defs"),
+        (
+            {**SEARCH, "parameters": {"type": "object", "$ref": "#/$defs/a/default"}},
+            "must be #/$defs/NAME",
+        ),
+        ({**SEARCH, "parameters": {"type": "object", "items": {"$schema": "x"}}}, "keywords"),
         ({**SEARCH, "parameters": {"type": "object", "properties": 1}}, "no schema"),
         ({**SEARCH, "parameters": {"type": "object", "title": "x" * 20_000}}, "bytes"),
     ],

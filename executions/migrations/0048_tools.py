@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('decided_at', models.DateTimeField(null=True)),
                 ('answered_by', models.CharField(blank=True, max_length=200)),
                 ('answered_at', models.DateTimeField(null=True)),
-                ('entry', models.BigIntegerField(help_text='Of its last step, in the ledger.')),
+                ('entry', models.BigIntegerField(default=0, help_text='Of its last step, in the ledger.')),
                 ('execution', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='tool_calls', to='executions.execution')),
             ],
             options={

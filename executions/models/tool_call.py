@@ -39,7 +39,7 @@ class ToolCall(models.Model):
     decided_at = models.DateTimeField(null=True)
     answered_by = models.CharField(max_length=200, blank=True)
     answered_at = models.DateTimeField(null=True)
-    entry = models.BigIntegerField(help_text="Of its last step, in the ledger.")
+    entry = models.BigIntegerField(default=0, help_text="Of its last step, in the ledger.")
 
     class Meta:
         ordering = ("-id",)

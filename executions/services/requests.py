@@ -314,7 +314,7 @@ _TOOLS_IN_PYTHON = {
         {
             "properties": {
                 "entrypoint": {"const": "auto"},
-                "language": {"enum": ["python", None]},
+                "language": {"pattern": "^python$"},
             }
         },
     ]

@@ -53,9 +53,10 @@ def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
         else "",
     )
     with transaction.atomic():
-        step = "refused" if problem else "called"
-        call.entry = _enter(call, step, "code", writes=tool.writes).sequence
+        # Rows before the ledger, as everywhere.
         call.save(force_insert=True)
+        step = "refused" if problem else "called"
+        _note(call, _enter(call, step, "code", writes=tool.writes))
     return call
 
 
@@ -70,6 +71,8 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
         return None
     if execution.api_key_id != key.pk:
         raise PermissionDenied
+    if call.state == State.WAITING and not is_entered(call):
+        raise Conflict("The call is not what the ledger says, and takes no answer.")
     by, now = f"key:{key.prefix}", timezone.now()
     with transaction.atomic():
         # The execution's row before the ledger, as whoever ends it has them.
@@ -78,8 +81,7 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
         if is_open and waiting.update(
             state=State.ANSWERED, answer=answer, answered_by=by, answered_at=now
         ):
-            entry = _enter(call, "answered", by, answer_hash=hash_of(answer))
-            ToolCall.objects.filter(pk=call.pk).update(entry=entry.sequence)
+            _note(call, _enter(call, "answered", by, answer_hash=hash_of(answer)))
             call.refresh_from_db()
             return call
     call.refresh_from_db()
@@ -108,8 +110,7 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         is_open = Execution.objects.filter(pk=call.execution_id, finished_at=None).exists()
         if not is_open or not held.update(**values):
             raise AlreadyDecided("It was decided already, is over, or is not what you looked at.")
-        entry = _enter(call, "approved" if approve else "rejected", by)
-        ToolCall.objects.filter(pk=call.pk).update(entry=entry.sequence)
+        _note(call, _enter(call, "approved" if approve else "rejected", by))
 
 
 def is_entered(call: ToolCall) -> bool:
@@ -128,8 +129,8 @@ def is_entered(call: ToolCall) -> bool:
     if call.state == State.ANSWERED:
         said |= {"step": "answered", "answer_hash": hash_of(call.answer)}
         said |= {"actor": call.answered_by}
-    elif call.state == State.WAITING:
-        said |= {"step": "approved" if call.writes else "called"}
+    elif call.state == State.WAITING and stated.get("step") != "approved":
+        said |= {"step": "called", "writes": False}
     return all(stated.get(name) == value for name, value in said.items())
 
 
@@ -147,6 +148,8 @@ def described(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 def describe(call: ToolCall) -> dict[str, Any]:
     """One, with its arguments only where they may be acted upon."""
     may_see = call.state != State.HELD and bool(call.arguments)
+    if call.state == State.WAITING:
+        may_see = is_entered(call)
     return {
         "id": str(call.pk),
         "name": call.name,
@@ -157,6 +160,11 @@ def describe(call: ToolCall) -> dict[str, Any]:
         "asked_at": call.asked_at.isoformat(),
         "answered_at": call.answered_at.isoformat() if call.answered_at else None,
     }
+
+
+def _note(call: ToolCall, entry: LedgerEntry) -> None:
+    call.entry = entry.sequence
+    ToolCall.objects.filter(pk=call.pk).update(entry=entry.sequence)
 
 
 def _enter(call: ToolCall, step: str, actor: str, **more: Any) -> LedgerEntry:

@@ -7,6 +7,7 @@ service: a schema has no regular expression and leads nowhere, and a check has s
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ SCHEMA_BYTES = 16 * 1024
 MOST_STEPS = 20_000
 
 _NAME = rf"^[A-Za-z][A-Za-z0-9_]{{0,{NAME_BYTES - 1}}}$"
+# Not into what is no schema, such as a default, which nobody has looked at.
+_REF = re.compile(r"#/\$defs/[A-Za-z0-9_.-]+")
 # Of the module that code imports them from.
 _TAKEN = frozenset({"ToolError"})
 
@@ -48,7 +51,6 @@ _SAID = (
     "default",
     "examples",
     "format",
-    "$schema",
     "$comment",
     "deprecated",
 )
@@ -88,6 +90,8 @@ def _schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("The parameters must be a schema for a tool, of type object.")
     if len(to_json(dict(parameters)).encode(errors="replace")) > SCHEMA_BYTES:
         raise ValueError(f"The parameters of a tool must be at most {SCHEMA_BYTES} bytes.")
+    # A validator goes over to another version where a part names it; this one is ours.
+    parameters = {name: value for name, value in parameters.items() if name != "$schema"}
     try:
         _require_known(parameters)
         Draft202012Validator.check_schema(parameters)
@@ -119,10 +123,8 @@ def _require_known(schema: Any) -> None:
         elif name in _NAMED:
             for each in value.values() if isinstance(value, Mapping) else ():
                 _require_known(each)
-        elif name == "$ref" and not str(value).startswith("#/$defs/"):
-            raise ValueError(
-                "The parameters are no schema for a tool: $ref must begin with #/$defs/."
-            )
+        elif name == "$ref" and not _REF.fullmatch(str(value)):
+            raise ValueError("The parameters are no schema for a tool: $ref must be #/$defs/NAME.")
 
 
 class Tool(BaseModel):
