@@ -45,10 +45,12 @@ INTERRUPTS = "interrupts"
 GUARDED = "guarded files"
 WATCHING = "watching files"
 MEMORY = "memory in use"
+# Code that calls tools of its caller's.
+TOOLS = "tools"
 # What our own guest has, wherever it runs.
 OF_OUR_GUEST = frozenset(
     {ARGUMENTS, ARTIFACTS, ENVIRONMENT, FILES, GUARDED, INTERRUPTS, KEPT, MEMORY}
-    | {COMMANDS, PROCESSES, WATCHING, WORKSPACE}
+    | {COMMANDS, PROCESSES, TOOLS, WATCHING, WORKSPACE}
 )
 
 

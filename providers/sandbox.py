@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from providers import waiting
+from providers.errors import InvalidConfiguration
 from providers.values import Command, Emit, Event, ExecutionResult, Job
 
 # The most folders in each other that a path of a workspace has.
@@ -305,6 +306,12 @@ class KeptSandbox(Sandbox):
         and where it has not begun it never will. What has not stopped a second later loses its
         context, which starts again empty.
         """
+
+    def answer(self, run: str, call: int, answer: bytes) -> bool:
+        """Answer a call of a tool by the job of this name, with JSON: {"result": value} or
+        {"error": text}. False where that is not under way. Needs TOOLS.
+        """
+        raise InvalidConfiguration("tools: This sandbox takes no answers.", field="tools")
 
     @abstractmethod
     def reset(self) -> None:

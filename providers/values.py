@@ -85,7 +85,8 @@ class Job:
 
     `context` names the interpreter of a kept sandbox in which it runs, the default one where it is
     empty. There `main` is called only where `arguments` are given, and `entrypoint` is not asked.
-    `run` is a name that no other run has, by which an interrupt can mean this one.
+    `run` is a name that no other run has, by which an interrupt can mean this one. `tools` are
+    names of what code in a kept sandbox may call (see `ToolCall`).
     """
 
     code: str
@@ -98,6 +99,7 @@ class Job:
     context: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
+    tools: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,31 @@ class Command:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """Code wants a tool of its caller's called, and waits for the answer (`KeptSandbox.answer`).
+
+    `number` is what the answer is for, and `arguments` the bytes of a JSON object: both as the code
+    claims them.
+    """
+
+    number: int
+    name: str
+    arguments: bytes
+
+
+@dataclass(frozen=True)
 class Event:
     """Something a run or a process has put out, as it came: the order is that of the events.
 
     `data` is the bytes of stdout or stderr, which may end within a character. `output` is a rich
-    value, a map from MIME type to text, JSON value or base64, and comes without `data`.
+    value, a map from MIME type to text, JSON value or base64, and comes without `data`. `call` is
+    of a `tool_call`, which only a job with tools has.
     """
 
-    type: Literal["stdout", "stderr", "output"]
+    type: Literal["stdout", "stderr", "output", "tool_call"]
     data: bytes = b""
     output: Mapping[str, Any] | None = None
+    call: ToolCall | None = None
 
 
 # Called from any thread, one event after the other, and before the result is there. It must not

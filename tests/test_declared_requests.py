@@ -22,6 +22,7 @@ from executions.services.recurring import requests as recurring_requests
 from executions.services.sessions import commands, file_requests, finding
 from executions.services.sessions import requests as session_requests
 from executions.services.shapes import Body, Query
+from executions.services.tools import requests as tool_requests
 from executions.services.workspaces import snapshots
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
@@ -33,6 +34,7 @@ MODULES: tuple[ModuleType, ...] = (
     requests,
     claims,
     session_requests,
+    tool_requests,
     commands,
     file_requests,
     finding,
@@ -58,6 +60,7 @@ QUERIES = {
 # What JSON Schema cannot say: sizes in bytes, files that are in each other's way, good URLs.
 UNSAID = (
     *("bytes", "Another file has this path", "lead to the internet"),
+    *("schema for a tool", "cannot be the name of a tool"),
     *("Must be a time with its zone", "It is no cron expression", "It is no time zone"),
 )
 # Texts that a schema can only name the form of, and one of each.

@@ -36,6 +36,7 @@ from executions.models import (
     Snapshot,
     Spending,
     Tenant,
+    ToolCall,
     WebhookDelivery,
     WebhookSecret,
     Workspace,
@@ -132,6 +133,18 @@ def names(
         )
         for tenant in tenants
     )
+    calls = ToolCall.objects.bulk_create(
+        ToolCall(
+            execution=execution,
+            tenant_slug=execution.tenant_slug,
+            name="delete",
+            arguments="{}",
+            writes=True,
+            state="held",
+            entry=1,
+        )
+        for execution in executions
+    )
     Approval.objects.bulk_create(
         Approval(execution=execution, tenant_slug=execution.tenant_slug) for execution in executions
     )
@@ -173,6 +186,7 @@ def names(
     )
     yield {
         "approval": Approval.objects.latest("pk").pk,
+        "call": calls[-1].pk,
         "policy": Policy.objects.latest("pk").pk,
         "provider": ProviderConfig.objects.get(provider_id="probe").pk,
         "version": ConfigVersion.objects.first().pk,  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ from executions.admin.session import SessionAdmin
 from executions.admin.snapshot import SnapshotAdmin
 from executions.admin.spending import BudgetAdmin, SpendingAdmin, SpendingAlertAdmin
 from executions.admin.tenant import TenantAdmin
+from executions.admin.tool_call import ToolCallAdmin
 from executions.admin.webhook import WebhookDeliveryAdmin, WebhookSecretAdmin
 
 __all__ = (
@@ -36,6 +37,7 @@ __all__ = (
     "SpendingAlertAdmin",
     "TenantAdmin",
     "TenantRouteAdmin",
+    "ToolCallAdmin",
     "WebhookDeliveryAdmin",
     "WebhookSecretAdmin",
 )

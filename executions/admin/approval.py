@@ -24,6 +24,7 @@ from executions.services.policies.approvals import (
 from executions.services.presentation import visible
 from executions.services.record import file_facts
 from executions.services.requests import ExecutionRequest
+from executions.services.tools.declaring import stored
 from executions.text import to_json
 from providers.admin.read_only import ReadOnly
 from providers.errors import SandboxError
@@ -131,6 +132,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
         "Provider": wanted.provider,
+        "Tools": to_json(stored(wanted.tools)) if wanted.tools else "",
         "Asked for by": wanted.subject,
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.

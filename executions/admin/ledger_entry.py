@@ -32,6 +32,7 @@ KINDS = (
     "tenant",
     "policy",
     "approval",
+    "tool_call",
     "legal_hold",
     "session",
     "snapshot",

@@ -27,12 +27,12 @@ from executions.api.scopes import has_scopes
 from executions.api.streams import NDJSON, SSE, EventStream, wanted_form
 from executions.models import ApiKey, Execution
 from executions.services import ongoing
-from executions.services.declared import declared
+from executions.services.declared import declared, refuse
 from executions.services.following import following
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
-from executions.services.requests import run_limits
+from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.shapes import Query
 from executions.services.waiting import Waits
 
@@ -65,6 +65,16 @@ EVENTS = Query(EventsRequest, headers=(LAST_EVENT,), is_open=True)
 def is_detached(request: Request) -> bool:
     """Whether whoever asks may leave a stream. Raises InvalidConfiguration."""
     return STREAM.read(request.query_params.dict()).detach
+
+
+def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
+    """The request, where somebody can hear what its code calls. Raises InvalidConfiguration."""
+    if wanted.tools and wanted.mode == Execution.Mode.SYNC:
+        refuse(
+            "tools",
+            "Nobody would hear of a call: accept a stream of events, or ask for mode async.",
+        )
+    return wanted
 
 
 def run_stream(

@@ -32,6 +32,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "execution-cancel": {"POST": _EXECUTE},
     "execution-events": {"GET": _READ},
     "execution-artifact": {"GET": _READ},
+    "execution-tool-calls": {"GET": _READ},
+    "execution-tool-call": {"POST": _EXECUTE},
     "schedules": {"GET": _EXECUTE, "POST": _EXECUTE},
     "schedule": {"GET": _EXECUTE, "PATCH": _EXECUTE, "DELETE": _EXECUTE},
     "sessions": {"GET": _READ, "POST": _SESSIONS},

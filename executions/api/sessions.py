@@ -20,7 +20,7 @@ from executions.api.claims import CLAIMS, KEY, read_run
 from executions.api.errors import known_to_run
 from executions.api.later import answer
 from executions.api.rendering import json_response, next_page, session_detail
-from executions.api.running import STREAM, is_detached, run_stream
+from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.streams import wanted_form
 from executions.api.views import outcome_response
 from executions.models import Execution, Session
@@ -208,7 +208,7 @@ class SessionExecutionsView(SessionApiView):
 
     def _run(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
         is_detached(request)
-        wanted = read_run(CELL, request, session=session_id)
+        wanted = refuse_unheard(read_run(CELL, request, session=session_id))
         outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)

@@ -43,6 +43,7 @@ from executions.api.sessions import (
     SessionView,
 )
 from executions.api.snapshots import SessionSnapshotView, SnapshotsView, SnapshotView
+from executions.api.tools import ToolCallsView, ToolCallView
 from executions.api.usage import UsageView
 from executions.api.views import (
     ArtifactView,
@@ -72,6 +73,16 @@ urlpatterns = [
         "api/v1/executions/<uuid:execution_id>/artifacts/<path:name>",
         ArtifactView.as_view(),
         name="execution-artifact",
+    ),
+    path(
+        "api/v1/executions/<uuid:execution_id>/tool_calls",
+        ToolCallsView.as_view(),
+        name="execution-tool-calls",
+    ),
+    path(
+        "api/v1/executions/<uuid:execution_id>/tool_calls/<uuid:call_id>",
+        ToolCallView.as_view(),
+        name="execution-tool-call",
     ),
     path("api/v1/schedules", SchedulesView.as_view(), name="schedules"),
     path("api/v1/schedules/<uuid:schedule_id>", ScheduleView.as_view(), name="schedule"),

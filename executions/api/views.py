@@ -20,7 +20,7 @@ from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
 from executions.api.rendering import execution_detail, json_response, next_page
-from executions.api.running import STREAM, is_detached, run_stream
+from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.streams import wanted_form
 from executions.models import Execution
 from executions.services.cancelling import HasEnded, cancelling
@@ -67,7 +67,8 @@ class ExecutionsView(RunningView):
 
     def _run(self, request: Request) -> Waits[HttpResponse]:
         is_detached(request)
-        outcome = yield from running(read_run(RUN, request), self.caller(), waits=True)
+        wanted = refuse_unheard(read_run(RUN, request))
+        outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 

@@ -27,6 +27,7 @@ from executions.models.statistic import (
     ExecutionTotal,
 )
 from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import (
     Blob,
@@ -73,6 +74,7 @@ __all__ = (
     "SpendingAlert",
     "StoredTotal",
     "Tenant",
+    "ToolCall",
     "WebhookDelivery",
     "WebhookSecret",
     "Workspace",

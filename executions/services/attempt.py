@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 from uuid import UUID
@@ -35,11 +37,12 @@ from executions.services.record import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step
-from executions.services.routing import Hops, admitted
+from executions.services.routing import Hops, admitted, require_tools
 from executions.services.sessions.cells import end_of, facts_of_cell
 from executions.services.sessions.errors import SessionClosed
 from executions.services.signals import message_for
 from executions.services.timeouts import seconds_at
+from executions.services.tools.desk import Desk
 from executions.services.verdicts import VERDICTS, verdict_of
 from executions.services.waiting import Waits
 from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
@@ -47,10 +50,13 @@ from executions.text import storable
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
-from providers.values import SANDBOX_ENDED, ExecutionResult, Job, SandboxSpec
+from providers.values import SANDBOX_ENDED, Emit, Event, ExecutionResult, Job, SandboxSpec
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
+
+# The key of a record's metadata under which it says how often its code called tools.
+TOOL_CALLS = "tool_calls"
 
 
 class Cancelled(ProviderUnavailable):
@@ -74,6 +80,7 @@ class Attempt:
         self.waited_ms = waited_ms
         self.log = log
         self.handed_over = False
+        self.desk: Desk | None = None
         self.floor = ""
         self.seconds = request.longest
         self.sandbox: Sandbox | None = None
@@ -172,6 +179,7 @@ class Attempt:
             "queue_ms": self.waited_ms + _ms(self.began, leased),
         }
         require_lease(self.execution, lease)
+        require_tools(lease, lease.provider_id, self.request)
         require_provider(lease, self.floor)
         self.held.to_lease(lease)
         self.seconds = self.held.seconds(seconds_at(lease, self.request))
@@ -207,6 +215,10 @@ class Attempt:
         # The sandbox of a session has the size that it was opened with.
         limits = None if self.session else self.held.limits
         spec = SandboxSpec(self.request.language, limits=limits)
+        if alone := bool(self.request.tools) and self.session is None:
+            # Only one that is kept is talked to while code runs; it is closed behind this run.
+            seconds = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
+            spec = replace(spec, kept=True, seconds=seconds)
         with self.held.to_memory():
             sandbox = yield from ask(
                 lease.provider_id,
@@ -218,6 +230,8 @@ class Attempt:
                 too_late=lambda sandbox: sandbox.submit_close(),
                 waiting=self._waiting,
             )
+        if alone:
+            sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
         return sandbox
 
     def _execute(self, lease: Lease, sandbox: Sandbox) -> Waits[Checked]:
@@ -231,15 +245,43 @@ class Attempt:
             request.files,
             request.limits,
         )
-        return ask(
-            lease.provider_id,
-            lambda: sandbox.submit_run(job, self.log.emit if self.log else None),
-            lambda answer: check(answer, job.limits),
-            job.timeout + RUN_SLACK_SECONDS,
-            owner=self.execution.tenant_slug,
-            started=True,
-            waiting=self._waiting,
-        )
+        emit: Emit | None = self.log.emit if self.log else None
+        if request.tools:
+            job, emit = self._with_tools(job, sandbox, emit)
+        try:
+            return (
+                yield from ask(
+                    lease.provider_id,
+                    lambda: sandbox.submit_run(job, emit),
+                    lambda answer: check(answer, job.limits),
+                    job.timeout + RUN_SLACK_SECONDS,
+                    owner=self.execution.tenant_slug,
+                    started=True,
+                    waiting=self._waiting,
+                )
+            )
+        finally:
+            if self.desk is not None:
+                self.desk.close()
+
+    def _with_tools(self, job: Job, sandbox: Any, emit: Emit | None) -> tuple[Job, Emit]:
+        """The job as code that calls tools is run, and who hears of its calls."""
+        request, run = self.request, self.execution.pk.hex
+        names = [tool.name for tool in request.tools]
+        answer = sandbox.answer
+        if self.session is None:
+            # A cell calls `main` only where it is given something.
+            job = replace(job, arguments=request.arguments or {})
+            answer = partial(sandbox.answer, run)
+        desk = self.desk = Desk(self.execution, request.tools, self.log, answer)
+
+        def tell(event: Event) -> None:
+            if isinstance(event, Event) and event.type == "tool_call":
+                desk.take(event)
+            elif emit is not None:
+                emit(event)
+
+        return replace(job, tools=names, run=run), tell
 
     def end_cancelled(self, error: SandboxError) -> Outcome:
         changes = {**self.changes, "error_message": storable(error.message)}
@@ -339,7 +381,9 @@ class Attempt:
     def _meta(self, result: ExecutionResult) -> dict[str, Any]:
         """What is known of the run; that files were restored for it is ours to say."""
         told = result.metadata.items()
-        meta = {name: value for name, value in told if name not in (RESTORED, POLICY)}
+        meta = {name: value for name, value in told if name not in (RESTORED, POLICY, TOOL_CALLS)}
+        if self.desk is not None:
+            meta[TOOL_CALLS] = self.desk.taken
         if self.session is not None and is_first_after_wake(self.session, self.execution):
             meta[RESTORED] = True
         return meta

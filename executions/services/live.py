@@ -127,6 +127,10 @@ class EventLog:
         elif event.type == "output" and (text := bundle_text(event.output)):
             self._add(lambda: self._show(text))
 
+    def say(self, kind: str, said: Mapping[str, Any]) -> None:
+        """Tell what is neither output nor result, once the record is there."""
+        self._add(lambda: self._append(kind, said=said))
+
     def put_out(self, result: ExecutionResult) -> None:
         """Tell what a provider did not tell while it ran, or not in full. Checked by the gate."""
         self._add(lambda: self._put_out_rest(result))

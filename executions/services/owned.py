@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from executions.models import Artifact, Execution, Schedule, Session, Snapshot, Tenant
+from executions.models import Artifact, Execution, Schedule, Session, Snapshot, Tenant, ToolCall
 
 LARGE = ("pending", "code", "arguments")
 
@@ -21,6 +21,10 @@ def executions_of(tenant: Tenant | None) -> QuerySet[Execution]:
 def artifacts_of(tenant: Tenant | None) -> QuerySet[Artifact]:
     found = Artifact.objects.all()
     return found if tenant is None else found.filter(execution__tenant=tenant)
+
+
+def tool_calls_of(tenant: Tenant) -> QuerySet[ToolCall]:
+    return ToolCall.objects.filter(execution__tenant=tenant)
 
 
 def sessions_of(tenant: Tenant | None) -> QuerySet[Session]:

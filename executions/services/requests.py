@@ -37,8 +37,10 @@ from executions.services.kinds import (
     Timeout,
 )
 from executions.services.shapes import Body
+from executions.services.tools.declaring import Tools, stored
 from executions.services.webhooks.receivers import Webhook
 from executions.text import is_storable, to_json
+from providers.languages import normalize_language
 from providers.values import Entrypoint, InputFile, RunLimits
 
 MAX_ARGUMENTS_BYTES = 1024 * 1024
@@ -169,6 +171,10 @@ class ExecutionRequest:
         Moment | None,
         Field(description="Not before this time, which is to come; only with mode async."),
     ] = None
+    tools: Annotated[
+        Tools,
+        Field(description="Functions of the caller's that the code may call; only in Python."),
+    ] = ()
     provider: ShortName = ""
     arguments_json: str = field(init=False, default="")
 
@@ -180,6 +186,10 @@ class ExecutionRequest:
                 refuse(name, "Only what runs in a session has one.")
         if self.session is not None and self.provider:
             refuse("provider", "A session stays where it was opened.")
+        if self.tools and self.language and normalize_language(self.language) != "python":
+            refuse("tools", "Only code in Python calls tools.")
+        if self.tools and self.entrypoint != "auto":
+            refuse("tools", "With tools the entrypoint is auto.")
         if self.priority != "normal" and self.mode != "async":
             refuse("priority", "Only what is queued has one, with mode async.")
         if self.priority != "normal" and self.session is not None:
@@ -241,6 +251,8 @@ class ExecutionRequest:
             parts += [str(self.session), self.context, to_json(dict(self.env))]
         if self.run_at is not None:
             parts.append(f"run_at {self.run_at.isoformat()}")
+        if self.tools:
+            parts.append(f"tools {to_json(stored(self.tools))}")
         if self.provider:
             parts.append(f"provider {self.provider}")
         return parts
@@ -261,6 +273,7 @@ class ExecutionRequest:
             "subject": self.subject,
             **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),
             **({"provider": self.provider} if self.provider else {}),
+            **({"tools": stored(self.tools)} if self.tools else {}),
             **self._place(),
         }
 
@@ -295,6 +308,18 @@ _ONLY_ASYNC = {
     ]
 }
 
+_TOOLS_IN_PYTHON = {
+    "anyOf": [
+        {"properties": {"tools": {"maxItems": 0}}},
+        {
+            "properties": {
+                "entrypoint": {"const": "auto"},
+                "language": {"pattern": "^python$"},
+            }
+        },
+    ]
+}
+
 RUN = Body(
     ExecutionRequest,
     "ExecutionRequest",
@@ -318,7 +343,7 @@ RUN = Body(
                 }
             },
         ],
-        "allOf": [_ONLY_ASYNC],
+        "allOf": [_ONLY_ASYNC, _TOOLS_IN_PYTHON],
     },
 )
 CELL = Body(

@@ -21,7 +21,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from executions.ids import first_uuid7
-from executions.models import Approval, Artifact, Execution, LedgerEntry, Tenant
+from executions.models import Approval, Artifact, Execution, LedgerEntry, Tenant, ToolCall
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results
@@ -180,6 +180,8 @@ def _erase_rows(data: str, few: list[Execution]) -> None:
             rows.delete()
             return
         rows.update(**dict.fromkeys(_TEXTS[data], ""))
+        if data == "output":
+            ToolCall.objects.filter(execution__in=ids).update(arguments="", answer="")
         if data == "code":
             # They name what a policy found, in the code's own words.
             Approval.objects.filter(execution__in=ids).update(findings=[])

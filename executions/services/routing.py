@@ -20,7 +20,7 @@ from executions.services.timeouts import longest_at
 from executions.services.waiting import Waits
 from executions.text import storable
 from providers import errors, looks
-from providers.base import FILES
+from providers.base import FILES, TOOLS
 from providers.errors import (
     InvalidConfiguration,
     ProviderUnavailable,
@@ -159,6 +159,13 @@ def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str)
         raise Unfit(f"{name} runs code for {longest:g} s at most.", field="timeout")
     if request.files and FILES not in provider.capabilities:
         raise Unfit(f"{name} takes no files.")
+    require_tools(lease, name, request)
+
+
+def require_tools(lease: Lease, name: str, request: ExecutionRequest) -> None:
+    """Raise Unfit where code is to call tools and cannot here."""
+    if request.tools and TOOLS not in lease.provider.capabilities:
+        raise Unfit(f"{name} runs no code that calls tools.", field="tools")
 
 
 def _out_of_service(step: Step) -> PassedOver:

@@ -5,7 +5,15 @@ import time
 
 from . import advice, artifacts, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
-from .protocol import CHUNK_BYTES, STOP_SECONDS
+from .protocol import (
+    CALL_ANSWER_BYTES,
+    CALL_BYTES,
+    CHUNK_BYTES,
+    MOST_CALLS,
+    MOST_REFUSED_CALLS,
+    MOST_WAITING_CALLS,
+    STOP_SECONDS,
+)
 from .request import outcome
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -53,6 +61,9 @@ class Cell:
         self.remarks_dropped = 0
         self.stdout: Capture
         self.stderr: Capture
+        self.tools: "list[str]" = header.get("tools") or []  # type: ignore[assignment]
+        self._calls = self._refused_calls = 0
+        self._unanswered: "set[int]" = set()
         self._context = context
         self._loop = context.loop
         self._events: "list[tuple[str, list[tuple[str, bytes]]]]" = []
@@ -75,6 +86,7 @@ class Cell:
             else self._job(environment, given)
         )
         operation.when_stopped = self.give_up
+        operation.when_data = self._answer_call
         if operation.streams:
             operation.when_room = self._pass_on
 
@@ -86,6 +98,8 @@ class Cell:
             "rich_output_bytes": self.limits["rich_output_bytes"],
             "environment": environment,
         }
+        if self.tools:
+            header["tools"] = self.tools
         return wire.chunks(header, list(parts.items()))
 
     def attach(self, stdout: int, stderr: int) -> None:
@@ -126,6 +140,8 @@ class Cell:
             if self.outputs.add(parts) and self.operation.streams:
                 self._events.append(("output", list(parts.items())))
                 self._pass_on()
+        elif kind == "call":
+            self._call(header, parts)
         elif kind == "advice":
             if self._context.advised and self.remarks is None:
                 self.remarks, self.remarks_dropped = advice.checked(header.get("remarks"))
@@ -137,6 +153,44 @@ class Cell:
             self.done_parts = parts
             return True
         return False
+
+    def _call(self, header: "dict[str, object]", parts: "dict[str, bytes]") -> None:
+        """Pass a call of a tool on, or answer it here with why not."""
+        call, name = header.get("call"), header.get("name")
+        arguments = parts.get("arguments", b"")
+        if type(call) is not int or not 0 < call < 2**53 or call in self._unanswered:
+            # Nobody waits for an answer to it.
+            self._refuse_call(None, "")
+        elif not isinstance(name, str) or name not in self.tools:
+            self._refuse_call(call, "it is no tool of this run")
+        elif len(arguments) > CALL_BYTES:
+            self._refuse_call(call, f"its arguments are more than {CALL_BYTES} bytes")
+        elif self._calls >= MOST_CALLS:
+            self._refuse_call(call, f"a run calls tools {MOST_CALLS} times at most")
+        elif len(self._unanswered) >= MOST_WAITING_CALLS:
+            self._refuse_call(call, f"{MOST_WAITING_CALLS} calls wait for their answers already")
+        else:
+            self._calls += 1
+            self._unanswered.add(call)
+            said = [("call", str(call).encode()), ("name", name.encode()), ("arguments", arguments)]
+            self._events.append(("call", said))
+            self._pass_on()
+
+    def _refuse_call(self, call: "int | None", reason: str) -> None:
+        self._refused_calls += 1
+        if self._refused_calls > MOST_REFUSED_CALLS:
+            # Who goes on all the same may not even read what it is told.
+            self._context.lose()
+        elif call is not None:
+            self._context.answer(call, wire.dumps({"error": reason}).encode())
+
+    def _answer_call(self, parts: "dict[str, bytes] | None") -> None:
+        for name, answer in (parts or {}).items():
+            number = name.removeprefix("answer:")
+            call = int(number) if number.isdigit() else 0
+            if call in self._unanswered and len(answer) <= CALL_ANSWER_BYTES:
+                self._unanswered.remove(call)
+                self._context.answer(call, answer)
 
     def interrupt(self) -> None:
         """Have it stop. What has not a moment later loses its context."""

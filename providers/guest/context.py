@@ -82,6 +82,8 @@ class Context:
             raise Refused("something runs in this context", "context")
         if self.language == "bash" and header.get("environment"):
             raise Refused("a run in bash has the environment of its context", "environment")
+        if self.language != "python" and header.get("tools"):
+            raise Refused("only code in Python calls tools", "tools")
         if self._child is None:
             self._take_over(self._fork())
         assert self._child is not None
@@ -139,6 +141,11 @@ class Context:
         cell.finish(context_kept=context_kept and not self._was_lost, cpu_seconds=cpu_seconds)
         if not cell.is_given_up:
             self._was_lost = False
+
+    def answer(self, call: int, answer: bytes) -> None:
+        """Hand the interpreter what a call of a tool is answered with."""
+        if self._child is not None:
+            self._feed(wire.chunks({"type": "answer", "call": call}, [("answer", answer)]))
 
     def signal(self) -> None:
         """Interrupt what runs in the foreground, as a terminal would."""

@@ -14,10 +14,11 @@ a run is the exception, whose output has a bound of its own and is dropped beyon
 
     keep         environment, memory_bytes; commands: language -> argv of its interpreter;
                  lasting: marker, seconds; or none   done: contexts
-    run          context, timeout, limits, environment, credit; parts code, arguments, file:PATH
-                                                     stdout, stderr (part data), output (parts: MIME
-                                                     types), done: as the answer of a single run,
-                                                     and context_kept
+    run          context, timeout, limits, environment, credit, tools; parts code, arguments,
+                 file:PATH                           stdout, stderr (part data), output (parts: MIME
+                                                     types), call (parts call, name, arguments),
+                                                     done: as the answer of a single run, and
+                                                     context_kept
     interrupt    target: a context                   done: stopped
     context.create   language, cwd, context          done: context
     context.destroy, context.restart   context       done: found | context
@@ -61,6 +62,10 @@ marker alone.
 `credit`, `stop`, `data` and `end` are for a `target` that is under way, and have no id. Without a
 `credit` an operation sends no events. What the guest sends comes in any order between operations.
 
+`tools` are the names that a run may call, where there are any. Of a `call` the part `call` is a
+number that no other has which waits for its answer, which is `data` with the part `answer:NUMBER`:
+JSON, {"result": value} or {"error": text}. A guest answers itself what is over the bounds below.
+
 `order` of a run's answer says how stdout and stderr came: [[1 or 2, bytes], ...] of what was kept,
 where `order_cut` is false. `context_kept` says whether what earlier runs left in the context was
 there for this one, and is there still.
@@ -96,6 +101,12 @@ MOST_KNOWN, KNOWN_CHARACTERS = 50_000, 4 * 1024 * 1024
 
 # Folders that are said not to be seen into, and characters of their paths.
 MOST_UNSEEN, UNSEEN_CHARACTERS = 50, 16 * 1024
+
+# Bounds of the calls of tools: bytes of JSON of one's arguments and of its answer, calls of a run,
+# those of it that wait at once, and how many are refused before their run loses its context.
+CALL_BYTES, CALL_ANSWER_BYTES = 32 * 1024, 256 * 1024
+MOST_CALLS, MOST_WAITING_CALLS, MOST_REFUSED_CALLS = 100, 8, 1000
+NAME_BYTES = 64
 
 DEFAULT_CONTEXT = "default"
 # How long what was interrupted, or has met its deadline, may take to stop and keep its state.

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from . import display, preload, python_runner, wire
+from . import calls, display, preload, python_runner, wire
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 
@@ -46,12 +46,12 @@ def serve(
     sys.argv[:] = [""]
     sys.excepthook = _print_exception
     outputs.write = _write_whole
-    context = Context(outputs, advised)
+    inbox = calls.Inbox(job)
+    context = Context(outputs, advised, inbox)
     outputs.report(wire.pack({"type": "ready"}, []))
-    parser = wire.Parser(sys.maxsize)
     process = _getpid()
     while True:
-        frame = wire.read_frame(job, parser)
+        frame = inbox.next_cell()
         if frame is None:
             _exit(0)
         frame_header, parts = frame
@@ -94,12 +94,13 @@ def _stay(*_: object) -> None:
 class Context:
     """The namespace of all cells, and how one of them is run in it."""
 
-    def __init__(self, outputs: display.Outputs, advised: bool) -> None:
+    def __init__(self, outputs: display.Outputs, advised: bool, inbox: calls.Inbox) -> None:
         module = type(sys)("__main__")
         sys.modules["__main__"] = module
         self.namespace = module.__dict__
         self.namespace["__builtins__"] = builtins
         self._outputs = outputs
+        self._tools = calls.Tools(inbox, outputs)
         self._advised = advised
         self._count = 0
         self._events: "asyncio.AbstractEventLoop | None" = None
@@ -124,6 +125,7 @@ class Context:
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         arguments = parts.get("arguments")
+        self._tools.offer(header.get("tools", ()))
         try:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             self._outputs.report(wire.pack({"type": "began", **mark}, []))

@@ -44,13 +44,15 @@ class Allowance:
     """What a guest may send for an operation: which events, and how many bytes.
 
     `answer_bytes` bounds the parts of the last frame, `totals` the bytes of each kind of event
-    from first to last. An event may have CHUNK_BYTES, or what its total leaves where it has one.
+    from first to last, `count` outputs and `calls` calls of tools. An event may have CHUNK_BYTES,
+    or what its total leaves where it has one.
     """
 
     events: frozenset[str] = frozenset()
     answer_bytes: int = ANSWER_BYTES
     totals: Mapping[str, int] | None = None
     count: int | None = None
+    calls: int = 0
 
 
 PLAIN = Allowance()
@@ -82,7 +84,7 @@ class Operation:
         self._credit = CREDIT
         self._used = 0
         self._left = dict(allowance.totals or {})
-        self._outputs = 0
+        self._outputs = self._calls = 0
         self._waiting: deque[tuple[Frame, int]] = deque()
         self._arrived = asyncio.Event()
 
@@ -165,6 +167,10 @@ class Operation:
                 if self._outputs > (self.allowance.count or 0):
                     raise wire.FrameError("more outputs than the limits of their run allow")
             return
+        if event == "call":
+            self._calls += 1
+            if self._calls > self.allowance.calls:
+                raise wire.FrameError("more calls of tools than a run may make")
         if size > CHUNK_BYTES:
             raise wire.FrameError("an event is over its bound")
         self._credit -= size + EVENT_COST

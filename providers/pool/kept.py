@@ -30,6 +30,7 @@ from providers.guest.protocol import (
     AHEAD,
     CHUNK_BYTES,
     DEFAULT_CONTEXT,
+    MOST_CALLS,
     MOST_OPERATIONS,
     STOP_SECONDS,
 )
@@ -58,6 +59,7 @@ OPERATION_SECONDS = 60.0
 STDIN_SECONDS = 30.0
 
 _RUN_EVENTS = frozenset({"stdout", "stderr", "output"})
+_CALLS = frozenset({"call"})
 # Events of the operations that are streams, and of those that take one.
 STREAMS: Mapping[str, frozenset[str]] = {
     "follow": frozenset({"stdout", "stderr"}),
@@ -183,6 +185,13 @@ class Kept:
         header, _ = await self.ask("interrupt", {"target": context}, seconds=seconds)
         return header.get("stopped") is True
 
+    def answer(self, run: str, call: int, answer: bytes) -> bool:
+        """Answer a call of a tool, with JSON. False where the run is not under way."""
+        if (operation := self._named.get(run)) is None:
+            return False
+        self._operations.answer(operation, call, answer)
+        return True
+
     async def usage(self) -> dict[str, object]:
         """What all in it uses now: memory in bytes, as the kernel says, else as its guest claims;
         processor time in seconds so far, where the kernel says it; and the disk, as its guest
@@ -299,9 +308,10 @@ class Kept:
                     "entrypoint": job.entrypoint,
                     "environment": dict(job.environment),
                     "limits": asdict(limits),
+                    **({"tools": list(job.tools)} if job.tools else {}),
                 },
                 parts,
-                allowance=_allowance(limits),
+                allowance=_allowance(limits, calls=MOST_CALLS if job.tools else 0),
                 on_event=emit,
             )
         began = time.monotonic()
@@ -357,10 +367,10 @@ class Kept:
         return result
 
 
-def _allowance(limits: RunLimits) -> Allowance:
+def _allowance(limits: RunLimits, *, calls: int) -> Allowance:
     """What a run's guest may send: each byte of output as it comes, and once more at the end."""
     return Allowance(
-        events=_RUN_EVENTS,
+        events=_RUN_EVENTS | _CALLS if calls else _RUN_EVENTS,
         answer_bytes=answer_bytes(limits),
         totals={
             "stdout": limits.output_bytes,
@@ -368,4 +378,5 @@ def _allowance(limits: RunLimits) -> Allowance:
             "output": limits.rich_output_bytes,
         },
         count=limits.rich_output_count,
+        calls=calls,
     )

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeVar, cast
 
 from providers.errors import ProviderUnavailable
 from providers.guest.paths import MOST_DEPTH, PATH_BYTES
-from providers.guest.protocol import MOST_UNSEEN
+from providers.guest.protocol import CALL_BYTES, MOST_UNSEEN, NAME_BYTES
 from providers.pool import claims
 from providers.pool.outputs import read_outputs
 from providers.sandbox import Context, FileChange, FileEntry, Process, is_internal
-from providers.values import RunLimits
+from providers.values import RunLimits, ToolCall
 
 T = TypeVar("T")
 
@@ -122,6 +122,16 @@ def output(parts: Mapping[str, bytes]) -> Mapping[str, Any] | None:
     """A rich value, None where nothing of it is well formed."""
     found = read_outputs({f"output:0:{mime}": part for mime, part in parts.items()}, _ANY)
     return found[0] if found else None
+
+
+def call(parts: Mapping[str, bytes]) -> ToolCall | None:
+    """A call of a tool, None where it is none that could be answered."""
+    number, name = parts.get("call", b""), parts.get("name", b"")
+    is_one = number.isdigit() and len(number) < 20 and 0 < len(name) <= NAME_BYTES
+    arguments = parts.get("arguments", b"")
+    if not is_one or len(arguments) > CALL_BYTES or not name.isascii():
+        return None
+    return ToolCall(int(number), name.decode(), arguments)
 
 
 # The host has measured what it let through.

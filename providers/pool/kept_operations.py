@@ -69,6 +69,12 @@ class Operations:
         parts = [("data", piece)] if piece else []
         self.conversation.tell({"op": what, "target": operation.number}, parts)
 
+    def answer(self, operation: Operation, call: int, answer: bytes) -> None:
+        """What a run's call of a tool is answered with."""
+        self.used_at = time.monotonic()
+        header = {"op": "data", "target": operation.number}
+        self.conversation.tell(header, [(f"answer:{call}", answer)])
+
     async def last(self, operation: Operation) -> Frame:
         """Its answer, its events passed over."""
         while await operation.next_event() is not None:

@@ -64,6 +64,10 @@ class ServiceSandbox(KeptSandbox):
         header, _ = self._line.ask("interrupt", context=context_id, run=run)
         return header.get("stopped") is True
 
+    def answer(self, run: str, call: int, answer: bytes) -> bool:
+        header, _ = self._line.ask("answer", [("data", answer)], run=run, call=call)
+        return header.get("told") is True
+
     def reset(self) -> None:
         self._line.ask("reset")
 
@@ -169,3 +173,5 @@ def _tell(frame: Frame, emit: Emit | None) -> None:
         emit(Event("stderr", parts.get("data", b"")))
     elif event == "output" and (output := kept_claims.output(parts)) is not None:
         emit(Event("output", output=output))
+    elif event == "call" and (call := kept_claims.call(parts)) is not None:
+        emit(Event("tool_call", call=call))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 
@@ -19,7 +19,8 @@ class CellOptions(Claims, total=False):
     """Of code in a session. `timeout` is seconds; `files` are contents by their paths.
 
     `idempotency_key` names what is to be done: however often it is sent, it is done once. Without
-    one each call is a thing of its own, and its retries have a key that nobody else has.
+    one each call is a thing of its own, and its retries have a key that nobody else has. `tools`
+    are what the code may call, as the API has them: stream it, and `answer` each `tool_call`.
     """
 
     arguments: Mapping[str, Any]
@@ -28,6 +29,7 @@ class CellOptions(Claims, total=False):
     idempotency_key: str
     context: str
     env: Mapping[str, str]
+    tools: Sequence[Mapping[str, Any]]
 
 
 class RunOptions(Claims, total=False):
@@ -40,6 +42,7 @@ class RunOptions(Claims, total=False):
     language: str
     entrypoint: Literal["auto", "main", "script"]
     priority: Literal["low", "normal", "high"]
+    tools: Sequence[Mapping[str, Any]]
 
 
 class SubmitOptions(RunOptions, total=False):

@@ -187,6 +187,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.executionevent": {"*": "For the moment; the record has the same for good."},
     "executions.runsignal": {"*": "For the moment; who cancels is an entry of its own."},
     "executions.approval": {"*": "Who decided is an entry of its own, and part of the record."},
+    "executions.toolcall": {
+        "*": "What was called, who approved and who answered are entries, with hashes of both."
+    },
     "executions.artifact": {"id": "A number for links; what it leads to is bound."},
     "executions.keyrefusal": {"*": "When refusals were entered last, each of which is an entry."},
     "executions.requestwindow": {"*": "The requests of this minute, which are on no page."},

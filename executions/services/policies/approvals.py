@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -105,11 +106,11 @@ def request_of(approval: Approval) -> ExecutionRequest | None:
     return request if (request.code_hash, request.run_hash()) == bound else None
 
 
-def _refuse_whoever_asked(approval: Approval, person: Any) -> None:
+def refuse_whoever_asked(execution_id: UUID, person: Any) -> None:
     """Raise AskedBySame for the account that began it; under the two-person rule for every account
     that counts as the same person.
     """
-    for asker in begun_by(approval.execution_id):
+    for asker in begun_by(execution_id):
         if asker == person.pk or (
             two_person_rule() and persons_behind(asker) & persons_behind(person.pk)
         ):
@@ -124,7 +125,7 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
     if not person.has_perm(DECIDE):
         raise PermissionDenied
     if approve:
-        _refuse_whoever_asked(approval, person)
+        refuse_whoever_asked(approval.execution_id, person)
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     verdict = Status.APPROVED if approve else Status.REJECTED
     with transaction.atomic():

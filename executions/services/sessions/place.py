@@ -297,6 +297,10 @@ class _Place(SandboxProvider):
         self._runs = runs
 
     @property
+    def capabilities(self) -> frozenset[str]:  # type: ignore[override]
+        return self._provider.capabilities
+
+    @property
     def isolation(self) -> str:
         return self._session.isolation
 
@@ -363,6 +367,10 @@ class _Cell(Sandbox):
         else:
             self._running = self._kept.submit_run(job, emit)
         return self._running
+
+    def answer(self, call: int, answer: bytes) -> bool:
+        """Answer a call that the run makes of a tool."""
+        return self._kept.answer(self._run, call, answer)
 
     def close(self) -> bool:
         """Stop what still runs: it was given up, cancelled, or its record is no longer ours."""

@@ -125,6 +125,12 @@ async def _operate(kept: Kept, first: Frame, incoming: Incoming, relay: Relay) -
         if not isinstance(context, str) or not isinstance(run, str):
             raise InvalidConfiguration("context and run must be strings.", field="context")
         await relay.send({"event": "done", "stopped": await kept.interrupt(context, run)})
+    elif name == "answer":
+        run, call = header.get("run"), header.get("call")
+        if not isinstance(run, str) or type(call) is not int:
+            raise InvalidConfiguration("run must be a string and call a number.", field="call")
+        told = kept.answer(run, call, parts.get("data", b""))
+        await relay.send({"event": "done", "told": told})
     elif name == "memory":
         await relay.send({"event": "done", **await kept.usage()})
     elif name == "stdin":

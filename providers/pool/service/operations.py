@@ -20,7 +20,7 @@ from typing import Any, cast, get_args
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.guest import wire
-from providers.guest.protocol import CHOSEN_BYTES
+from providers.guest.protocol import CHOSEN_BYTES, NAME_BYTES
 from providers.pool.channel import Frame
 from providers.pool.conversation import Parts
 from providers.pool.service import messages
@@ -96,6 +96,8 @@ def run_to_frame(job: Job, *, detach: bool) -> bytes:
         "environment": dict(job.environment),
         "limits": asdict(job.limits),
         "detach": detach,
+        # What knows of no tools refuses a run with some, and no other.
+        **({"tools": list(job.tools)} if job.tools else {}),
     }
     try:
         parts: list[tuple[str, bytes]] = [("code", job.code.encode())]
@@ -140,7 +142,20 @@ def run_from_frame(received: Frame) -> Job:
         context=context,
         run=run,
         environment=environment(header.get("environment", {})),
+        tools=_tools(header.get("tools", [])),
     )
+
+
+def _tools(given: object) -> list[str]:
+    if not isinstance(given, list) or not all(
+        isinstance(name, str)
+        and name.isascii()
+        and name.isidentifier()
+        and len(name.encode()) <= NAME_BYTES
+        for name in given
+    ):
+        raise InvalidConfiguration("tools: Must be a list of names.", field="tools")
+    return given
 
 
 def environment(given: object) -> dict[str, str]:
@@ -169,7 +184,7 @@ def frame(header: Mapping[str, object], parts: Parts = ()) -> bytes:
 
 _RUN_FIELDS = frozenset(
     ("op", "parts", "context", "run", "timeout", "entrypoint", "environment", "limits", "detach")
-)
+) | {"tools"}
 _RUN_LIMITS = frozenset(each.name for each in fields(RunLimits))
 _SANDBOX_LIMITS = frozenset(each.name for each in fields(SandboxLimits))
 

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 SEND_SECONDS = 60.0
 # Events of a run that may wait for its reader one by one. Beyond that they are put together.
 MOST_WAITING = 1000
+# Events that are never put together with another.
+_WHOLE = frozenset({"output", "call"})
 
 
 class Outbox:
@@ -42,14 +44,14 @@ class Outbox:
         """Take an event. It is written when its turn comes."""
         header, parts = frame
         event = header["event"]
-        if len(self._waiting) >= MOST_WAITING and event != "output":
+        if len(self._waiting) >= MOST_WAITING and event not in _WHOLE:
             for known, content in (self._waiting[-1], self._waiting[-2]):
                 if known["event"] == event:
                     content["data"] += parts.get("data", b"")
                     return
         # Copied into what grows in place: small pieces are not to cost more the more there are.
         data = {"data": bytearray(parts.get("data", b""))}
-        self._waiting.append(({"event": event}, dict(parts) if event == "output" else data))
+        self._waiting.append(({"event": event}, dict(parts) if event in _WHOLE else data))
         self._changed.set()
 
     def close(self) -> None:

@@ -106,6 +106,14 @@ class AsyncCofferdam:
         path = f"{EXECUTIONS}/{calls.part(execution_id)}/cancel"
         return decode(Execution, await self._transport.json(calls.post(path)))
 
+    async def answer(
+        self, execution_id: str, call_id: str, result: Any = None, *, error: str | None = None
+    ) -> None:
+        """Answer what a `tool_call` event of a run asks for. Raises Conflict where nobody waits."""
+        path = f"{EXECUTIONS}/{calls.part(execution_id)}/tool_calls/{calls.part(call_id)}"
+        body = {"result": result, "error": error}
+        await self._transport.send(calls.post(path, body, is_repeatable=True))
+
     async def artifact(self, execution_id: str, name: str) -> bytes:
         """It is hostile until you have looked at it: untrusted code wrote it."""
         return (await self._transport.send(calls.artifact(execution_id, name))).content

@@ -1,0 +1,81 @@
+"""Calls that running code makes of its caller's tools: asked for, and answered."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from executions.api import schema
+from executions.api.base import ApiView
+from executions.api.rendering import json_response
+from executions.models import ToolCall
+from executions.services.owned import executions_of, tool_calls_of
+from executions.services.tools.calls import answer_call, describe, described
+from executions.services.tools.desk import look_now
+from executions.services.tools.requests import TOOL_ANSWER
+
+EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
+
+
+class ToolCallSerializer(serializers.Serializer[Any]):
+    id = serializers.UUIDField()
+    name = serializers.CharField()
+    arguments = serializers.DictField(allow_null=True)
+    arguments_hash = serializers.CharField()
+    writes = serializers.BooleanField()
+    state = serializers.ChoiceField(choices=ToolCall.State.choices)
+    asked_at = serializers.DateTimeField()
+    answered_at = serializers.DateTimeField(allow_null=True)
+
+
+class ToolCallsSerializer(serializers.Serializer[Any]):
+    results = ToolCallSerializer(many=True)
+
+
+class ToolCallsView(ApiView):
+    @extend_schema(
+        operation_id="list_tool_calls",
+        summary="Calls of tools that an execution has made",
+        description="In their order. The arguments of one that is held are told once it is "
+        "approved.",
+        tags=["executions"],
+        parameters=[EXECUTION],
+        responses={200: ToolCallsSerializer, **schema.errors(401, 404)},
+    )
+    def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        tenant = self.api_key.tenant
+        found = list(tool_calls_of(tenant).filter(execution=execution_id).order_by("pk"))
+        if not found and not executions_of(tenant).filter(pk=execution_id).exists():
+            raise Http404
+        return json_response({"results": described(found)})
+
+
+class ToolCallView(ApiView):
+    @extend_schema(
+        operation_id="answer_tool_call",
+        summary="Answer a call of a tool",
+        description="By the key that has the code run, once: the same answer sent again is no "
+        "second one. 409 for a call that does not wait for an answer.",
+        tags=["executions"],
+        parameters=[
+            EXECUTION,
+            OpenApiParameter("call_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+        ],
+        request=TOOL_ANSWER,
+        responses={200: ToolCallSerializer, **schema.errors(400, 401, 403, 404, 409, 413, 415)},
+    )
+    def post(self, request: Request, execution_id: UUID, call_id: UUID) -> HttpResponse:
+        key = self.api_key
+        execution = executions_of(key.tenant).filter(pk=execution_id).first()
+        answer = TOOL_ANSWER.read(request.data)
+        call = answer_call(execution, call_id, key, answer.text) if execution else None
+        if call is None:
+            raise Http404
+        look_now()
+        return json_response(describe(call))

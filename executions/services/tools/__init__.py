@@ -1,0 +1,1 @@
+"""Tools of a caller's that running code may call: see docs/tools.md."""

@@ -1,0 +1,179 @@
+"""Calls of tools as rows: asked, approved, answered. Each step is one UPDATE and one entry.
+
+The entry is what counts: whoever hands a call out, or its answer in, reads there what was approved
+and by whom it was answered, and believes no row that says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.utils import timezone
+
+from executions.ids import uuid7
+from executions.models import ApiKey, Execution, LedgerEntry, ToolCall
+from executions.services.ledger import append
+from executions.services.ledger.formats import parse
+from executions.services.ledger.verification import verify_entry
+from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
+from executions.services.sessions.errors import Conflict
+from executions.services.tools.declaring import Tool, read_arguments
+from executions.text import from_json, to_json
+
+KIND = "tool_call"
+State = ToolCall.State
+
+REJECTED = "somebody looked at the call and rejected it"
+
+
+def hash_of(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
+    """Record that code has called it: to be handed out, held until somebody approves it, or
+    refused, with why in its `answer`."""
+    arguments, problem = read_arguments(tool, sent)
+    call = ToolCall(
+        id=uuid7(),
+        execution=execution,
+        tenant_slug=execution.tenant_slug,
+        name=tool.name,
+        arguments=arguments,
+        arguments_hash=hash_of(arguments),
+        writes=tool.writes,
+        state=State.REFUSED if problem else State.HELD if tool.writes else State.WAITING,
+        answer=to_json({"error": f"the arguments are not what the tool takes: {problem}"})
+        if problem
+        else "",
+    )
+    with transaction.atomic():
+        # Rows before the ledger, as everywhere.
+        call.save(force_insert=True)
+        step = "refused" if problem else "called"
+        _note(call, _enter(call, step, "code", writes=tool.writes))
+    return call
+
+
+def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -> ToolCall | None:
+    """Answer it, with {"result": ...} or {"error": ...} as JSON; None where there is no such call.
+
+    The same answer sent again is no second one. Raises PermissionDenied for another key than the
+    one that has the code run, and Conflict for what does not wait for an answer.
+    """
+    call = ToolCall.objects.filter(pk=call_id, execution=execution).first()
+    if call is None:
+        return None
+    if execution.api_key_id != key.pk:
+        raise PermissionDenied
+    if call.state == State.WAITING and not is_entered(call):
+        raise Conflict("The call is not what the ledger says, and takes no answer.")
+    by, now = f"key:{key.prefix}", timezone.now()
+    with transaction.atomic():
+        # The execution's row before the ledger, as whoever ends it has them.
+        is_open = Execution.objects.filter(pk=execution.pk, finished_at=None).exists()
+        waiting = ToolCall.objects.filter(pk=call.pk, state=State.WAITING)
+        if is_open and waiting.update(
+            state=State.ANSWERED, answer=answer, answered_by=by, answered_at=now
+        ):
+            _note(call, _enter(call, "answered", by, answer_hash=hash_of(answer)))
+            call.refresh_from_db()
+            return call
+    call.refresh_from_db()
+    if call.state == State.ANSWERED and (call.answer, call.answered_by) == (answer, by):
+        return call
+    if call.state == State.HELD:
+        raise Conflict("The call waits for an approval first.")
+    raise Conflict(f"The call waits for no answer: {call.get_state_display().lower()}.")
+
+
+def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -> None:
+    """Have a held call handed out, or refused, in the name of somebody signed in.
+
+    `arguments_hash` is of what was shown. Raises PermissionDenied, AlreadyDecided, and AskedBySame.
+    """
+    if not person.has_perm(DECIDE):
+        raise PermissionDenied
+    if approve:
+        refuse_whoever_asked(call.execution_id, person)
+    by, now = f"user:{person.get_username()}"[:200], timezone.now()
+    with transaction.atomic():
+        held = ToolCall.objects.filter(pk=call.pk, state=State.HELD, arguments_hash=arguments_hash)
+        values: dict[str, Any] = {"decided_by": by, "decided_at": now, "state": State.WAITING}
+        if not approve:
+            values |= {"state": State.REFUSED, "answer": to_json({"error": REJECTED})}
+        is_open = Execution.objects.filter(pk=call.execution_id, finished_at=None).exists()
+        if not is_open or not held.update(**values):
+            raise AlreadyDecided("It was decided already, is over, or is not what you looked at.")
+        _note(call, _enter(call, "approved" if approve else "rejected", by))
+
+
+def is_entered(call: ToolCall) -> bool:
+    """Whether the ledger says what the row does: that it may be handed out, or was answered."""
+    entry = LedgerEntry.objects.filter(pk=call.entry).first()
+    if entry is None or verify_entry(entry):
+        return False
+    stated = parse(entry.statement) or {}
+    said = {
+        "kind": KIND,
+        "subject": str(call.execution_id),
+        "call": str(call.pk),
+        "tool": call.name,
+        "arguments_hash": hash_of(call.arguments),
+    }
+    if call.state == State.ANSWERED:
+        said |= {"step": "answered", "answer_hash": hash_of(call.answer)}
+        said |= {"actor": call.answered_by}
+    elif call.state == State.WAITING and stated.get("step") != "approved":
+        said |= {"step": "called", "writes": False}
+    return all(stated.get(name) == value for name, value in said.items())
+
+
+def give_up(execution_id: UUID) -> int:
+    """Of a run that has ended nothing is waited for. How many there were."""
+    still_open = ToolCall.objects.filter(execution=execution_id, state__in=ToolCall.OPEN)
+    return still_open.update(state=State.GIVEN_UP)
+
+
+def described(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """As the API has them."""
+    return [describe(call) for call in calls]
+
+
+def describe(call: ToolCall) -> dict[str, Any]:
+    """One, with its arguments only where they may be acted upon."""
+    may_see = call.state != State.HELD and bool(call.arguments)
+    if call.state == State.WAITING:
+        may_see = is_entered(call)
+    return {
+        "id": str(call.pk),
+        "name": call.name,
+        "arguments": from_json(call.arguments) if may_see else None,
+        "arguments_hash": call.arguments_hash,
+        "writes": call.writes,
+        "state": call.state,
+        "asked_at": call.asked_at.isoformat(),
+        "answered_at": call.answered_at.isoformat() if call.answered_at else None,
+    }
+
+
+def _note(call: ToolCall, entry: LedgerEntry) -> None:
+    call.entry = entry.sequence
+    ToolCall.objects.filter(pk=call.pk).update(entry=entry.sequence)
+
+
+def _enter(call: ToolCall, step: str, actor: str, **more: Any) -> LedgerEntry:
+    content = {
+        "actor": actor,
+        "call": str(call.pk),
+        "tool": call.name,
+        "step": step,
+        "arguments_hash": call.arguments_hash,
+        **more,
+    }
+    return append(KIND, str(call.execution_id), content)

@@ -1,0 +1,122 @@
+"""Arguments of a tool are what its schema says, and neither of both can keep the service busy."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from executions.services.requests import ExecutionRequest
+from executions.services.tools.declaring import MOST_STEPS, Tool, read_arguments
+from providers.errors import InvalidConfiguration
+from providers.guest.protocol import CALL_BYTES
+
+
+def tool(**parameters: Any) -> Tool:
+    request = ExecutionRequest(
+        "1", tools=[{"name": "search", "parameters": {"type": "object", **parameters}}]
+    )
+    return request.tools[0]
+
+
+def problem(declared: Tool, sent: bytes) -> str:
+    return read_arguments(declared, sent)[1]
+
+
+def test_what_fits_is_written_anew_and_what_does_not_is_named() -> None:
+    query = tool(
+        properties={
+            "query": {"type": "string", "format": "email"},
+            "near": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+        },
+        required=["query"],
+        **{"$defs": {"place": {"type": "object", "required": ["lat"]}}},
+    )
+
+    assert read_arguments(query, b'{ "query" : "x", "near": {"lat": 1} }') == (
+        '{"query":"x","near":{"lat":1}}',
+        "",
+    )
+    assert problem(query, b'{"query": 1}') == "['query'] 1 is not of type 'string'"
+    assert "'lat' is a required property" in problem(query, b'{"query": "x", "near": {}}')
+    # Of two keys that are the same nobody reads the one and somebody else the other.
+    assert read_arguments(query, b'{"query": "a", "query": "b"}')[0] == '{"query":"b"}'
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"[1]",
+        b"nothing",
+        b"",
+        b"\xff",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": "\\ud800"}',
+        b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"a": "' + b"x" * CALL_BYTES + b'"}',
+    ],
+    ids=["list", "text", "empty", "bytes", "nan", "infinite", "surrogate", "deep", "large"],
+)
+def test_what_is_no_object_of_json_is_refused(sent: bytes) -> None:
+    text, why = read_arguments(tool(), sent)
+
+    assert why
+    # It is kept all the same, as far as a database can have it.
+    assert text.encode()
+
+
+def test_no_schema_and_no_arguments_take_long() -> None:
+    # Each leads twice to the next: without a bound, 2 ** 30 checks.
+    doubling = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]}
+        for n in range(30)
+    }
+    bomb = tool(**{"$ref": "#/$defs/d0", "$defs": {**doubling, "d30": {"type": "object"}}})
+    endless = tool(**{"$ref": "#/$defs/me", "$defs": {"me": {"$ref": "#/$defs/me"}}})
+    nowhere = tool(**{"$ref": "#/$defs/none"})
+    many = tool(properties={"a": {"items": {"anyOf": [{"type": "string"}] * 100}}})
+    long = b'{"a": [' + b",".join([b"1"] * 15_000) + b"]}"
+    began = time.process_time()
+
+    assert problem(bomb, b"{}") == problem(many, long) == "they take too long to check"
+    for each in (endless, nowhere):
+        assert problem(each, b"{}")
+    assert time.process_time() - began < 10
+    assert MOST_STEPS < 100_000
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"pattern": "(a+)+$"}}},
+        {"patternProperties": {"(a+)+$": {}}},
+        {"properties": {"a": {"items": {"allOf": [{"not": {"pattern": "x"}}]}}}},
+        {"$defs": {"a": {"additionalProperties": {"pattern": "x"}}}},
+        {"$ref": "http://127.0.0.1:1/"},
+        {"$ref": "#/properties/a/default", "properties": {"a": {"default": {"pattern": "x"}}}},
+        {"$dynamicRef": "#a"},
+        {"$id": "http://127.0.0.1:1/"},
+        {"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}},
+        {"uniqueItems": True},
+        {"properties": {"a": 1}},
+        {"required": "a"},
+        {"type": ["object", "null"]},
+    ],
+)
+def test_a_schema_with_an_expression_or_another_document_is_none(
+    parameters: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        tool(**parameters)
+
+    assert refused.value.field == "tools"
+
+
+def test_another_tool_is_another_request() -> None:
+    plain, with_tool = ExecutionRequest("1"), ExecutionRequest("1", tools=[tool()])
+    writes = ExecutionRequest("1", tools=[{**tool().model_dump(), "writes": True}])
+
+    assert len({each.run_hash() for each in (plain, with_tool, writes)}) == 3
+    assert ExecutionRequest.from_stored(writes.to_stored()).tools[0].writes
