@@ -57,7 +57,7 @@ def test_the_comparison_says_how_long_a_provider_takes_to_start(
     for start in (2.0, 3.0, 900.0):
         end(alice, provider="local", start_ms=start)
     end(alice, provider="e2b", start_ms=None)
-    rows = {row.provider: row for row in compare()}
+    rows = {row.provider: row for row in compare_providers()}
     assert (rows["local"].start_ms, rows["local"].cold_ms) == (3.0, 900.0)
     assert (rows["e2b"].start_ms, rows["e2b"].cold_ms) == (None, None)
     page = admin_client.get("/admin/executions/spending/comparison/").content.decode()

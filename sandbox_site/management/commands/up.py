@@ -48,7 +48,7 @@ class Command(BaseCommand):
             pool = [sys.executable, manage, "pool"]
             sessions = [] if unix_socket.answers(_socket()) else ["--socket"]
             launcher = _launcher()
-            has_pool = launcher is not None and not _is_listening()
+            has_pool = bool(launcher) and not _is_listening()
             if has_pool:
                 processes.start("pool", [*pool, "--launcher", launcher, *sessions], environment)
                 _wait_until_listening()
@@ -98,11 +98,11 @@ def _web_server(bind: str) -> list[str]:
     ]
 
 
-def _launcher() -> str | None:
-    """What the pool service that listens on a port is started with. None: it is not started."""
+def _launcher() -> str:
+    """What the pool service that listens on a port is started with; "" where it is not."""
     if settings.POOL_LAUNCHER != "auto":
         return str(settings.POOL_LAUNCHER)
-    return "docker" if find_docker() is Docker.READY else None
+    return "docker" if find_docker() is Docker.READY else ""
 
 
 def _socket() -> Path:
