@@ -29,5 +29,5 @@ def test_what_is_not_there_says_so(walks: list[Walk]) -> None:
 
 
 def test_the_page_has_what_came_of_it(walks: list[Walk]) -> None:
-    """RENEW_TABLE=yes writes it."""
+    """RENEW=table writes it."""
     assert table(walks) in PAGE.read_text(encoding="utf-8")

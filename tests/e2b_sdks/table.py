@@ -9,7 +9,7 @@ from tests.e2b_sdks.published import SDKS, Walk
 from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "e2b.md"
-BEGIN = "<!-- made by tests/test_e2b_sdks.py: RENEW_TABLE=yes writes it -->\n"
+BEGIN = "<!-- made by tests/test_e2b_sdks.py: RENEW=table writes it -->\n"
 END = "<!-- end -->\n"
 
 # How a method that works differs from E2B's own. The walks hold what is said of refusals.
@@ -55,7 +55,7 @@ def held(walks: list[Walk]) -> None:
 
 
 def table(walks: list[Walk]) -> str:
-    """The rows, and the two marks around them. Written into the page with RENEW_TABLE=yes."""
+    """The rows, and the two marks around them. Written into the page with RENEW=table."""
     by_name = [{snake(name): said for name, said in walk.outcomes.items()} for walk in walks]
     names = sorted({name for each in by_name for name in each}, key=_order)
     head = ["method", *(walk.sdk.name for walk in walks), "how it differs"]
@@ -66,7 +66,7 @@ def table(walks: list[Walk]) -> str:
         rows.append([f"`{name}`", *marks, how])
     made = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     text = f"{BEGIN}\n{made}\n{END}"
-    if os.environ.get("RENEW_TABLE") == "yes":
+    if os.environ.get("RENEW") == "table":
         page = PAGE.read_text(encoding="utf-8")
         before, rest = page.split(BEGIN)
         PAGE.write_text(before + text + rest.split(END)[1], encoding="utf-8")
