@@ -21,7 +21,7 @@ from tests.processes import ROOT, Service, clean_environment, free_port, started
 from tests.required import require
 from tests.running import LOCAL, activate
 
-START_SECONDS = 30
+START_SECONDS = 120
 
 
 @contextmanager

@@ -162,6 +162,29 @@ def test_a_watcher_that_did_not_look_for_a_while_begins_anew(
     assert clock.watch(watcher, 2, nothing) == 1
 
 
+def test_a_watcher_that_closes_slowly_watches_on_meanwhile(
+    watcher: Watcher, clock: Clock, other: Process, alice: Caller
+) -> None:
+    died = Process.objects.create(instance="web-3", kind="web", pid=4712)
+    clock.watch(watcher, 3, nothing)
+    left = [ran_by(died, alice).pk for _ in range(2)]
+    Process.objects.filter(pk=died.pk).update(ended_at=Now())
+
+    seconds = [1.4, 2.5]
+
+    def slowly(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE executions_execution "):
+            clock.now += seconds.pop(0)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(slowly):
+        assert clock.watch(watcher, 1, nothing) == 0
+    assert (seconds, Execution.objects.filter(pk__in=left, finished_at=None).count()) == ([], 0)
+    # Nearly five seconds lie between this look and the last, and what was seen counts on.
+    assert clock.watch(watcher, 3, nothing) == 0
+    assert clock.watch(watcher, 1, nothing) == 1
+
+
 def test_a_beat_at_the_last_moment_counts(
     watcher: Watcher, clock: Clock, other: Process, alice: Caller
 ) -> None:

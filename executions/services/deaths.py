@@ -24,7 +24,7 @@ from django.db.models.functions import Now
 from executions.models import Execution, Process, Session
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import kept_ids
-from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, clock
+from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, LOOK_SECONDS, clock
 from executions.services.queue import put_back
 from executions.services.record import close_record, error_changes
 from executions.services.sessions.ending import give_up
@@ -70,14 +70,14 @@ class Watcher:
         """
         died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
         if died or self._now() - self._closed_at >= _OTHERS_LOOK_SECONDS:
-            is_all = self._close_left_open()
+            is_all = self._close_left_open(own)
             _give_up_unfinished()
             self._closed_at = self._now() if is_all else -math.inf
         return died
 
     def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
         """Who has ended on this host, and who has shown the same beat for long enough. Counted is
-        what lies between two reads.
+        what lies between two reads, which may be within one look.
         """
         began = self._now()
         rows = Process.objects.filter(ended_at=None).order_by().values_list("pk", "beat", "tag")
@@ -119,8 +119,11 @@ class Watcher:
         )
         return True
 
-    def _close_left_open(self) -> bool:
-        """Close what ended processes left open. False where there was no time for all of it."""
+    def _close_left_open(self, own: UUID | None) -> bool:
+        """Close what ended processes left open. False where there was no time for all of it.
+
+        On a busy machine that is slow: the living are watched on meanwhile.
+        """
         until = self._now() + _CLOSING_SECONDS
         # What waits in the journal of this host is recorded from there, with its result.
         tried = kept_ids()
@@ -130,6 +133,8 @@ class Watcher:
                     return False
                 tried.add(execution.pk)
                 try_to_close(execution, _LOST)
+                if self._now() - self._looked_at >= LOOK_SECONDS:
+                    self._certain(own)
         return True
 
 
