@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
@@ -53,7 +54,7 @@ def send_in_background() -> None:
     """Begin to send what is due, each way in a thread."""
     for way in WAYS:
         if way.is_set():
-            begin_alone(f"alerts by {way.name}", lambda way=way: send_news(way))
+            begin_alone(f"alerts by {way.name}", partial(send_news, way))
 
 
 def send_news(way: Way) -> int:
