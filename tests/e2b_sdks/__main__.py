@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import subprocess
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.e2b_sdks.published import walk
 from tests.e2b_sdks.table import held
-from tests.processes import free_port
-from tests.site import prepare, serving
+from tests.processes import ROOT, clean_environment, free_port
+from tests.site import MANAGE, prepare, serving
 
+START_SECONDS = 120.0
 # How each kind is configured. What comes in a cell is more than the usual sandbox has room for.
 LAUNCHERS: dict[str, tuple[str, dict[str, object]]] = {
     "bubblewrap": ("local", {"launcher": "bubblewrap", "max_memory": "1g"}),
@@ -36,7 +42,11 @@ def main() -> None:
         with (folder / "commands").open("w") as log:
             settings = {**config, "pool_size": 2, "max_sandboxes": 16}
             prepared = prepare(folder / "data", log, (provider, settings), **extra)
-        with serving(prepared, folder / "log", **extra) as site:
+        with ExitStack() as held_open:
+            if provider == "self_managed":
+                environment = clean_environment(folder / "data", **extra)
+                held_open.enter_context(_pool(environment, folder / "pool"))
+            site = held_open.enter_context(serving(prepared, folder / "log", **extra))
             walks = walk(site)
     held(walks)
     for each in walks:
@@ -45,6 +55,36 @@ def main() -> None:
             "works" if said == "works" else "not there" for said in each.outcomes.values()
         )
         print(f"{launcher}: {each.sdk.name}: {dict(counted)}")
+
+
+@contextmanager
+def _pool(environment: dict[str, str], log: Path) -> Iterator[None]:
+    """Before the service, which waits for one of its own for a moment only."""
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(
+            [*MANAGE, "pool", "--launcher", "docker"],
+            env=environment,
+            cwd=ROOT,
+            stdout=stream,
+            stderr=stream,
+        ) as process,
+    ):
+        try:
+            until = time.monotonic() + START_SECONDS
+            while not _listens(int(environment["POOL_PORT"])):
+                assert time.monotonic() < until, log.read_text()
+                time.sleep(0.1)
+            yield
+        finally:
+            # In order, so that it takes its containers away.
+            process.terminate()
+            process.wait(START_SECONDS)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ from providers.self_managed.images.build import (
 SUITE = "bookworm"
 PYTHON = "3.11"
 
-_PACKAGES = ("python3", "python-is-python3", "nodejs", "fonts-wqy-zenhei", "ca-certificates")
+_PACKAGES = (
+    *("python3", "python-is-python3", "nodejs", "git"),
+    *("fonts-wqy-zenhei", "ca-certificates"),
+)
 _REQUIREMENTS = FOLDER / "python" / "requirements.txt"
 _MATPLOTLIBRC = FOLDER / "python" / "matplotlibrc"
 _NODE_PACKAGES = FOLDER / "nodejs" / "package.json"
