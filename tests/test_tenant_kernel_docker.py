@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import docker
 import pytest
@@ -11,8 +12,11 @@ from providers.errors import ProviderUnavailable
 from providers.pool.hardening import GVISOR
 from providers.pool.launchers import docker_kernel
 from providers.pool.launchers.docker import DEFAULT_IMAGES, DockerLauncher, DockerSettings
+from providers.pool.launchers.docker_engine import Started
 from providers.pool.launchers.docker_owner import POOL_LABEL
 from providers.pool.levels import choose_level
+from providers.pool.requests import make_template
+from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.docker_engine import Containers, new_pool_id
 from tests.sandboxes import wait_until
@@ -90,6 +94,20 @@ def test_a_kernel_that_the_engine_ended_is_made_anew(
     engine.api.kill(container)
     wait_until(lambda: container not in present(kernels, engine), 60)
     assert kernels.run("erin", "print(2)").stdout == "2\n"
+
+
+def test_a_kernel_ends_with_the_stream_of_who_made_it(
+    kernels: Kernels, engine: docker.DockerClient
+) -> None:
+    """As when the pool is killed: nobody is there to remove it then, and nothing in it goes on."""
+    template = make_template("python", "python", kernels.launcher, SandboxLimits())
+    sentry: Any = kernels.launcher._start_kernel(template, 0)
+    started: Started = kernels.loop.call(sentry._make())
+    inspect = engine.api.inspect_container
+    assert inspect(started.id)["State"]["Running"]
+    started.stream.close()
+    wait_until(lambda: not inspect(started.id)["State"]["Running"], 60)
+    kernels.loop.call(sentry._remove())
 
 
 def test_nothing_is_left_when_the_launcher_closes(
