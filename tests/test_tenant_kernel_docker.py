@@ -20,7 +20,7 @@ from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.docker_engine import Containers, new_pool_id
 from tests.sandboxes import wait_until
-from tests.tenant_kernels import Kernels
+from tests.tenant_kernels import Going, Kernels
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,23 @@ def test_what_is_added_for_a_kernel_is_a_right_in_gvisor_alone(
         under_runc.launcher.for_owner("alice")
     assert under_runc.loop.call(choose_level(under_runc.launcher, "auto")).level == "execution"
     assert kernels.loop.call(choose_level(kernels.launcher, "auto")).level == "tenant-kernel"
+
+
+def test_libraries_that_are_loaded_already_work_and_are_not_the_same_twice(
+    kernels: Kernels,
+) -> None:
+    """The image tells them of one processor, so that they have no threads to be told of a fork."""
+    code = """
+        import numpy, sys, threading
+        square = numpy.ones((300, 300)) @ numpy.ones((300, 300))
+        print(int(square.sum()), numpy.random.rand(), numpy.random.default_rng().random())
+    """
+    said = []
+    for _ in range(2):
+        sandbox = kernels.start("gina", "python", "numpy")
+        said.append(Going(kernels, sandbox, code).result().stdout.split())
+    assert said[0][0] == said[1][0] == "27000000"
+    assert len({*said[0], *said[1]}) == 5
 
 
 def test_more_runs_than_find_room_get_another_kernel(
