@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import docker
 import pytest
@@ -11,12 +12,15 @@ from providers.errors import ProviderUnavailable
 from providers.pool.hardening import GVISOR
 from providers.pool.launchers import docker_kernel
 from providers.pool.launchers.docker import DEFAULT_IMAGES, DockerLauncher, DockerSettings
+from providers.pool.launchers.docker_engine import Started
 from providers.pool.launchers.docker_owner import POOL_LABEL
 from providers.pool.levels import choose_level
+from providers.pool.requests import make_template
+from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.docker_engine import Containers, new_pool_id
 from tests.sandboxes import wait_until
-from tests.tenant_kernels import Kernels
+from tests.tenant_kernels import Going, Kernels
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,23 @@ def test_what_is_added_for_a_kernel_is_a_right_in_gvisor_alone(
     assert kernels.loop.call(choose_level(kernels.launcher, "auto")).level == "tenant-kernel"
 
 
+def test_libraries_that_are_loaded_already_work_and_are_not_the_same_twice(
+    kernels: Kernels,
+) -> None:
+    """The image tells them of one processor, so that they have no threads to be told of a fork."""
+    code = """
+        import numpy, sys, threading
+        square = numpy.ones((300, 300)) @ numpy.ones((300, 300))
+        print(int(square.sum()), numpy.random.rand(), numpy.random.default_rng().random())
+    """
+    said = []
+    for _ in range(2):
+        sandbox = kernels.start("gina", "python", "numpy")
+        said.append(Going(kernels, sandbox, code).result().stdout.split())
+    assert said[0][0] == said[1][0] == "27000000"
+    assert len({*said[0], *said[1]}) == 5
+
+
 def test_more_runs_than_find_room_get_another_kernel(
     kernels: Kernels, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +111,20 @@ def test_a_kernel_that_the_engine_ended_is_made_anew(
     engine.api.kill(container)
     wait_until(lambda: container not in present(kernels, engine), 60)
     assert kernels.run("erin", "print(2)").stdout == "2\n"
+
+
+def test_a_kernel_ends_with_the_stream_of_who_made_it(
+    kernels: Kernels, engine: docker.DockerClient
+) -> None:
+    """As when the pool is killed: nobody is there to remove it then, and nothing in it goes on."""
+    template = make_template("python", "python", kernels.launcher, SandboxLimits())
+    sentry: Any = kernels.launcher._start_kernel(template, 0)
+    started: Started = kernels.loop.call(sentry._make())
+    inspect = engine.api.inspect_container
+    assert inspect(started.id)["State"]["Running"]
+    started.stream.close()
+    wait_until(lambda: not inspect(started.id)["State"]["Running"], 60)
+    kernels.loop.call(sentry._remove())
 
 
 def test_nothing_is_left_when_the_launcher_closes(

@@ -132,7 +132,7 @@ class _Zygote:
         self._started += 1
         template["uid"] = _FIRST_UID + self._started
         os.mkdir(f"{_GROUPS}/{number}")
-        if self._tried:
+        if self._tried and len(os.listdir("/proc/self/task")) > 1:
             self._pids[number] = self._start_from_a_fork(number, template, channel)
             return
         pid = kernel.fork_into(_NAMESPACES)
@@ -141,7 +141,10 @@ class _Zygote:
         self._pids[number] = pid
 
     def _start_from_a_fork(self, number: int, template: "dict[str, object]", channel: int) -> int:
-        """The same for libraries such as numpy's, whose threads have to be told of a fork."""
+        """The same for libraries such as numpy's, whose threads have to be told of a fork.
+
+        Where they have none, as with one processor, it would be a copy for nothing.
+        """
         told, tell = os.pipe()
         try:
             if os.fork() == 0:
