@@ -26,10 +26,12 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
-from providers.admin.moments import shown_moment
+from providers.admin.moments import NOTHING, shown_moment
 from providers.admin.sifting import Condition
 from providers.services.approvers import persons_behind
 from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock
+
+admin.site.empty_value_display = NOTHING
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.

@@ -188,6 +188,7 @@ LOGIN_REDIRECT_URL = "admin:index"
 LOGOUT_REDIRECT_URL = "admin:login"
 
 LANGUAGE_CODE = "en-us"
+FORMAT_MODULE_PATH = "sandbox_site.formats"
 TIME_ZONE = env.str("TIME_ZONE", default="UTC")
 USE_TZ = True
 

@@ -19,6 +19,7 @@ from providers.services import save_config
 from tests.browser import browser, caller, complaints, keep_picture, page
 from tests.conftest import Caller
 from tests.running import LOCAL, activate, run
+from tests.test_execution_admin import LIST, make_rows
 
 __all__ = ["browser", "caller", "complaints", "page"]
 
@@ -147,6 +148,8 @@ def test_a_failed_run_says_why_first_and_its_code_can_be_linked_to_and_copied(
     page.set_viewport_size({"width": 390, "height": 860})
     assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
     page.evaluate("scrollTo(0, 0)")
+    for wide in page.locator(".run .wide").all():
+        assert wide.evaluate("box => box.scrollWidth <= box.clientWidth"), wide.inner_text()
     page.evaluate("document.documentElement.classList.add('dark')")
     keep_picture(page, "execution-phone")
     assert complaints == []
@@ -177,6 +180,34 @@ def test_an_auditor_exports_what_the_list_shows(
     download.value.save_as(saved)
     assert str(drawn.pk) in saved.read_text()
     keep_picture(page, "executions")
+
+
+def test_a_list_fits_the_screen_and_leaves_out_on_a_phone_what_is_empty(
+    page: Page, complaints: list[str]
+) -> None:
+    rows = make_rows(2, provider="e2b", isolation="microvm", runtime="firecracker", total_ms=1234.0)
+    waiting = make_rows(1, status="queued", finished_at=None)[0]
+    page.goto(LIST)
+    table = page.locator("#result_list")
+    assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+    expect(table).to_contain_text("1.23 s")
+    expect(page.get_by_role("row").filter(has_text=str(waiting.pk))).to_contain_text("-")
+
+    page.set_viewport_size({"width": 390, "height": 860})
+    assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    line = page.get_by_role("row").filter(has_text=str(waiting.pk))
+    expect(line.locator(".nothing").first).to_be_hidden()
+    expect(page.get_by_role("row").filter(has_text=str(rows[0].pk))).to_contain_text("microvm")
+    cut = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).length"
+    assert page.locator("#result_list td, #result_list th").evaluate_all(cut) == 0
+    keep_picture(page, "executions-phone")
+
+    # The keyboard opens the menu there, too.
+    menu = page.get_by_role("button", name="Menu").locator("visible=true")
+    menu.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="Playground")).to_be_in_viewport()
+    assert complaints == []
 
 
 def test_an_auditor_reads_the_ledger(page: Page, drawn: Execution) -> None:

@@ -160,7 +160,7 @@ def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
     expect(drawn).to_contain_text("word [U+202E]")
     assert drawn.evaluate("drawn => drawn.textContent.length") < 250_000
     expect(told).to_contain_text(
-        "1 long lines are shortened. 4807001 more characters are not shown."
+        "1 long line is shortened. 4,807,001 more characters are not shown."
     )
     assert Execution.objects.filter(status="queued").count() == 1
     assert [each for each in complaints if "status of 404" not in each] == []

@@ -9,17 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import Artifact, Execution
+from executions.models import Approval, Artifact, Execution
 from executions.services.presentation import MAX_CHARACTERS, MAX_LINE, shown, visible
 from tests.conftest import Caller
 from tests.running import run
-from tests.test_execution_admin import auditor
+from tests.test_execution_admin import auditor, make_rows
 
 __all__ = ["auditor"]
 
@@ -86,7 +88,7 @@ def test_huge_lines_and_texts_are_cut_and_can_be_downloaded(
     assert len(page) < 260_000
     assert "x" * MAX_LINE in page
     assert "x" * (MAX_LINE + 1) not in page
-    assert f"{150_000 - MAX_CHARACTERS} more characters are not shown." in page
+    assert f"{150_000 - MAX_CHARACTERS:,} more characters are not shown." in page
     download = auditor.get(f"/admin/executions/execution/{body['id']}/text/stdout")
     assert download.content == b"x" * 150_000
     assert download["Content-Disposition"].startswith("attachment")
@@ -160,7 +162,7 @@ def test_the_phases_are_drawn_to_scale(scripted: object, alice: Caller, auditor:
         ("start", "10.000", "30.000"),
         ("run", "40.000", "50.000"),
     ]
-    assert "<dd>50.0 ms</dd>" in page
+    assert "<dd>50 ms</dd>" in page
 
 
 def test_the_page_says_whether_the_receipt_holds(
@@ -296,3 +298,43 @@ def test_the_page_costs_few_statements(
     with CaptureQueriesContext(connection) as queries:
         page_of(auditor, str(picture.execution_id))
     assert len(queries) <= 12
+
+
+def test_who_waits_for_an_approval_is_led_to_it(auditor: Client) -> None:
+    rows = make_rows(3, status="queued", finished_at=None)
+    approval = Approval.objects.create(execution=rows[0], tenant_slug="acme")
+    Approval.objects.create(execution=rows[1], tenant_slug="acme", status="approved")
+
+    assert "Look at it" in (page := page_of(auditor, str(rows[0].pk)))
+    assert f"/admin/executions/approval/{approval.pk}/change/" in page
+    for row in rows[1:]:
+        assert "approved" not in page_of(auditor, str(row.pk))
+
+    # Of somebody who may not look at approvals it is told alone.
+    user = get_user_model().objects.create_user("looks", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_execution"))
+    client = Client()
+    client.force_login(user)
+    page = page_of(client, str(rows[0].pk))
+    assert "It waits until somebody has approved it." in page
+    assert "executions/approval" not in page
+
+
+def test_the_facts_are_said_once_and_in_units_that_people_use(auditor: Client) -> None:
+    row = make_rows(
+        1,
+        runtime="gvisor",
+        isolation="gvisor",
+        input_files=[{"path": "in/a.csv", "size_bytes": 12, "hash": "sha256:" + "0" * 64}],
+        total_ms=61_234.5,
+        queue_ms=0.4,
+        start_ms=25.25,
+        run_ms=61_208.85,
+    )[0]
+    page = page_of(auditor, str(row.pk))
+    assert "gvisor · gvisor" not in page
+    assert re.search(r"in/a\.csv</th><td class=\"number\">12\xa0bytes", page)
+    assert [*re.findall(r"<dd>([^<]+)</dd></div>", page)][-4:] == [
+        *("under 1 ms", "25 ms"),
+        *("1 min 1 s", "1 min 1 s"),
+    ]

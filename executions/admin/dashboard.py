@@ -15,6 +15,7 @@ from executions.admin.ledger_check import VIEW as VIEW_CHECKS
 from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.head import read_head
+from executions.services.presentation import in_time
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig, ProviderHealth
@@ -33,7 +34,10 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
     context |= {
         "figures": found,
         "target": TARGET_PERCENT,
-        "latencies": [("p50", found.p50), ("p95", found.p95), ("p99", found.p99)],
+        "latencies": [
+            (f"Time, {name}", "–" if took is None else in_time(took))
+            for name, took in (("p50", found.p50), ("p95", found.p95), ("p99", found.p99))
+        ],
         "ranges": list(RANGES),
         "chosen": chosen,
         "provider_chart": stacked_bars("Executions by provider", found.bars, found.by_provider),

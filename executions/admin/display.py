@@ -19,7 +19,7 @@ from executions.services.late_results import late_result_of
 from executions.services.ledger.records import Erasures, alteration_of
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
-from executions.services.presentation import MAX_CHARACTERS, Shown, shown, visible
+from executions.services.presentation import MAX_CHARACTERS, Shown, in_time, shown, visible
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
 from executions.services.workspaces.preview import preview_of_start
 from executions.storage import ARTIFACTS, kept
@@ -149,20 +149,22 @@ def timeline(execution: Execution) -> SafeString | str:
         if took is None:
             continue
         width = min(took, max(0.0, total - offset)) / total * 100
-        bars.append((name, f"{offset / total * 100:.3f}", f"{width:.3f}", name, f"{took:.1f}"))
+        bars.append((name, f"{offset / total * 100:.3f}", f"{width:.3f}", name, in_time(took)))
         offset += took
     drawn = format_html_join(
         "",
-        '<rect class="phase-{}" x="{}" y="0" width="{}" height="4"><title>{} {} ms</title></rect>',
+        '<rect class="phase-{}" x="{}" y="0" width="{}" height="4"><title>{} {}</title></rect>',
         bars,
     )
-    figures = [*((name, f"{took} ms") for *_, name, took in bars), ("total", f"{total:.1f} ms")]
+    figures = [*((name, took) for *_, name, took in bars), ("total", in_time(total))]
     return format_html(
         '<svg class="timeline" viewBox="0 0 100 4" preserveAspectRatio="none" role="img"'
         ' aria-label="phases, to scale">{}</svg><dl class="phases">{}</dl>',
         drawn,
         format_html_join(
-            "", '<dt class="phase-{}">{}</dt><dd>{}</dd>', ((n, n, f) for n, f in figures)
+            "",
+            '<div><dt class="phase-{}">{}</dt> <dd>{}</dd></div>',
+            ((n, n, f) for n, f in figures),
         ),
     )
 

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from executions.admin import searching
@@ -35,6 +35,7 @@ from executions.admin.filters import (
 from executions.admin.fragments import fragment_of
 from executions.models import Execution, LedgerEntry
 from executions.services.export import FORMATS
+from executions.services.presentation import in_time, visible
 from executions.services.saved_filters import SHARE, filters_for
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.moments import shown_moment
@@ -59,8 +60,8 @@ class ExecutionAdmin(ReadOnly, KeysetAdmin, ExecutionModelAdmin):
     """The record, for reading: nobody adds to it, changes it or takes from it here."""
 
     list_display = (
-        *("short_id", "shown_created", "tenant_slug", "shown_status", "language", "provider"),
-        *("isolation", "exit_code", "error_code", "observed", "shown_ms"),
+        *("short_id", "shown_created", "shown_tenant", "shown_status", "shown_exit", "language"),
+        *("where", "shown_took"),
     )
     list_filter = (
         *(FromField, UntilField, TenantField, KeyField, StatusField, ExitCodeField),
@@ -124,14 +125,35 @@ class ExecutionAdmin(ReadOnly, KeysetAdmin, ExecutionModelAdmin):
     def short_id(self, execution: Execution) -> SafeString:
         return format_html('<span class="one-line">{}</span>', execution.pk)
 
-    @admin.display(description="created at")
+    @admin.display(description="created")
     def shown_created(self, execution: Execution) -> SafeString | str:
         return shown_moment(execution.created_at)
 
+    @admin.display(description="tenant")
+    def shown_tenant(self, execution: Execution) -> str:
+        return execution.tenant_slug
+
     @admin.display(description="status")
     def shown_status(self, execution: Execution) -> SafeString:
-        return status_badge(execution)
+        """With what is to be said of it: the code of its error, and what was seen of it."""
+        remarks = filter(None, (execution.error_code, execution.observed))
+        said = format_html_join(
+            "", ' <span class="remark">{}</span>', ((visible(each),) for each in remarks)
+        )
+        return format_html("{}{}", status_badge(execution), said)
 
-    @admin.display(description="total ms")
-    def shown_ms(self, execution: Execution) -> str:
-        return "-" if execution.total_ms is None else f"{execution.total_ms:,.0f}"
+    @admin.display(description="exit")
+    def shown_exit(self, execution: Execution) -> int | None:
+        return execution.exit_code
+
+    @admin.display(description="where")
+    def where(self, execution: Execution) -> SafeString | None:
+        if not execution.provider:
+            return None
+        return format_html(
+            '{} <span class="quiet">{}</span>', execution.provider, execution.isolation
+        )
+
+    @admin.display(description="took")
+    def shown_took(self, execution: Execution) -> str | None:
+        return None if execution.total_ms is None else in_time(execution.total_ms)

@@ -25,10 +25,10 @@ from executions.admin.display import (
     receipt,
     timeline,
 )
-from executions.models import ApiKey, Execution, Schedule, Session, Tenant
+from executions.models import ApiKey, Approval, Execution, Schedule, Session, Tenant
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
-from executions.services.presentation import shown, visible
+from executions.services.presentation import in_time, shown, visible
 from providers.admin.moments import shown_moment
 from providers.models import ConfigVersion, ProviderConfig
 
@@ -107,9 +107,24 @@ class Record:
         return [visible(line) for line in in_words(self.execution)]
 
     @property
+    def approval(self) -> SafeString | str:
+        """That it waits for somebody's approval, with the way to it; "" where it does not."""
+        execution = self.execution
+        if execution.status != Execution.Status.QUEUED:
+            return ""
+        waiting = Approval.objects.filter(execution=execution, status=Approval.Status.WAITING)
+        if (pk := waiting.values_list("pk", flat=True).first()) is None:
+            return ""
+        said = "It waits until somebody has approved it."
+        url = self._page_of(Approval, pk)
+        return format_html('{} <a href="{}">Look at it</a>', said, url) if url else said
+
+    @property
     def headlines(self) -> list[Fact]:
         execution = self.execution
-        runtime = " · ".join(filter(None, (execution.runtime, execution.isolation)))
+        # Of gVisor both have the same name.
+        tools = dict.fromkeys(filter(None, (execution.runtime, execution.isolation)))
+        runtime = " · ".join(tools)
         version = self._to_version
         return _filled(
             ("Tenant", self._tenant),
@@ -139,7 +154,7 @@ class Record:
         return [
             (
                 visible(str(file.get("path", ""))),
-                _size(file.get("size")),
+                _size(file.get("size_bytes")),
                 visible(str(file.get("hash", ""))),
             )
             for file in self.execution.input_files
@@ -310,18 +325,6 @@ class Record:
         if pk is None or not self._may(f"{app}.view_{name}"):
             return ""
         return reverse(f"admin:{app}_{name}_change", args=[pk])
-
-
-def in_time(milliseconds: float) -> str:
-    """A duration in the units that a person would use."""
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:.2f} s"
-    minutes, seconds = divmod(round(milliseconds / 1000), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _moment(when: datetime | None) -> SafeString | str:

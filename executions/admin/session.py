@@ -49,8 +49,8 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     """Sandboxes that stay, and what was done in them. They are acted on through services alone."""
 
     list_display = (
-        *("short_id", "shown_created", "shown_state", "shown_name", "tenant_slug", "where"),
-        *("age", "last_use", "owner", "turns"),
+        *("short_id", "shown_created", "shown_state", "shown_tenant", "where", "last_use"),
+        "owner",
     )
     list_filter = (
         *(FromField, UntilField, SessionStateField, SessionTenantField, SessionProviderField),
@@ -68,7 +68,7 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
                 )
             },
         ),
-        ("Who", {"fields": ("tenant_slug", "owner", "shown_metadata")}),
+        ("Who", {"fields": ("shown_tenant", "owner", "shown_metadata")}),
         (
             "Where",
             {
@@ -109,7 +109,11 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
 
     @admin.display(description="id")
     def short_id(self, session: Session) -> SafeString:
-        return format_html('<span class="one-line">{}</span>', session.pk)
+        """With the name that it was given, if any."""
+        name = format_html(' <span class="remark">{}</span>', visible(session.name))
+        return format_html(
+            '<span class="one-line">{}</span>{}', session.pk, name if session.name else ""
+        )
 
     @admin.display(description="state")
     def shown_state(self, session: Session) -> SafeString:
@@ -120,11 +124,11 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
 
     @admin.display(description="name")
     def shown_name(self, session: Session) -> str:
-        return visible(session.name) or "-"
+        return visible(session.name)
 
     @admin.display(description="where")
     def where(self, session: Session) -> str:
-        return " / ".join(filter(None, (session.provider, visible(session.runtime)))) or "-"
+        return " ".join(filter(None, (session.provider, visible(session.runtime))))
 
     @admin.display(description="age")
     def age(self, session: Session) -> str:
@@ -134,7 +138,11 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     def last_use(self, session: Session) -> SafeString | str:
         return shown_moment(session.used_at)
 
-    @admin.display(description="created at")
+    @admin.display(description="tenant")
+    def shown_tenant(self, session: Session) -> str:
+        return session.tenant_slug
+
+    @admin.display(description="created")
     def shown_created(self, session: Session) -> SafeString | str:
         return shown_moment(session.created_at)
 
@@ -142,7 +150,7 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     def owner(self, session: Session) -> str:
         key = " ".join(filter(None, (session.api_key_name, session.api_key_prefix)))
         for_whom = f"for {session.subject}" if session.subject else ""
-        return visible(" ".join(filter(None, (key, for_whom)))) or "-"
+        return visible(" ".join(filter(None, (key, for_whom))))
 
     @admin.display(description="ends")
     def shown_expiry(self, session: Session) -> str:
@@ -152,7 +160,7 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
 
     @admin.display(description="why it ended")
     def shown_end(self, session: Session) -> str:
-        return visible(session.closed_because) or "-"
+        return visible(session.closed_because)
 
     @admin.display(description="contexts")
     def shown_contexts(self, session: Session) -> SafeString | str:

@@ -27,9 +27,12 @@ class Shown:
     def note(self) -> str:
         parts = []
         if self.cut_lines:
-            parts.append(f"{self.cut_lines} long lines are shortened.")
+            lines = "1 long line is" if self.cut_lines == 1 else f"{self.cut_lines} long lines are"
+            parts.append(f"{lines} shortened.")
         if self.cut_characters:
-            parts.append(f"{self.cut_characters} more characters are not shown.")
+            rest = self.cut_characters
+            left = "1 more character is" if rest == 1 else f"{rest:,} more characters are"
+            parts.append(f"{left} not shown.")
         return " ".join(parts)
 
 
@@ -44,3 +47,17 @@ def shown(text: str, most: int = MAX_CHARACTERS) -> Shown:
             line = f"{line[:MAX_LINE]}… [{len(line) - MAX_LINE} more characters]"
         lines.append(visible(line))
     return Shown("\n".join(lines), max(0, len(text) - most), cut_lines)
+
+
+def in_time(milliseconds: float) -> str:
+    """A duration in the units that a person would use."""
+    if 0 < milliseconds < 1:
+        return "under 1 ms"
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.2f} s"
+    minutes, seconds = divmod(round(milliseconds / 1000), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"

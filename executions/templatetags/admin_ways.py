@@ -11,9 +11,11 @@ from executions.empty_lists import EMPTY
 from executions.models import Execution, LedgerEntry
 from executions.services.first_steps import NEW_BELOW, Step
 from executions.services.first_steps import first_steps as steps_of
+from executions.services.presentation import in_time
 from providers.models import ConfigVersion, ProviderConfig
 
 register = template.Library()
+register.filter(in_time)
 
 _SHOWN = 50
 

@@ -8,11 +8,14 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
+# What a page shows where there is nothing. Lists leave it out on a phone.
+NOTHING = SafeString('<span class="nothing">-</span>')
+
 
 def shown_moment(moment: datetime | None) -> SafeString | str:
     """To the second and with the zone; pointed at, in ISO 8601 to the millisecond."""
     if moment is None:
-        return "-"
+        return NOTHING
     local = localtime(moment)
     exact = local.isoformat(timespec="milliseconds")
     return format_html(

@@ -40,8 +40,8 @@
     const cutLines = lines.filter((line) => line.length > MOST_OF_LINE).length;
     const cut = Math.max(0, text.length - MOST_CHARACTERS);
     const note = [
-      cutLines ? `${cutLines} long lines are shortened.` : "",
-      cut ? `${cut} more characters are not shown.` : "",
+      cutLines ? `${cutLines === 1 ? "1 long line is" : `${cutLines} long lines are`} shortened.` : "",
+      cut ? `${cut === 1 ? "1 more character is" : `${cut.toLocaleString("en")} more characters are`} not shown.` : "",
     ];
     return { text: visible(lines.map(shortened).join("\n")), note: note.filter(Boolean).join(" ") };
   };
