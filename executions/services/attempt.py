@@ -37,7 +37,7 @@ from executions.services.record import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step
-from executions.services.routing import Hops, admitted, require_tools
+from executions.services.routing import Hops, admitted, takes_tools
 from executions.services.sessions.cells import end_of, facts_of_cell
 from executions.services.sessions.errors import SessionClosed
 from executions.services.signals import message_for
@@ -47,7 +47,7 @@ from executions.services.verdicts import VERDICTS, verdict_of
 from executions.services.waiting import Waits
 from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
 from executions.text import storable
-from providers.errors import ProviderUnavailable, SandboxError
+from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, Emit, Event, ExecutionResult, Job, SandboxSpec
@@ -179,7 +179,12 @@ class Attempt:
             "queue_ms": self.waited_ms + _ms(self.began, leased),
         }
         require_lease(self.execution, lease)
-        require_tools(lease, lease.provider_id, self.request)
+        if self.request.tools and not takes_tools(lease):
+            # The only one there is was not looked at before.
+            raise InvalidConfiguration(
+                f"tools: The provider {lease.provider_id!r} runs no code that calls tools.",
+                field="tools",
+            )
         require_provider(lease, self.floor)
         self.held.to_lease(lease)
         self.seconds = self.held.seconds(seconds_at(lease, self.request))

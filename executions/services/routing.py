@@ -159,13 +159,13 @@ def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str)
         raise Unfit(f"{name} runs code for {longest:g} s at most.", field="timeout")
     if request.files and FILES not in provider.capabilities:
         raise Unfit(f"{name} takes no files.")
-    require_tools(lease, name, request)
-
-
-def require_tools(lease: Lease, name: str, request: ExecutionRequest) -> None:
-    """Raise Unfit where code is to call tools and cannot here."""
-    if request.tools and TOOLS not in lease.provider.capabilities:
+    if request.tools and not takes_tools(lease):
         raise Unfit(f"{name} runs no code that calls tools.", field="tools")
+
+
+def takes_tools(lease: Lease) -> bool:
+    """Whether code that calls tools can be run there."""
+    return TOOLS in lease.provider.capabilities
 
 
 def _out_of_service(step: Step) -> PassedOver:

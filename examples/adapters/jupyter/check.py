@@ -173,6 +173,8 @@ def test_a_notebook_in_jupyterlab_runs_in_a_session(lab: str) -> None:
         expect.set_options(timeout=SECONDS * 1000)
         page.goto(f"{lab}/lab/tree/ours.ipynb")
         page.get_by_text("in the session", exact=False).first.wait_for()
+        # Before it has a kernel it runs nothing, and says nothing of that.
+        page.get_by_role("button", name="Python in Cofferdam | Idle").wait_for()
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
         outputs = page.locator(".jp-OutputArea-output")

@@ -178,13 +178,13 @@ def read_arguments(tool: Tool, sent: bytes) -> tuple[str, str]:
     try:
         arguments = from_json(sent) if len(sent) <= CALL_BYTES else None
         # Written anew: no two readings of it by those who get it.
-        text = to_json(arguments)
-        text.encode()
+        written = to_json(arguments)
+        written.encode()
     except (ValueError, RecursionError):
         return to_json(text[:1000]), "they are not JSON"
     if not isinstance(arguments, dict):
-        return text, "they are no object"
-    return text, _problem(tool, arguments)
+        return written, "they are no object"
+    return written, _problem(tool, arguments)
 
 
 def _problem(tool: Tool, arguments: dict[str, Any]) -> str:

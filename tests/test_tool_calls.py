@@ -1,0 +1,216 @@
+"""Calls of tools in the service: who may approve, what is told to a webhook, what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from executions.models import Execution, LedgerEntry, ToolCall
+from executions.services import by_hand, record, retention
+from executions.services.ledger.verification import verify
+from executions.services.live import EventLog
+from executions.services.requests import ExecutionRequest, run_limits
+from executions.services.tools import calls, desk
+from executions.services.tools.desk import Desk
+from executions.services.worker import run_queued
+from providers.values import Event
+from providers.values import ToolCall as Called
+from tests.conftest import Caller
+from tests.running import run
+from tests.sessions import wait_for
+from tests.webhook_receivers import CODE, Receiver, is_signed, queue
+
+pytest_plugins = ["tests.webhook_receivers"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOOLS = [
+    {"name": "search", "parameters": {"type": "object"}},
+    {"name": "delete", "parameters": {"type": "object"}, "writes": True},
+]
+
+
+class At:
+    """A desk without a sandbox: what its code would be answered."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.answers: dict[int, Any] = {}
+        self.log = EventLog(run_limits())
+        self.log.begin(execution.pk)
+        tools = ExecutionRequest("1", tools=TOOLS).tools
+        self.desk = Desk(execution, tools, self.log, self.hear)
+
+    def hear(self, number: int, answer: bytes) -> None:
+        self.answers[number] = json.loads(answer)
+
+    def call(self, number: int, name: str = "search", arguments: bytes = b"{}") -> None:
+        self.desk.take(Event("tool_call", call=Called(number, name, arguments)))
+
+    def told(self, kind: str) -> list[Any]:
+        return [each.said for each in self.log.read(0, 10**6)[0] if each.type == kind]
+
+    def until(self, count: int, kind: str = "tool_call") -> ToolCall:
+        """The row of the last of so many."""
+        wait_for(lambda: len(self.told(kind)) >= count)
+        return ToolCall.objects.get(pk=self.told(kind)[-1]["id"])
+
+
+@pytest.fixture
+def at(alice: Caller) -> Iterator[At]:
+    execution, _ = record.open_record(ExecutionRequest("1"), record.Caller.of_key(alice.api_key))
+    found = At(execution)
+    yield found
+    found.desk.close()
+    wait_for(lambda: not desk._clerk._is_working)
+
+
+def answered(caller: Caller, call: ToolCall, body: Any) -> int:
+    path = f"/api/v1/executions/{call.execution_id}/tool_calls/{call.pk}"
+    status: int = caller.client.post(path, body).status_code
+    return status
+
+
+def signed_in(name: str, *permissions: str) -> Client:
+    user = User.objects.create_user(name, password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page(name: str, call: ToolCall) -> str:
+    return reverse(f"admin:executions_toolcall_{name}", args=[call.pk])
+
+
+def decided(client: Client, call: ToolCall, how: str, **more: str) -> str:
+    sent = {how: "1", "arguments_hash": call.arguments_hash, **more}
+    status = client.post(page("decide", call), sent).status_code
+    call.refresh_from_db()
+    return call.state if status == 302 else str(status)
+
+
+def test_an_answer_of_another_process_is_found_and_handed_in(
+    at: At, alice: Caller, bob: Caller, charlie: Caller
+) -> None:
+    at.call(7)
+    call = at.until(1)
+
+    for other, status in ((bob, 403), (charlie, 404)):
+        assert answered(other, call, {"result": "theirs"}) == status
+    # Past the view, as another web process would.
+    calls.answer_call(at.execution, call.pk, alice.api_key, '{"result":"mine"}')
+    wait_for(lambda: at.answers == {7: {"result": "mine"}})
+    assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
+    assert verify().is_intact
+
+
+def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller) -> None:
+    at.call(1, "delete", b'{"path":"\\u202etxt"}')
+    call = at.until(1, "tool_call_held")
+    viewer = signed_in("vera", "view_toolcall")
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    eve = signed_in("eve", "view_toolcall", "decide_approval")
+    by_hand.note(User.objects.get(username="eve"), at.execution, "began")
+
+    assert answered(alice, call, {"result": 1}) == 409
+    assert decided(viewer, call, "approve") == "403"
+    assert "txt" not in viewer.get(page("change", call)).content.decode()
+    assert "[U+202E]txt" in ada.get(page("change", call)).content.decode()
+    assert decided(eve, call, "approve") == "held"
+    assert decided(ada, call, "approve", arguments_hash="sha256:other") == "held"
+    assert not at.told("tool_call")
+    assert decided(ada, call, "approve") == "waiting"
+    assert at.until(1).pk == call.pk
+    assert decided(ada, call, "reject") == "waiting"
+    assert answered(alice, call, {"result": None}) == 200
+    wait_for(lambda: at.answers == {1: {"result": None}})
+
+
+def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> None:
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    at.call(1, "delete")
+    assert decided(ada, at.until(1, "tool_call_held"), "reject") == "refused"
+    wait_for(lambda: at.answers == {1: {"error": calls.REJECTED}})
+    at.call(2, "delete")
+    held = at.until(2, "tool_call_held")
+    Execution.objects.filter(pk=at.execution.pk).update(
+        status="succeeded", finished_at=timezone.now()
+    )
+    assert decided(ada, held, "approve") == "held"
+    assert answered(alice, held, {"result": 1}) == 409
+    at.desk.close()
+    wait_for(lambda: ToolCall.objects.get(pk=held.pk).state == "given_up")
+    assert not at.told("tool_call")
+
+
+def test_a_provider_that_lies_is_held_to_the_bounds(at: At) -> None:
+    for event in (
+        Event("tool_call"),
+        Event("tool_call", call=Called(1, "none", b"{}")),
+        Event("tool_call", call=Called("1", "search", b"{}")),  # type: ignore[arg-type]
+        Event("tool_call", call=Called(1, "search", "{}")),  # type: ignore[arg-type]
+    ):
+        at.desk.take(event)
+    for number in range(20):
+        at.call(number + 10)
+    wait_for(lambda: len(at.told("tool_call")) == 8 and len(at.answers) == 13)
+
+    assert set(map(str, at.answers.values())) == {"{'error': 'the call was not taken'}"}
+    assert ToolCall.objects.count() == at.desk.taken == 8
+
+
+def test_a_call_is_told_to_the_webhook_of_its_run(
+    scripted: object, at: At, alice: Caller, secret: str, receiver: Receiver
+) -> None:
+    queued = queue(alice, receiver.url()).json()
+    at.desk.execution = Execution.objects.get(pk=queued["id"])
+    receiver.statuses = [500]
+    at.call(1, "search", b'{"query":"x"}')
+    # Tried again, as one message.
+    wait_for(lambda: len(receiver.came) == 2)
+    (_, first, _), (_, headers, body) = receiver.came
+    said = json.loads(body)
+
+    assert is_signed(secret, headers, body)
+    assert headers["webhook-id"] == first["webhook-id"]
+    assert (said["type"], said["data"]["execution"]) == ("execution.tool_call", queued["id"])
+    assert said["data"]["call"]["arguments"] == {"query": "x"}
+    call = ToolCall.objects.get(pk=said["data"]["call"]["id"])
+    assert answered(alice, call, {"result": 1}) == 200
+    wait_for(lambda: at.answers == {1: {"result": 1}})
+
+
+def test_a_provider_without_tools_refuses_by_name_before_anything_runs(
+    scripted: Callable[[], list[str]], alice: Caller
+) -> None:
+    before = len(scripted())
+    queued = run(alice, CODE, mode="async", tools=TOOLS).json()
+    run_queued()
+    execution = Execution.objects.get(pk=queued["id"])
+
+    assert (execution.status, execution.error_field) == ("error", "tools")
+    assert "runs no code that calls tools" in execution.error_message
+    assert [each for each in scripted()[before:] if each.startswith("run")] == []
+
+
+def test_what_was_said_goes_with_the_output_and_all_of_it_with_the_record(
+    at: At, alice: Caller
+) -> None:
+    at.call(1, "search", b'{"query":"x"}')
+    call = at.until(1)
+    assert answered(alice, call, {"result": "y"}) == 200
+    retention._erase_rows("output", [at.execution])
+    call.refresh_from_db()
+
+    assert (call.arguments, call.answer, call.arguments_hash[:7]) == ("", "", "sha256:")
+    found = alice.client.get(f"/api/v1/executions/{at.execution.pk}/tool_calls").json()
+    assert found["results"][0]["arguments"] is None
+    retention._erase_rows("records", [at.execution])
+    assert not ToolCall.objects.exists()
