@@ -21,7 +21,9 @@ from tests.sessions import cell, opened
 
 MISSING = UUID("01a1fd3e-5869-7be3-b4ad-c3848c823008")
 SOME: dict[str, Any] = {
-    **dict.fromkeys(("execution_id", "session_id", "snapshot_id", "schedule_id"), MISSING),
+    **dict.fromkeys(
+        ("execution_id", "session_id", "snapshot_id", "schedule_id", "call_id"), MISSING
+    ),
     "context_id": "default",
     "pid": 1,
     "name": "plot.txt",
@@ -33,7 +35,7 @@ CLIENT = APIClient()
 # What belongs to a tenant.
 OWNED = {
     *("Execution", "Artifact", "Session", "Schedule", "Snapshot"),
-    *("Workspace", "WorkspaceFile", "Blob"),
+    *("Workspace", "WorkspaceFile", "Blob", "ToolCall"),
 }
 
 
