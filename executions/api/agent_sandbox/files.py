@@ -68,6 +68,7 @@ class UploadView(_FilesView):
                     "file": {"type": "string", "format": "binary"},
                 },
                 "required": ["user_id", "file"],
+                "additionalProperties": False,
             }
         },
         responses={
