@@ -107,5 +107,8 @@ def _starts(provider: str) -> tuple[float | None, float | None]:
     """The median and the most of the last single runs' starts; None where there was none."""
     last = Execution.objects.filter(provider=provider).order_by("-id")
     found = last.values_list("start_ms", "session_id")[:LAST]
-    starts = [start for start, session in found if start is not None and session is None]
+    starts: list[float] = []
+    for milliseconds, session in found:
+        if milliseconds is not None and session is None:
+            starts.append(milliseconds)
     return (statistics.median(starts), max(starts)) if starts else (None, None)
