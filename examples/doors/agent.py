@@ -87,7 +87,10 @@ async def mcp() -> AsyncIterator[Cell]:
     ):
 
         async def call(tool: str, **arguments: object) -> Any:
-            return (await client.call_tool(tool, arguments)).structured_content
+            told = await client.call_tool(tool, arguments)
+            if told.is_error:
+                raise RuntimeError(f"{tool}: {told.content}")
+            return told.structured_content
 
         session = (await call("session_open", idle_seconds=300))["id"]
 
