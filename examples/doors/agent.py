@@ -92,7 +92,7 @@ async def mcp() -> AsyncIterator[Cell]:
                 raise RuntimeError(f"{tool}: {told.content}")
             return told.structured_content
 
-        session = (await call("session_open", idle_seconds=300))["id"]
+        session = (await call("session_open", idle_seconds=300))["session_id"]
 
         async def run(code: str) -> str:
             return said(await call("session_run", session_id=session, code=code))
