@@ -95,7 +95,9 @@ async def mcp() -> AsyncIterator[Cell]:
         session = (await call("session_open", idle_seconds=300))["session_id"]
 
         async def run(code: str) -> str:
-            return said(await call("session_run", session_id=session, code=code))
+            told = await call("session_run", session_id=session, code=code)
+            # Of what was shown these tools tell the texts alone.
+            return said({**told, "outputs": [{"text/plain": each} for each in told["outputs"]]})
 
         yield run
         await call("session_close", session_id=session)
