@@ -87,12 +87,17 @@ async def mcp() -> AsyncIterator[Cell]:
     ):
 
         async def call(tool: str, **arguments: object) -> Any:
-            return (await client.call_tool(tool, arguments)).structured_content
+            told = await client.call_tool(tool, arguments)
+            if told.is_error:
+                raise RuntimeError(f"{tool}: {told.content}")
+            return told.structured_content
 
-        session = (await call("session_open", idle_seconds=300))["id"]
+        session = (await call("session_open", idle_seconds=300))["session_id"]
 
         async def run(code: str) -> str:
-            return said(await call("session_run", session_id=session, code=code))
+            told = await call("session_run", session_id=session, code=code)
+            # Of what was shown these tools tell the texts alone.
+            return said({**told, "outputs": [{"text/plain": each} for each in told["outputs"]]})
 
         yield run
         await call("session_close", session_id=session)

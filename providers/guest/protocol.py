@@ -47,6 +47,7 @@ a run is the exception, whose output has a bound of its own and is dropped beyon
     credit       target: an operation, bytes         nothing
     stop         target: an operation                that operation's done
     memory                                           done: bytes, null where others bound it
+                                                     disk, disk_total: bytes of its files
     reset                                            done: contexts
     close                                            nothing: the guest ends
     lease        seconds                             nothing

@@ -218,7 +218,9 @@ async function walkCells (sandbox) {
   assert.deepEqual([first.text, first.error, printed, first.logs.stderr], ['42', undefined, ['out\n'], ['err\n']])
   assert.equal((await sandbox.runCode("import os; x, os.environ['OWN']", { envs: { OWN: '1' } })).text, "(41, '1')")
   assert.equal((await sandbox.runCode('1/0')).error.name, 'ZeroDivisionError')
-  const [shown, frame] = (await sandbox.runCode(FIGURE)).results
+  const drawn = await sandbox.runCode(FIGURE)
+  assert.equal(drawn.error, undefined)
+  const [shown, frame] = drawn.results
   assert(shown.png)
   assert.deepEqual(shown.chart.elements[0].points, [[1, 3], [2, 4]])
   assert.deepEqual([frame.data, frame.isMainResult], [{ a: [1, 2] }, true])

@@ -308,7 +308,9 @@ async def walk_cells(sandbox: Any) -> None:
     assert (await got(sandbox.run_code("1/0"))).error.name == "ZeroDivisionError"
     if IS_SYNC:
         # The same classes in both, and the dearest cell.
-        shown, frame = (await got(sandbox.run_code(FIGURE))).results
+        drawn = await got(sandbox.run_code(FIGURE))
+        assert drawn.error is None, drawn.error
+        shown, frame = drawn.results
         assert shown.png
         assert shown.chart.elements[0].points == [(1, 3), (2, 4)]
         assert (frame.data, frame.is_main_result) == ({"a": [1, 2]}, True)
