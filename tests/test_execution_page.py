@@ -14,6 +14,7 @@ from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -303,7 +304,8 @@ def test_the_page_costs_few_statements(
 def test_who_waits_for_an_approval_is_led_to_it(auditor: Client) -> None:
     rows = make_rows(3, status="queued", finished_at=None)
     approval = Approval.objects.create(execution=rows[0], tenant_slug="acme")
-    Approval.objects.create(execution=rows[1], tenant_slug="acme", status="approved")
+    decided = {"status": "approved", "decided_by": "user:a", "decided_at": timezone.now()}
+    Approval.objects.create(execution=rows[1], tenant_slug="acme", **decided)
 
     assert "Look at it" in (page := page_of(auditor, str(rows[0].pk)))
     assert f"/admin/executions/approval/{approval.pk}/change/" in page
