@@ -66,7 +66,8 @@ function makeReachable() {
     const words = element.cloneNode(true);
     for (const icon of words.querySelectorAll(ICON)) icon.remove();
     const name = element.matches(ICON) ? "" : words.textContent.trim();
-    element.setAttribute("aria-label", element.title || name.replace(/\s+/g, " ") || "More");
+    const byIcon = element.textContent.trim() === "close" ? "Close" : "More";
+    element.setAttribute("aria-label", element.title || name.replace(/\s+/g, " ") || byIcon);
   }
 }
 window.addEventListener("load", makeReachable);
