@@ -158,6 +158,17 @@ def test_the_keyboard_reaches_the_menu_and_the_form(page: Page) -> None:
     assert {"id_launcher", "id_pool_size", "test-connection"} <= reached
     assert any("Dashboard" in text for text in reached)
 
+    # The theme opens these by a click alone.
+    for name, shown in (("admin", "Log out"), ("All applications", "")):
+        opener = page.get_by_role("button", name=name, exact=False).last
+        opener.focus()
+        page.keyboard.press("Enter")
+        if shown:
+            expect(page.get_by_role("button", name=shown)).to_be_visible()
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("button", name=shown)).to_be_hidden()
+    expect(page.get_by_role("link", name="Legal holds").last).to_be_visible()
+
 
 def test_the_processes_are_listed_and_open_nothing(page: Page) -> None:
     Process.objects.create(instance="web-2", kind="web", pid=4711, beat=3)

@@ -14,6 +14,7 @@ from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,15 +301,16 @@ def test_the_page_costs_few_statements(
     assert len(queries) <= 12
 
 
-def test_who_waits_for_an_approval_is_led_to_it(auditor: Client) -> None:
+def test_who_waits_for_an_approval_is_led_to_it(admin_client: Client) -> None:
     rows = make_rows(3, status="queued", finished_at=None)
     approval = Approval.objects.create(execution=rows[0], tenant_slug="acme")
-    Approval.objects.create(execution=rows[1], tenant_slug="acme", status="approved")
+    decided = {"status": "approved", "decided_by": "user:a", "decided_at": timezone.now()}
+    Approval.objects.create(execution=rows[1], tenant_slug="acme", **decided)
 
-    assert "Look at it" in (page := page_of(auditor, str(rows[0].pk)))
+    assert "Look at it" in (page := page_of(admin_client, str(rows[0].pk)))
     assert f"/admin/executions/approval/{approval.pk}/change/" in page
     for row in rows[1:]:
-        assert "approved" not in page_of(auditor, str(row.pk))
+        assert "approved" not in page_of(admin_client, str(row.pk))
 
     # Of somebody who may not look at approvals it is told alone.
     user = get_user_model().objects.create_user("looks", is_staff=True)

@@ -54,5 +54,28 @@ function nameWhatHasNoName() {
   }
 }
 window.addEventListener("load", nameWhatHasNoName);
+
+// What the theme opens by a click on a text or an icon: its account menu, panels and further buttons.
+const ICON = ".material-symbols-outlined";
+function makeReachable() {
+  for (const element of document.querySelectorAll("[x-on\\:click], [x-on\\:click\\.prevent]")) {
+    if (element.matches("button, a[href], input, label, summary, [tabindex]")) continue;
+    if (element.querySelector("a, button, input, select, textarea")) continue;
+    element.tabIndex = 0;
+    element.setAttribute("role", "button");
+    const words = element.cloneNode(true);
+    for (const icon of words.querySelectorAll(ICON)) icon.remove();
+    const name = element.matches(ICON) ? "" : words.textContent.trim();
+    const byIcon = element.textContent.trim() === "close" ? "Close" : "More";
+    element.setAttribute("aria-label", element.title || name.replace(/\s+/g, " ") || byIcon);
+  }
+}
+window.addEventListener("load", makeReachable);
+document.addEventListener("keydown", (event) => {
+  const isPressed = event.key === "Enter" || event.key === " ";
+  if (!isPressed || !event.target.matches?.("[role='button']:not(button, a[href])")) return;
+  event.preventDefault();
+  event.target.click();
+});
 // After the widgets, which are made when jQuery is ready.
 window.django?.jQuery(nameWhatHasNoName);
