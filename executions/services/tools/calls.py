@@ -119,7 +119,7 @@ def is_entered(call: ToolCall) -> bool:
     if entry is None or verify_entry(entry):
         return False
     stated = parse(entry.statement) or {}
-    said = {
+    said: dict[str, Any] = {
         "kind": KIND,
         "subject": str(call.execution_id),
         "call": str(call.pk),
