@@ -363,6 +363,9 @@ def test_a_value_just_outside_is_refused_by_its_field(operation: str, alice: Cal
         made = alice.client.post("/api/v1/schedules", often).json()
         path = path.replace("{schedule_id}", made["id"])
     path = path.replace("{session_id}", session["id"])
+    # What is read before it is looked up.
+    for unknown in ("{execution_id}", "{call_id}"):
+        path = path.replace(unknown, session["id"])
     valid = least({**schema, "type": "object"})
     wrong: list[tuple[str, dict[str, Any]]] = [("nobody_knows_it", {"nobody_knows_it": 1})]
     for name, each in schema["properties"].items():

@@ -132,6 +132,8 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
     return {
         "session_id": session["id"],
         "execution_id": cell(alice, session, "print(1)").json()["id"],
+        # None is there: a run that calls tools is one that is followed.
+        "call_id": uuid4(),
         "snapshot_id": snapshot.json()["id"],
         "schedule_id": alice.client.post("/api/v1/schedules", NIGHTLY).json()["id"],
         "pid": started.json()["pid"],

@@ -119,7 +119,14 @@ def _folded(line: str, indent: str) -> str:
     """A choice that is too long for one line, a line each."""
     if len(line) <= 100:
         return line
-    head, first, rest = re.split(r'(?<=[:=]) (?=")|(?<=") (?=\|)', line, maxsplit=2)
+    found = re.split(r'(?<=[:=]) (?=")|(?<=") (?=\|)', line, maxsplit=2)
+    if len(found) < 3:
+        # An object without a name of its own, a line each field.
+        head, _, rest = line.partition("{ ")
+        inner, _, tail = rest.rpartition(" }")
+        fields = inner.replace("; ", f";\n{indent}")
+        return f"{head}{{\n{indent}{fields};\n{indent[2:]}}}{tail}"
+    head, first, rest = found
     choices = [f"| {first}", *rest.replace(" | ", "\n| ").split("\n")]
     return "\n".join([head, *(indent + each for each in choices)])
 

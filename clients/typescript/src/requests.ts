@@ -49,6 +49,13 @@ export interface Cell {
   on_behalf_of?: string | null;
   /** Told when it has ended; only with mode async. */
   webhook?: { url: string } | null;
+  /** Functions of the caller's that the code may call; only in Python. */
+  tools?: Array<{
+    name: string;
+    description?: string;
+    parameters: Record<string, unknown>;
+    writes?: boolean;
+  }> | null;
 }
 
 export interface Command {
@@ -144,6 +151,13 @@ export interface ExecutionRequest {
   webhook?: { url: string } | null;
   /** Not before this time, which is to come; only with mode async. */
   run_at?: string | null;
+  /** Functions of the caller's that the code may call; only in Python. */
+  tools?: Array<{
+    name: string;
+    description?: string;
+    parameters: Record<string, unknown>;
+    writes?: boolean;
+  }> | null;
 }
 
 export interface PatchedSessionChanges {

@@ -19,7 +19,7 @@ from cofferdam import Cofferdam
 from jupyter_client.manager import KernelManager, start_new_kernel
 
 HERE = Path(__file__).parent
-SECONDS = 120
+SECONDS = 300
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -139,14 +139,7 @@ class Tool(BaseModel):
     description: Annotated[str, Field(max_length=2000), STORABLE] = ""
     parameters: Annotated[
         Mapping[str, Any],
-        Rule(
-            _schema,
-            {
-                "type": "object",
-                "required": ["type"],
-                "properties": {"type": {"const": "object"}},
-            },
-        ),
+        Rule(_schema, {"type": "object"}),
         Field(description="JSON Schema of its arguments, an object; without patterns."),
     ]
     writes: Annotated[
