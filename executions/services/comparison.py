@@ -55,7 +55,7 @@ class Row:
         return 1000 * self.cost / self.priced if self.cost is not None else None
 
 
-def compare(hours: int = 24) -> list[Row]:
+def compare_providers(hours: int = 24) -> list[Row]:
     """Every provider that was tried in the last `hours`, the current one included.
 
     Over all executions that ended in them, from the hourly counts.
@@ -107,8 +107,6 @@ def _starts(provider: str) -> tuple[float | None, float | None]:
     """The median and the most of the last single runs' starts; None where there was none."""
     last = Execution.objects.filter(provider=provider).order_by("-id")
     found = last.values_list("start_ms", "session_id")[:LAST]
-    starts: list[float] = []
-    for milliseconds, session in found:
-        if milliseconds is not None and session is None:
-            starts.append(milliseconds)
+    single = [start for start, session in found if session is None]
+    starts = [start for start in single if start is not None]
     return (statistics.median(starts), max(starts)) if starts else (None, None)
