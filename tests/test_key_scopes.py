@@ -21,6 +21,7 @@ from tests.sessions import cell, opened
 
 MISSING = UUID("01a1fd3e-5869-7be3-b4ad-c3848c823008")
 SOME: dict[str, Any] = {
+    "call_id": MISSING,
     **dict.fromkeys(("execution_id", "session_id", "snapshot_id", "schedule_id"), MISSING),
     "context_id": "default",
     "pid": 1,
