@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 from uuid import UUID
@@ -37,26 +35,24 @@ from executions.services.record import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step
-from executions.services.routing import Hops, admitted, takes_tools
+from executions.services.routing import Hops, admitted
 from executions.services.sessions.cells import end_of, facts_of_cell
 from executions.services.sessions.errors import SessionClosed
 from executions.services.signals import message_for
 from executions.services.timeouts import seconds_at
 from executions.services.tools.desk import Desk
+from executions.services.tools.offering import TOOL_CALLS, kept_for, offer_tools, require_tools
 from executions.services.verdicts import VERDICTS, verdict_of
 from executions.services.waiting import Waits
 from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
 from executions.text import storable
-from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
-from providers.values import SANDBOX_ENDED, Emit, Event, ExecutionResult, Job, SandboxSpec
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, SandboxSpec
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
-
-# The key of a record's metadata under which it says how often its code called tools.
-TOOL_CALLS = "tool_calls"
 
 
 class Cancelled(ProviderUnavailable):
@@ -179,12 +175,7 @@ class Attempt:
             "queue_ms": self.waited_ms + _ms(self.began, leased),
         }
         require_lease(self.execution, lease)
-        if self.request.tools and not takes_tools(lease):
-            # The only one there is was not looked at before.
-            raise InvalidConfiguration(
-                f"tools: The provider {lease.provider_id!r} runs no code that calls tools.",
-                field="tools",
-            )
+        require_tools(lease, self.request)
         require_provider(lease, self.floor)
         self.held.to_lease(lease)
         self.seconds = self.held.seconds(seconds_at(lease, self.request))
@@ -221,9 +212,8 @@ class Attempt:
         limits = None if self.session else self.held.limits
         spec = SandboxSpec(self.request.language, limits=limits)
         if alone := bool(self.request.tools) and self.session is None:
-            # Only one that is kept is talked to while code runs; it is closed behind this run.
-            seconds = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
-            spec = replace(spec, kept=True, seconds=seconds)
+            # It is closed behind this run.
+            spec = kept_for(spec, self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS)
         with self.held.to_memory():
             sandbox = yield from ask(
                 lease.provider_id,
@@ -252,7 +242,7 @@ class Attempt:
         )
         emit: Emit | None = self.log.emit if self.log else None
         if request.tools:
-            job, emit = self._with_tools(job, sandbox, emit)
+            self.desk, job, emit = offer_tools(self.execution, request, job, sandbox, self.log)
         try:
             return (
                 yield from ask(
@@ -268,25 +258,6 @@ class Attempt:
         finally:
             if self.desk is not None:
                 self.desk.close()
-
-    def _with_tools(self, job: Job, sandbox: Any, emit: Emit | None) -> tuple[Job, Emit]:
-        """The job as code that calls tools is run, and who hears of its calls."""
-        request, run = self.request, self.execution.pk.hex
-        names = [tool.name for tool in request.tools]
-        answer = sandbox.answer
-        if self.session is None:
-            # A cell calls `main` only where it is given something.
-            job = replace(job, arguments=request.arguments or {})
-            answer = partial(sandbox.answer, run)
-        desk = self.desk = Desk(self.execution, request.tools, self.log, answer)
-
-        def tell(event: Event) -> None:
-            if isinstance(event, Event) and event.type == "tool_call":
-                desk.take(event)
-            elif emit is not None:
-                emit(event)
-
-        return replace(job, tools=names, run=run), tell
 
     def end_cancelled(self, error: SandboxError) -> Outcome:
         changes = {**self.changes, "error_message": storable(error.message)}
