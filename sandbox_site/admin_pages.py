@@ -30,6 +30,12 @@ def _may(permission: str) -> Callable[[HttpRequest], bool]:
     return lambda request: request.user.has_perm(permission)
 
 
+def _is_spending(request: HttpRequest) -> bool:
+    """The comparison has an item of its own, below the address of this one."""
+    spending, comparison = "/executions/spending/", "/executions/spending/comparison/"
+    return spending in request.path and comparison not in request.path
+
+
 def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[str, Any]:
     """`badge` is of `executions.admin.attention`: how much of it calls for attention."""
     shown = {"badge": f"executions.admin.attention.{badge}_badge"} if badge else {}
@@ -117,7 +123,10 @@ UNFOLD: dict[str, Any] = {
                 "title": "Cost",
                 "separator": True,
                 "items": [
-                    _item("Spending", "payments", "spending", "executions"),
+                    {
+                        **_item("Spending", "payments", "spending", "executions"),
+                        "active": _is_spending,
+                    },
                     _item("Budgets", "savings", "budget", "executions", "budgets"),
                     _item("Spending alerts", "savings", "spendingalert", "executions"),
                     _item("Prices", "sell", "providerprice", "providers"),
