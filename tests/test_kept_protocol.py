@@ -59,6 +59,8 @@ def test_contexts_end_and_start_anew(kept: KeptGuest) -> None:
         ({"language": "python", "context": "default"}, "context"),
         ({"language": "python", "context": "a\nb"}, "context"),
         ({"language": "python", "cwd": "a\0b"}, "cwd"),
+        ({"language": "python", "cwd": "é" * 128}, "cwd"),
+        ({"language": "python", "cwd": "a/" * 2048 + "b"}, "cwd"),
     ],
 )
 def test_a_context_that_cannot_be_is_refused(kept: KeptGuest, fields: Any, field: str) -> None:

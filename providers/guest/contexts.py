@@ -5,6 +5,7 @@ import os
 from . import python_runner
 from .context import Context
 from .kept import Refused
+from .paths import NAME_BYTES, PATH_BYTES
 from .process_tree import Child
 from .protocol import DEFAULT_CONTEXT, MOST_CONTEXTS
 
@@ -99,7 +100,7 @@ class ContextRoom:
         cwd = header.get("cwd") or ""
         if not isinstance(language, str) or language not in self._commands:
             raise Refused("this sandbox has no such language", "language")
-        if not isinstance(cwd, str) or "\0" in cwd:
+        if not isinstance(cwd, str) or "\0" in cwd or _is_too_long(cwd):
             raise Refused("this is no folder", "cwd")
         if not name:
             self._made += 1
@@ -125,3 +126,9 @@ class ContextRoom:
 
     def _list(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         operation.done({"contexts": [each.described for each in self._contexts.values()]})
+
+
+def _is_too_long(folder: str) -> bool:
+    """Whether no file system has such a folder."""
+    names = [name.encode(errors="surrogatepass") for name in folder.split("/")]
+    return max(map(len, names)) > NAME_BYTES or sum(len(n) + 1 for n in names) > PATH_BYTES
