@@ -73,9 +73,8 @@ class ToolCallView(ApiView):
     def post(self, request: Request, execution_id: UUID, call_id: UUID) -> HttpResponse:
         key = self.api_key
         execution = executions_of(key.tenant).filter(pk=execution_id).first()
-        if execution is None:
-            raise Http404
-        call = answer_call(execution, call_id, key, TOOL_ANSWER.read(request.data).text)
+        answer = TOOL_ANSWER.read(request.data)
+        call = answer_call(execution, call_id, key, answer.text) if execution else None
         if call is None:
             raise Http404
         look_now()
