@@ -133,6 +133,26 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
     wait_for(lambda: at.answers == {1: {"result": None}})
 
 
+@pytest.mark.parametrize(
+    "shown", [{"arguments": '{"path":"/tmp/x"}'}, {"name": "search"}], ids=["arguments", "name"]
+)
+def test_nobody_approves_what_the_row_says_instead(at: At, shown: dict[str, str]) -> None:
+    """Whoever writes the database shows something harmless beside the hash, and puts it back."""
+    at.call(1, "delete", b'{"path":"/srv"}')
+    call = at.until(1, "tool_call_held")
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    whole = ada.get(page("change", call)).content.decode()
+    ToolCall.objects.filter(pk=call.pk).update(**shown)
+    altered = ada.get(page("change", call)).content.decode()
+
+    assert "Approve just this" in whole
+    assert "Approve just this" not in altered
+    assert "somebody has changed it" in altered
+    assert decided(ada, call, "approve") == "held"
+    assert not LedgerEntry.objects.filter(statement__contains='"step":"approved"').exists()
+    assert decided(ada, call, "reject") == "refused"
+
+
 def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> None:
     ada = signed_in("ada", "view_toolcall", "decide_approval")
     at.call(1, "delete")

@@ -101,6 +101,9 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         raise PermissionDenied
     if approve:
         refuse_whoever_asked(call.execution_id, person)
+        # The row may have shown other arguments beside the hash, or another name.
+        if call.state == State.HELD and not is_entered(call):
+            raise AlreadyDecided("The call is not what the ledger says. Reject it.")
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     with transaction.atomic():
         held = ToolCall.objects.filter(pk=call.pk, state=State.HELD, arguments_hash=arguments_hash)
@@ -114,7 +117,7 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
 
 
 def is_entered(call: ToolCall) -> bool:
-    """Whether the ledger says what the row does: that it may be handed out, or was answered."""
+    """Whether the ledger says what the row does: that it is held, handed out, or answered."""
     entry = LedgerEntry.objects.filter(pk=call.entry).first()
     if entry is None or verify_entry(entry):
         return False
@@ -129,6 +132,8 @@ def is_entered(call: ToolCall) -> bool:
     if call.state == State.ANSWERED:
         said |= {"step": "answered", "answer_hash": hash_of(call.answer)}
         said |= {"actor": call.answered_by}
+    elif call.state == State.HELD:
+        said |= {"step": "called", "writes": True}
     elif call.state == State.WAITING and stated.get("step") != "approved":
         said |= {"step": "called", "writes": False}
     return all(stated.get(name) == value for name, value in said.items())
