@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, ToolCall
-from executions.services import by_hand, record, retention
+from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
 from executions.services.requests import ExecutionRequest, run_limits
@@ -168,6 +168,32 @@ def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> 
     at.desk.close()
     wait_for(lambda: ToolCall.objects.get(pk=held.pk).state == "given_up")
     assert not at.told("tool_call")
+
+
+@pytest.mark.parametrize("is_found_dead", [True, False])
+def test_a_call_whose_process_has_died_waits_for_nobody(
+    at: At, alice: Caller, is_found_dead: bool
+) -> None:
+    """Nobody closes the desk of one that died, before or after it has closed the record."""
+    at.call(1, "search", b'{"query":"x"}')
+    at.call(2, "delete")
+    held = at.until(1, "tool_call_held")
+    call = at.until(1)
+    execution = Execution.objects.get(pk=at.execution.pk)
+    if is_found_dead:
+        assert deaths.close_lost(execution, "it died")
+    else:
+        changes = record.error_changes("SB009", "it died")
+        assert record.close_record(execution, Execution.Status.ERROR, changes)
+    told = alice.client.get(f"/api/v1/executions/{execution.pk}/tool_calls").json()["results"]
+
+    assert [each["state"] for each in told] == ["given_up"] * 2
+    assert ToolCall.objects.filter(state="given_up").count() == (2 if is_found_dead else 0)
+    assert [answered(alice, each, {"result": 1}) for each in (call, held)] == [409, 409]
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    assert decided(ada, held, "approve") == held.state != "waiting"
+    assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
+    assert verify().is_intact
 
 
 def test_a_provider_that_lies_is_held_to_the_bounds(at: At) -> None:

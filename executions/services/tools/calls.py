@@ -145,8 +145,12 @@ def give_up(execution_id: UUID) -> int:
     return still_open.update(state=State.GIVEN_UP)
 
 
-def described(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """As the API has them."""
+def described(execution: Execution, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """As the API has them. Who ran it may have died before it gave its calls up."""
+    is_over = execution.finished_at is not None
+    for call in calls:
+        if is_over and call.state in ToolCall.OPEN:
+            call.state = State.GIVEN_UP
     return [describe(call) for call in calls]
 
 
