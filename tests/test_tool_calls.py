@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -194,6 +195,24 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     assert decided(ada, held, "approve") == held.state != "waiting"
     assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
     assert verify().is_intact
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_call_waiting(at: At, alice: Caller) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("the others let nobody write what is no text")
+    for number in (1, 2):
+        at.call(number)
+        at.until(number)
+    call, spoilt = ToolCall.objects.order_by("pk")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE executions_toolcall SET state = 'answered', answer = CAST(X'ff' AS TEXT), "
+            "answered_by = 'x', answered_at = asked_at WHERE id = %s",
+            [spoilt.pk.hex],
+        )
+
+    assert answered(alice, call, {"result": 1}) == 200
+    wait_for(lambda: at.answers == {1: {"result": 1}})
 
 
 def test_a_provider_that_lies_is_held_to_the_bounds(at: At) -> None:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -227,7 +228,11 @@ class _Clerk:
         states = {pk: desk.open[pk].state for pk, desk in wanted.items() if pk in desk.open}
         for found in ToolCall.objects.filter(pk__in=states).only("pk", "state"):
             if found.state != states[found.pk]:
-                wanted[found.pk].look(ToolCall.objects.get(pk=found.pk))
+                # By itself: what is wrong with one row keeps no other call waiting.
+                self._try(partial(self._go_on, wanted[found.pk], found.pk))
+
+    def _go_on(self, desk: Desk, pk: UUID) -> None:
+        desk.look(ToolCall.objects.get(pk=pk))
 
     def _try(self, what: Callable[[], None]) -> None:
         try:
