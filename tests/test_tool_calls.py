@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -13,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, ToolCall
+from executions.models import Execution, ExecutionEvent, LedgerEntry, ToolCall
 from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
@@ -56,6 +57,10 @@ class At:
 
     def told(self, kind: str) -> list[Any]:
         return [each.said for each in self.log.read(0, 10**6)[0] if each.type == kind]
+
+    def told_of(self, call: ToolCall) -> dict[str, Any]:
+        arguments = json.loads(call.arguments)
+        return {"id": str(call.pk), "name": call.name, "arguments": arguments}
 
     def until(self, count: int, kind: str = "tool_call") -> ToolCall:
         """The row of the last of so many."""
@@ -195,6 +200,32 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     assert decided(ada, held, "approve") == held.state != "waiting"
     assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
     assert verify().is_intact
+
+
+def test_who_writes_the_events_of_a_run_has_nobody_carry_out_a_call(at: At, alice: Caller) -> None:
+    """Of a run of another process they are read from the database."""
+    at.call(1, "search", b'{"query":"x"}')
+    true = {"type": "tool_call", **at.told_of(at.until(1))}
+    at.call(2, "delete", b'{"path":"/srv"}')
+    held = at.until(1, "tool_call_held")
+    forged = {"type": "tool_call", **at.told_of(held)}
+    ToolCall.objects.filter(pk=held.pk).update(state="given_up", writes=False)
+    bodies = [
+        *(true, forged, {**true, "name": "delete"}, {**true, "arguments": {"query": "y"}}),
+        *({**true, "id": str(uuid4())}, {**true, "id": 7}, {"type": "tool_call"}),
+        {"type": "tool_call_held", "id": str(held.pk)},
+    ]
+    told = [{"seq": 2 + number, **body} for number, body in enumerate(bodies)]
+    ExecutionEvent.objects.create(
+        execution=at.execution, first=2, last=len(told) + 1, bodies=json.dumps(told)
+    )
+    Execution.objects.filter(pk=at.execution.pk).update(
+        status="succeeded", finished_at=timezone.now()
+    )
+    answer = alice.client.get(f"/api/v1/executions/{at.execution.pk}/events")
+    events = [json.loads(line) for line in b"".join(answer).splitlines()]
+
+    assert events[:-1] == [told[0], told[-1]]
 
 
 def test_a_row_that_cannot_be_read_keeps_no_other_call_waiting(at: At, alice: Caller) -> None:

@@ -7,7 +7,7 @@ and by whom it was answered, and believes no row that says otherwise.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -137,6 +137,30 @@ def is_entered(call: ToolCall) -> bool:
     elif call.state == State.WAITING and stated.get("step") != "approved":
         said |= {"step": "called", "writes": False}
     return all(stated.get(name) == value for name, value in said.items())
+
+
+def was_handed_out(execution_id: UUID, said: Mapping[str, Any]) -> bool:
+    """Whether the ledger says that a call could be told of as just this: an event that another
+    process has left in the database, where anybody who writes it could leave one."""
+    try:
+        call = ToolCall.objects.filter(pk=UUID(str(said.get("id"))), execution=execution_id).first()
+        arguments_hash = hash_of(to_json(said.get("arguments")))
+    except ValueError:
+        return False
+    entry = LedgerEntry.objects.filter(pk=call.entry).first() if call else None
+    if call is None or entry is None or verify_entry(entry):
+        return False
+    stated = parse(entry.statement) or {}
+    is_of_it = (
+        stated.get("kind") == KIND
+        and stated.get("subject") == str(execution_id)
+        and stated.get("call") == str(call.pk)
+        and stated.get("tool") == said.get("name")
+        and stated.get("arguments_hash") == arguments_hash
+    )
+    step = stated.get("step")
+    needs_nobody = step == "called" and stated.get("writes") is False
+    return is_of_it and (needs_nobody or step in ("approved", "answered"))
 
 
 def give_up(execution_id: UUID) -> int:
