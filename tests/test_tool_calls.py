@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionEvent, LedgerEntry, ToolCall
+from executions.models import ApiKey, Execution, ExecutionEvent, LedgerEntry, ToolCall
 from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
@@ -200,6 +200,25 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     assert decided(ada, held, "approve") == held.state != "waiting"
     assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
     assert verify().is_intact
+
+
+@pytest.mark.parametrize("how", ["run", "key"])
+def test_who_writes_whose_run_it_is_does_not_answer(
+    at: At, alice: Caller, bob: Caller, how: str
+) -> None:
+    """Bob's key becomes the run's, or its text the one of the run's key."""
+    at.call(1)
+    call = at.until(1)
+    if how == "run":
+        Execution.objects.filter(pk=at.execution.pk).update(api_key=bob.api_key)
+    else:
+        theirs = bob.api_key.key_hash
+        ApiKey.objects.filter(pk=bob.api_key.pk).update(key_hash="0" * 64)
+        ApiKey.objects.filter(pk=alice.api_key.pk).update(key_hash=theirs)
+
+    assert answered(bob, call, {"result": "forged"}) == 200
+    wait_for(lambda: bool(at.answers))
+    assert at.answers == {1: {"error": "what came is not what the ledger says"}}
 
 
 def test_who_writes_the_events_of_a_run_has_nobody_carry_out_a_call(at: At, alice: Caller) -> None:

@@ -35,6 +35,11 @@ def hash_of(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def mark_of(key: ApiKey | None) -> str:
+    """What stands for a key's own text, as an entry may have it; "" for none."""
+    return hash_of(key.key_hash) if key is not None else ""
+
+
 def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
     """Record that code has called it: to be handed out, held until somebody approves it, or
     refused, with why in its `answer`."""
@@ -81,7 +86,8 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
         if is_open and waiting.update(
             state=State.ANSWERED, answer=answer, answered_by=by, answered_at=now
         ):
-            _note(call, _enter(call, "answered", by, answer_hash=hash_of(answer)))
+            said = {"answer_hash": hash_of(answer), "key": mark_of(key)}
+            _note(call, _enter(call, "answered", by, **said))
             call.refresh_from_db()
             return call
     call.refresh_from_db()
@@ -116,8 +122,9 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         _note(call, _enter(call, "approved" if approve else "rejected", by))
 
 
-def is_entered(call: ToolCall) -> bool:
-    """Whether the ledger says what the row does: that it is held, handed out, or answered."""
+def is_entered(call: ToolCall, key: str = "") -> bool:
+    """Whether the ledger says what the row does: that it is held, handed out, or answered; where
+    `key` is given, by the key of this mark."""
     entry = LedgerEntry.objects.filter(pk=call.entry).first()
     if entry is None or verify_entry(entry):
         return False
@@ -131,7 +138,7 @@ def is_entered(call: ToolCall) -> bool:
     }
     if call.state == State.ANSWERED:
         said |= {"step": "answered", "answer_hash": hash_of(call.answer)}
-        said |= {"actor": call.answered_by}
+        said |= {"actor": call.answered_by, **({"key": key} if key else {})}
     elif call.state == State.HELD:
         said |= {"step": "called", "writes": True}
     elif call.state == State.WAITING and stated.get("step") != "approved":

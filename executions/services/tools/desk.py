@@ -51,6 +51,8 @@ class Desk:
         self.execution = execution
         self.open: dict[UUID, ToolCall] = {}
         self.is_closed = False
+        # As it is now: the row of the run, and the key's, may name somebody else by then.
+        self._key = calls.mark_of(execution.api_key)
         self._tools = {tool.name: tool for tool in tools}
         self._log = log
         self._answer = answer
@@ -106,7 +108,7 @@ class Desk:
             self._settle(found, to_json({"error": calls.REJECTED}))
         elif found.state == State.GIVEN_UP:
             self._settle(found, "")
-        elif not calls.is_entered(found) or any(
+        elif not calls.is_entered(found, self._key) or any(
             getattr(known, name) != getattr(found, name) for name in _NEVER_CHANGE
         ):
             logger.error(
