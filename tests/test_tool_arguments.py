@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -11,6 +12,9 @@ from executions.services.requests import ExecutionRequest
 from executions.services.tools.declaring import MOST_STEPS, Tool, read_arguments
 from providers.errors import InvalidConfiguration
 from providers.guest.protocol import CALL_BYTES
+
+# Within its bound by itself, and not in a list of tools.
+DEEP = json.loads("[" * 199 + "]" * 199)
 
 
 def tool(**parameters: Any) -> Tool:
@@ -161,6 +165,9 @@ def test_a_schema_may_say_all_that_is_understood() -> None:
         {"properties": {"a": {"minimum": "1"}}},
         {"properties": {"a": {"enum": {}}}},
         {"allOf": []},
+        {"title": "\ud800"},
+        {"properties": {"\ud800": {}}},
+        {"default": DEEP},
         {"$defs": []},
         {"$ref": 1},
         {"type": ["object", "null"]},
@@ -176,8 +183,10 @@ def test_a_schema_with_an_expression_or_another_document_is_none(
 
 
 def test_another_tool_is_another_request() -> None:
+    deepest = tool(default=DEEP[0][0])
     plain, with_tool = ExecutionRequest("1"), ExecutionRequest("1", tools=[tool()])
     writes = ExecutionRequest("1", tools=[{**tool().model_dump(), "writes": True}])
 
-    assert len({each.run_hash() for each in (plain, with_tool, writes)}) == 3
+    deep = ExecutionRequest("1", tools=[deepest])
+    assert len({each.run_hash() for each in (plain, with_tool, writes, deep)}) == 4
     assert ExecutionRequest.from_stored(writes.to_stored()).tools[0].writes

@@ -21,7 +21,7 @@ from referencing.exceptions import Unresolvable
 
 from executions.services.declared import STRICT, Rule
 from executions.services.kinds import STORABLE
-from executions.text import from_json, to_json
+from executions.text import from_json, to_json, without_surrogates
 from providers.guest.protocol import CALL_BYTES, NAME_BYTES
 
 MOST_TOOLS = 32
@@ -155,7 +155,11 @@ _Validator: Any = extend(
 def _schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if parameters.get("type") != "object":
         raise ValueError("The parameters must be a schema for a tool, of type object.")
-    if len(to_json(dict(parameters)).encode(errors="replace")) > SCHEMA_BYTES:
+    # As deep as it is within the request's list of tools.
+    text = to_json([[dict(parameters)]])[2:-2]
+    if without_surrogates(text) != text:
+        raise ValueError("The parameters of a tool must hold no lone surrogates.")
+    if len(text.encode()) > SCHEMA_BYTES:
         raise ValueError(f"The parameters of a tool must be at most {SCHEMA_BYTES} bytes.")
     # A validator goes over to another version where a part names it; this one is ours.
     parameters = {name: value for name, value in parameters.items() if name != "$schema"}
