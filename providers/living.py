@@ -73,4 +73,6 @@ def _read(pid: int) -> str:
     except (OSError, ValueError):
         return ""
     state, *fields = text.rpartition(") ")[2].split()
-    return "dead" if state in "ZX" else fields[18]
+    # The state is its first thread's, which may have ended before the others.
+    is_dead = state in "ZX" and int(fields[16]) <= 1
+    return "dead" if is_dead else fields[18]

@@ -71,6 +71,31 @@ def test_one_that_proc_does_not_show_lives() -> None:
     assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
+LEADERLESS = """
+import ctypes, os, threading
+def work():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(") ")[2][0] != "Z": pass
+    print("alone", flush=True)
+    input()
+threading.Thread(target=work).start()
+# exit, of this thread alone
+ctypes.CDLL(None).syscall({"x86_64": 60}.get(os.uname().machine, 93), 0)
+"""
+
+
+def test_one_whose_first_thread_has_ended_lives_as_long_as_the_others() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        tag = tag_of(process.pid)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"alone\n"
+        assert owner.has_ended_here(tag) is False
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert owner.has_ended_here(tag) is True
+
+
 TOLD = """
 import os, sys, time
 from providers.remote import owner
