@@ -219,6 +219,24 @@ def test_what_somebody_asked_for_is_kept_in_batches(alice: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_what_is_as_deep_as_it_may_be_is_kept_and_its_run_is_closed(
+    scripted: object, alice: Caller
+) -> None:
+    deep = "[" * 198 + "1" + "]" * 198
+    code = (
+        "import json\n"
+        f"deep = json.loads({deep!r})\n"
+        "answer = ExecutionResult('', '', 0, 0.0, outputs=[{'application/json': deep}])"
+    )
+    events = events_of(stream(alice, code, "?detach=true"))
+    execution = Execution.objects.get()
+
+    assert types(events) == ["started", "output", "done"]
+    assert execution.status == "succeeded"
+    assert events_of(follow(alice, execution.pk))[:-1] == events[:-1]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_signal_goes_with_its_execution(alice: Caller) -> None:
     execution, other = opened(alice), opened(alice)
     for each in (execution, other):

@@ -69,3 +69,67 @@ def test_one_that_proc_does_not_show_lives() -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+LEADERLESS = """
+import ctypes, os, threading
+def work():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(") ")[2][0] != "Z": pass
+    print("alone", flush=True)
+    input()
+threading.Thread(target=work).start()
+# exit, of this thread alone
+ctypes.CDLL(None).syscall({"x86_64": 60}.get(os.uname().machine, 93), 0)
+"""
+
+
+def test_one_whose_first_thread_has_ended_lives_as_long_as_the_others() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        tag = tag_of(process.pid)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"alone\n"
+        assert owner.has_ended_here(tag) is False
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert owner.has_ended_here(tag) is True
+
+
+TOLD = """
+import os, sys, time
+from providers.remote import owner
+if sys.argv[1:]:
+    print(owner.has_ended_here(sys.argv[1]))
+else:
+    hosts = {owner.process_tag().split("-")[0]}
+    for _ in range(2):
+        told, tell = os.pipe()
+        if os.fork() == 0:
+            os.write(tell, owner.process_tag().split("-")[0].encode())
+            os._exit(0)
+        os.wait()
+        hosts.add(os.read(told, 100).decode())
+    print(len(hosts))
+"""
+
+
+def in_namespace(option: str, *arguments: str) -> str:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to make namespaces")
+    return subprocess.run(
+        ["unshare", *option.split(), sys.executable, "-c", TOLD, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    ).stdout.strip()
+
+
+def test_one_whose_birth_is_told_in_another_time_lives() -> None:
+    """As for a container that shares the machine's processes and not its clock."""
+    assert in_namespace("--time --boottime 100000", tag_of(os.getpid())) == "False"
+
+
+def test_where_proc_is_another_namespaces_no_fork_knows_of_the_other() -> None:
+    assert in_namespace("--pid --fork") == "3"

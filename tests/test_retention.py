@@ -15,7 +15,7 @@ from django.db import connection
 from django.utils import timezone
 
 from executions.ids import first_uuid7, uuid7
-from executions.models import Artifact, Execution, LedgerEntry
+from executions.models import Artifact, Execution, LedgerEntry, ToolCall
 from executions.services import retention
 from executions.services.ledger import append
 from executions.services.ledger.records import ERASURE
@@ -92,6 +92,23 @@ def test_a_kind_of_data_is_erased_and_the_ledger_still_verifies(
     assert Execution.objects.get().code_hash == receipt["code_hash"]
     said = LedgerEntry.objects.get(kind=ERASURE).stated
     assert (said["subject"], said["data"], said["executions"]) == ("wonderland", data, 1)
+    assert apply_retention() == []
+
+
+def test_what_tools_were_asked_and_answered_is_erased_where_nothing_else_was_put_out(
+    scripted: object, alice: Caller, later: None
+) -> None:
+    keep(alice, output=9)
+    silent = run(alice, "answer = ExecutionResult('', '', 0, 0.0)").json()["id"]
+    now = timezone.now()
+    ToolCall.objects.create(
+        execution_id=silent, name="search", arguments='{"q":"x"}', writes=False, state="answered",
+        answer='{"result":1}', answered_by="key:x", answered_at=now,
+    )  # fmt: skip
+
+    assert [erased.executions for erased in apply_retention()] == [1]
+    call = ToolCall.objects.get()
+    assert (call.arguments, call.answer, call.answered_by) == ("", "", "key:x")
     assert apply_retention() == []
 
 

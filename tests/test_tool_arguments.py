@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -11,6 +12,9 @@ from executions.services.requests import ExecutionRequest
 from executions.services.tools.declaring import MOST_STEPS, Tool, read_arguments
 from providers.errors import InvalidConfiguration
 from providers.guest.protocol import CALL_BYTES
+
+# Within its bound by itself, and not in a list of tools.
+DEEP = json.loads("[" * 199 + "]" * 199)
 
 
 def tool(**parameters: Any) -> Tool:
@@ -87,6 +91,55 @@ def test_no_schema_and_no_arguments_take_long() -> None:
     assert MOST_STEPS < 100_000
 
 
+def test_no_keyword_costs_more_than_it_counts_for() -> None:
+    names = [f"a{n}" for n in range(1200)]
+    # Each is applied to each of many values, and looks at many of its own, or says all it has seen.
+    lacking = tool(properties={"a": {"items": {"required": names}}})
+    other = tool(properties={"a": {"items": {"enum": [0] * 7000}}})
+    unlike = tool(properties={"a": {"items": {"const": {name: [] for name in names}}}})
+    text = {"anyOf": [{"type": "string"}] * 100}
+    loud = tool(
+        properties={"a": {"anyOf": [{"$ref": "#/$defs/text"}] * 50}}, **{"$defs": {"text": text}}
+    )
+    more = tool(properties={"a": {"items": {"properties": {name: {} for name in names}}}})
+    objects = b'{"a": [' + b",".join([b"{}"] * 10_000) + b"]}"
+    numbers = b'{"a": [' + b",".join([b"1"] * 15_000) + b"]}"
+    began = time.process_time()
+
+    for declared, sent in (
+        *((lacking, objects), (other, numbers), (unlike, objects), (loud, numbers)),
+        (more, objects),
+    ):
+        assert problem(declared, sent) == "they take too long to check"
+    assert time.process_time() - began < 10
+
+
+def test_a_request_full_of_schemas_is_read_at_once() -> None:
+    parameters = {"type": "object", "properties": {f"a{n}": {} for n in range(1200)}}
+    tools = [{"name": f"a{n}", "parameters": parameters} for n in range(32)]
+    began = time.process_time()
+
+    assert len(ExecutionRequest("1", tools=tools).tools) == 32
+    assert time.process_time() - began < 5
+
+
+def test_a_schema_may_say_all_that_is_understood() -> None:
+    every = tool(
+        title="A", description="b", format="c", default=None, examples=[1], deprecated=False,
+        required=["a"], minProperties=1, maxProperties=2, additionalProperties=False,
+        properties={
+            "a": {"type": ["integer", "null"], "minimum": 0, "exclusiveMaximum": 2.5,
+                  "multipleOf": 1},
+            "b": {"prefixItems": [{"const": 1}], "items": {"not": {"enum": [2]}}, "minItems": 1,
+                  "contains": True, "minContains": 1},
+        },
+    )  # fmt: skip
+
+    assert problem(every, b'{"a": 1, "b": [1, 3]}') == ""
+    assert problem(every, b"{}")
+    assert problem(every, b'{"a": 1, "b": [1, 2]}')
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -102,6 +155,21 @@ def test_no_schema_and_no_arguments_take_long() -> None:
         {"uniqueItems": True},
         {"properties": {"a": 1}},
         {"required": "a"},
+        {"required": [["a"]]},
+        {"properties": {"a": {"type": "text"}}},
+        {"properties": {"a": {"type": []}}},
+        {"properties": {"a": {"type": [["null"]]}}},
+        {"properties": {"a": {"multipleOf": 0}}},
+        {"properties": {"a": {"minLength": -1}}},
+        {"properties": {"a": {"maxItems": True}}},
+        {"properties": {"a": {"minimum": "1"}}},
+        {"properties": {"a": {"enum": {}}}},
+        {"allOf": []},
+        {"title": "\ud800"},
+        {"properties": {"\ud800": {}}},
+        {"default": DEEP},
+        {"$defs": []},
+        {"$ref": 1},
         {"type": ["object", "null"]},
     ],
 )
@@ -115,8 +183,10 @@ def test_a_schema_with_an_expression_or_another_document_is_none(
 
 
 def test_another_tool_is_another_request() -> None:
+    deepest = tool(default=DEEP[0][0])
     plain, with_tool = ExecutionRequest("1"), ExecutionRequest("1", tools=[tool()])
     writes = ExecutionRequest("1", tools=[{**tool().model_dump(), "writes": True}])
 
-    assert len({each.run_hash() for each in (plain, with_tool, writes)}) == 3
+    deep = ExecutionRequest("1", tools=[deepest])
+    assert len({each.run_hash() for each in (plain, with_tool, writes, deep)}) == 4
     assert ExecutionRequest.from_stored(writes.to_stored()).tools[0].writes

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, ToolCall
-from executions.services import by_hand, record, retention
+from executions.models import ApiKey, Execution, ExecutionEvent, LedgerEntry, ToolCall
+from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
 from executions.services.requests import ExecutionRequest, run_limits
@@ -55,6 +57,10 @@ class At:
 
     def told(self, kind: str) -> list[Any]:
         return [each.said for each in self.log.read(0, 10**6)[0] if each.type == kind]
+
+    def told_of(self, call: ToolCall) -> dict[str, Any]:
+        arguments = json.loads(call.arguments)
+        return {"id": str(call.pk), "name": call.name, "arguments": arguments}
 
     def until(self, count: int, kind: str = "tool_call") -> ToolCall:
         """The row of the last of so many."""
@@ -133,6 +139,26 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
     wait_for(lambda: at.answers == {1: {"result": None}})
 
 
+@pytest.mark.parametrize(
+    "shown", [{"arguments": '{"path":"/tmp/x"}'}, {"name": "search"}], ids=["arguments", "name"]
+)
+def test_nobody_approves_what_the_row_says_instead(at: At, shown: dict[str, str]) -> None:
+    """Whoever writes the database shows something harmless beside the hash, and puts it back."""
+    at.call(1, "delete", b'{"path":"/srv"}')
+    call = at.until(1, "tool_call_held")
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    whole = ada.get(page("change", call)).content.decode()
+    ToolCall.objects.filter(pk=call.pk).update(**shown)
+    altered = ada.get(page("change", call)).content.decode()
+
+    assert "Approve just this" in whole
+    assert "Approve just this" not in altered
+    assert "somebody has changed it" in altered
+    assert decided(ada, call, "approve") == "held"
+    assert not LedgerEntry.objects.filter(statement__contains='"step":"approved"').exists()
+    assert decided(ada, call, "reject") == "refused"
+
+
 def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> None:
     ada = signed_in("ada", "view_toolcall", "decide_approval")
     at.call(1, "delete")
@@ -148,6 +174,95 @@ def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> 
     at.desk.close()
     wait_for(lambda: ToolCall.objects.get(pk=held.pk).state == "given_up")
     assert not at.told("tool_call")
+
+
+@pytest.mark.parametrize("is_found_dead", [True, False])
+def test_a_call_whose_process_has_died_waits_for_nobody(
+    at: At, alice: Caller, is_found_dead: bool
+) -> None:
+    """Nobody closes the desk of one that died, before or after it has closed the record."""
+    at.call(1, "search", b'{"query":"x"}')
+    at.call(2, "delete")
+    held = at.until(1, "tool_call_held")
+    call = at.until(1)
+    execution = Execution.objects.get(pk=at.execution.pk)
+    if is_found_dead:
+        assert deaths.close_lost(execution, "it died")
+    else:
+        changes = record.error_changes("SB009", "it died")
+        assert record.close_record(execution, Execution.Status.ERROR, changes)
+    told = alice.client.get(f"/api/v1/executions/{execution.pk}/tool_calls").json()["results"]
+
+    assert [each["state"] for each in told] == ["given_up"] * 2
+    assert ToolCall.objects.filter(state="given_up").count() == (2 if is_found_dead else 0)
+    assert [answered(alice, each, {"result": 1}) for each in (call, held)] == [409, 409]
+    ada = signed_in("ada", "view_toolcall", "decide_approval")
+    assert decided(ada, held, "approve") == held.state != "waiting"
+    assert LedgerEntry.objects.filter(kind="tool_call").count() == 2
+    assert verify().is_intact
+
+
+@pytest.mark.parametrize("how", ["run", "key"])
+def test_who_writes_whose_run_it_is_does_not_answer(
+    at: At, alice: Caller, bob: Caller, how: str
+) -> None:
+    """Bob's key becomes the run's, or its text the one of the run's key."""
+    at.call(1)
+    call = at.until(1)
+    if how == "run":
+        Execution.objects.filter(pk=at.execution.pk).update(api_key=bob.api_key)
+    else:
+        theirs = bob.api_key.key_hash
+        ApiKey.objects.filter(pk=bob.api_key.pk).update(key_hash="0" * 64)
+        ApiKey.objects.filter(pk=alice.api_key.pk).update(key_hash=theirs)
+
+    assert answered(bob, call, {"result": "forged"}) == 200
+    wait_for(lambda: bool(at.answers))
+    assert at.answers == {1: {"error": "what came is not what the ledger says"}}
+
+
+def test_who_writes_the_events_of_a_run_has_nobody_carry_out_a_call(at: At, alice: Caller) -> None:
+    """Of a run of another process they are read from the database."""
+    at.call(1, "search", b'{"query":"x"}')
+    true = {"type": "tool_call", **at.told_of(at.until(1))}
+    at.call(2, "delete", b'{"path":"/srv"}')
+    held = at.until(1, "tool_call_held")
+    forged = {"type": "tool_call", **at.told_of(held)}
+    ToolCall.objects.filter(pk=held.pk).update(state="given_up", writes=False)
+    bodies = [
+        *(true, forged, {**true, "name": "delete"}, {**true, "arguments": {"query": "y"}}),
+        *({**true, "id": str(uuid4())}, {**true, "id": 7}, {"type": "tool_call"}),
+        {"type": "tool_call_held", "id": str(held.pk)},
+    ]
+    told = [{"seq": 2 + number, **body} for number, body in enumerate(bodies)]
+    ExecutionEvent.objects.create(
+        execution=at.execution, first=2, last=len(told) + 1, bodies=json.dumps(told)
+    )
+    Execution.objects.filter(pk=at.execution.pk).update(
+        status="succeeded", finished_at=timezone.now()
+    )
+    answer = alice.client.get(f"/api/v1/executions/{at.execution.pk}/events")
+    events = [json.loads(line) for line in b"".join(answer).splitlines()]
+
+    assert events[:-1] == [told[0], told[-1]]
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_call_waiting(at: At, alice: Caller) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("the others let nobody write what is no text")
+    for number in (1, 2):
+        at.call(number)
+        at.until(number)
+    call, spoilt = ToolCall.objects.order_by("pk")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE executions_toolcall SET state = 'answered', answer = CAST(X'ff' AS TEXT), "
+            "answered_by = 'x', answered_at = asked_at WHERE id = %s",
+            [spoilt.pk.hex],
+        )
+
+    assert answered(alice, call, {"result": 1}) == 200
+    wait_for(lambda: at.answers == {1: {"result": 1}})
 
 
 def test_a_provider_that_lies_is_held_to_the_bounds(at: At) -> None:

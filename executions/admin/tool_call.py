@@ -16,7 +16,7 @@ from executions.admin.policy import VIEW_EXECUTION
 from executions.models import ToolCall
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, AskedBySame
 from executions.services.presentation import visible
-from executions.services.tools.calls import decide
+from executions.services.tools.calls import decide, is_entered
 from executions.services.tools.desk import look_now
 from providers.admin.read_only import ReadOnly
 
@@ -63,6 +63,8 @@ class ToolCallAdmin(ReadOnly, _ToolCallAdmin):
         if call is not None and (may_decide or request.user.has_perm(VIEW_EXECUTION)):
             context |= {"arguments": visible(call.arguments), "answer": visible(call.answer)}
             context["waits"] = call.state == ToolCall.State.HELD and not call.execution.finished_at
+            # What is shown is what would be approved.
+            context["is_altered"] = context["waits"] and not is_entered(call)
         return super().change_view(request, object_id, form_url, context)
 
     def decide_view(self, request: HttpRequest, pk: Any) -> HttpResponse:

@@ -50,10 +50,11 @@ class ToolCallsView(ApiView):
     )
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
         tenant = self.api_key.tenant
-        found = list(tool_calls_of(tenant).filter(execution=execution_id).order_by("pk"))
-        if not found and not executions_of(tenant).filter(pk=execution_id).exists():
+        execution = executions_of(tenant).filter(pk=execution_id).only("finished_at").first()
+        if execution is None:
             raise Http404
-        return json_response({"results": described(found)})
+        found = tool_calls_of(tenant).filter(execution=execution_id).order_by("pk")
+        return json_response({"results": described(execution, list(found))})
 
 
 class ToolCallView(ApiView):

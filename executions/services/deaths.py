@@ -28,6 +28,7 @@ from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, LOOK_SECONDS, 
 from executions.services.queue import put_back
 from executions.services.record import close_record, error_changes
 from executions.services.sessions.ending import give_up
+from executions.services.tools import calls
 from providers.errors import UNAVAILABLE
 from providers.remote.owner import has_ended_here
 
@@ -187,6 +188,7 @@ def close_lost(execution: Execution, message: str, *, retryable: bool = False) -
         changes["meta"] = {**execution.meta, "process": str(execution.process)}
     if not close_record(execution, Execution.Status.ERROR, changes, only_if=execution.status):
         return False
+    calls.give_up(execution.pk)
     log_execution(execution)
     return True
 

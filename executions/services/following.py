@@ -7,6 +7,7 @@ from its record.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -17,10 +18,13 @@ from executions.models import Execution, RunSignal
 from executions.services import kept_events, ongoing, signals
 from executions.services.live import STREAMS, Entry, EventLog, Source, tell
 from executions.services.sessions import followers
+from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
 from executions.text import from_json
 from providers.waiting import within
 from sandbox_site import draining
+
+logger = logging.getLogger(__name__)
 
 # How often it is looked for more, from right after there was some to when nothing comes.
 LOOK_SECONDS = 0.1
@@ -123,7 +127,7 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
             if not (found := kept_events.read(execution_id, after)):
                 break
             after = found[-1].seq
-            relay.push(found)
+            relay.push([entry for entry in found if _may_be_told(execution_id, entry)])
         if not is_open and not found:
             if not kept_events.are_kept(execution_id):
                 relay.push([entry for entry in recorded(execution_id) if entry.seq > after])
@@ -131,6 +135,18 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
         seconds = LOOK_SECONDS if found else min(SLOW_LOOK_SECONDS, seconds * 1.25)
         nothing: Future[Any] = Future()
         yield first_of(within(seconds, nothing), follower.left)
+
+
+def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
+    """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
+    if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
+        return True
+    logger.error(
+        "the ledger does not say what an event of execution %s does",
+        execution_id,
+        extra={"alert": "tool_call_altered"},
+    )
+    return False
 
 
 def recorded(execution_id: UUID) -> Iterator[Entry]:

@@ -6,6 +6,7 @@ they last, and those whose client may come back, at their end. The record has th
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -19,7 +20,7 @@ from django.db.models.functions import Now
 
 from executions.models import ExecutionEvent
 from executions.services.live import Entry, EventLog
-from executions.text import from_json, to_json
+from executions.text import from_json
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,10 @@ def write(log: EventLog) -> None:
                 execution_id=log.execution_id,
                 first=entries[0].seq,
                 last=entries[-1].seq,
-                bodies=to_json([entry.body() for entry in entries]),
+                # Not `to_json`: what it has bounded is a little deeper within an event.
+                bodies=json.dumps(
+                    [entry.body() for entry in entries], ensure_ascii=False, separators=(",", ":")
+                ),
             )
             log.written = entries[-1].seq
 
@@ -55,6 +59,8 @@ def write_rest(log: EventLog) -> None:
         write(log)
     except DatabaseFailure as failure:
         logger.warning("events of execution %s are not kept: %s", log.execution_id, failure)
+    except Exception:
+        logger.exception("events of execution %s cannot be kept", log.execution_id)
 
 
 def read(execution_id: UUID, after: int) -> Sequence[Entry]:
@@ -112,6 +118,10 @@ class _Writer:
                         write(log)
                     except DatabaseFailure as failure:
                         logger.info("events wait for the database: %s", failure)
+                    except Exception:
+                        # Of one run alone: the others are written on.
+                        logger.exception("events of %s cannot be written", log.execution_id)
+                        self.leave(log)
                 nothing.wait(WRITE_SECONDS)
         finally:
             connection.close()

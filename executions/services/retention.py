@@ -140,6 +140,12 @@ def _due(erasure: Erasure) -> QuerySet[Execution]:
     else:
         # Null is no text, and not more than the empty one.
         holds = reduce(or_, (Q(**{f"{name}__gt": ""}) for name in texts))
+        if erasure.data == "output":
+            # What calls of tools were given and answered, also where nothing else came of the run.
+            said = ToolCall.objects.filter(
+                Q(arguments__gt="") | Q(answer__gt=""), execution=OuterRef("pk")
+            )
+            holds |= Q(Exists(said))
     return (
         Execution.objects.filter(
             holds,

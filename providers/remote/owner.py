@@ -47,3 +47,6 @@ def is_known_orphan(tag: str) -> bool:
 def _host() -> str:
     text = " ".join((socket.gethostname(), *living.here()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+os.register_at_fork(after_in_child=_host.cache_clear)

@@ -7,7 +7,7 @@ and by whom it was answered, and believes no row that says otherwise.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +33,11 @@ REJECTED = "somebody looked at the call and rejected it"
 
 def hash_of(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def mark_of(key: ApiKey | None) -> str:
+    """What stands for a key's own text, as an entry may have it; "" for none."""
+    return hash_of(key.key_hash) if key is not None else ""
 
 
 def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
@@ -81,7 +86,8 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
         if is_open and waiting.update(
             state=State.ANSWERED, answer=answer, answered_by=by, answered_at=now
         ):
-            _note(call, _enter(call, "answered", by, answer_hash=hash_of(answer)))
+            said = {"answer_hash": hash_of(answer), "key": mark_of(key)}
+            _note(call, _enter(call, "answered", by, **said))
             call.refresh_from_db()
             return call
     call.refresh_from_db()
@@ -101,6 +107,9 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         raise PermissionDenied
     if approve:
         refuse_whoever_asked(call.execution_id, person)
+        # The row may have shown other arguments beside the hash, or another name.
+        if call.state == State.HELD and not is_entered(call):
+            raise AlreadyDecided("The call is not what the ledger says. Reject it.")
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     with transaction.atomic():
         held = ToolCall.objects.filter(pk=call.pk, state=State.HELD, arguments_hash=arguments_hash)
@@ -113,8 +122,9 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         _note(call, _enter(call, "approved" if approve else "rejected", by))
 
 
-def is_entered(call: ToolCall) -> bool:
-    """Whether the ledger says what the row does: that it may be handed out, or was answered."""
+def is_entered(call: ToolCall, key: str = "") -> bool:
+    """Whether the ledger says what the row does: that it is held, handed out, or answered; where
+    `key` is given, by the key of this mark."""
     entry = LedgerEntry.objects.filter(pk=call.entry).first()
     if entry is None or verify_entry(entry):
         return False
@@ -128,10 +138,36 @@ def is_entered(call: ToolCall) -> bool:
     }
     if call.state == State.ANSWERED:
         said |= {"step": "answered", "answer_hash": hash_of(call.answer)}
-        said |= {"actor": call.answered_by}
+        said |= {"actor": call.answered_by, **({"key": key} if key else {})}
+    elif call.state == State.HELD:
+        said |= {"step": "called", "writes": True}
     elif call.state == State.WAITING and stated.get("step") != "approved":
         said |= {"step": "called", "writes": False}
     return all(stated.get(name) == value for name, value in said.items())
+
+
+def was_handed_out(execution_id: UUID, said: Mapping[str, Any]) -> bool:
+    """Whether the ledger says that a call could be told of as just this: an event that another
+    process has left in the database, where anybody who writes it could leave one."""
+    try:
+        call = ToolCall.objects.filter(pk=UUID(str(said.get("id"))), execution=execution_id).first()
+        arguments_hash = hash_of(to_json(said.get("arguments")))
+    except ValueError:
+        return False
+    entry = LedgerEntry.objects.filter(pk=call.entry).first() if call else None
+    if call is None or entry is None or verify_entry(entry):
+        return False
+    stated = parse(entry.statement) or {}
+    is_of_it = (
+        stated.get("kind") == KIND
+        and stated.get("subject") == str(execution_id)
+        and stated.get("call") == str(call.pk)
+        and stated.get("tool") == said.get("name")
+        and stated.get("arguments_hash") == arguments_hash
+    )
+    step = stated.get("step")
+    needs_nobody = step == "called" and stated.get("writes") is False
+    return is_of_it and (needs_nobody or step in ("approved", "answered"))
 
 
 def give_up(execution_id: UUID) -> int:
@@ -140,8 +176,12 @@ def give_up(execution_id: UUID) -> int:
     return still_open.update(state=State.GIVEN_UP)
 
 
-def described(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """As the API has them."""
+def described(execution: Execution, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """As the API has them. Who ran it may have died before it gave its calls up."""
+    is_over = execution.finished_at is not None
+    for call in calls:
+        if is_over and call.state in ToolCall.OPEN:
+            call.state = State.GIVEN_UP
     return [describe(call) for call in calls]
 
 

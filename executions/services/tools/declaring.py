@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 from pydantic import BaseModel, Field
 from referencing import Registry
@@ -21,13 +21,15 @@ from referencing.exceptions import Unresolvable
 
 from executions.services.declared import STRICT, Rule
 from executions.services.kinds import STORABLE
-from executions.text import from_json, to_json
+from executions.text import from_json, to_json, without_surrogates
 from providers.guest.protocol import CALL_BYTES, NAME_BYTES
 
 MOST_TOOLS = 32
 SCHEMA_BYTES = 16 * 1024
-# Keywords of a schema that are applied in one check of arguments: a moment of a processor.
+# Of one check of arguments: a moment of a processor. A step is a keyword that is applied, some
+# values that are looked at for it, a problem that is found, or some of the text that says it.
 MOST_STEPS = 20_000
+_VALUES_OF_A_STEP, _CHARACTERS_OF_A_STEP = 8, 256
 
 _NAME = rf"^[A-Za-z][A-Za-z0-9_]{{0,{NAME_BYTES - 1}}}$"
 # Not into what is no schema, such as a default, which nobody has looked at.
@@ -39,38 +41,103 @@ _TAKEN = frozenset({"ToolError"})
 _ONE = ("items", "additionalProperties", "not", "contains")
 _LIST = ("anyOf", "allOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "$defs")
-_PLAIN = (
-    *("type", "required", "enum", "const", "minimum", "maximum", "exclusiveMinimum"),
-    *("exclusiveMaximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"),
-    *("minProperties", "maxProperties", "minContains", "maxContains", "$ref"),
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _are_types(value: Any) -> bool:
+    named = value if isinstance(value, list) else [value]
+    return _are_texts(named) and 0 < len(named) == len(set(named)) and set(named) <= _TYPES
+
+
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = tuple(
+    f"{end}{what}"
+    for end in ("min", "max")
+    for what in ("Length", "Items", "Properties", "Contains")
 )
-# What says something to people alone.
-_SAID = (
-    "title",
-    "description",
-    "default",
-    "examples",
-    "format",
-    "$comment",
-    "deprecated",
-)
-_KNOWN = frozenset((*_ONE, *_LIST, *_NAMED, *_PLAIN, *_SAID))
+# What the value of each other one must be. The last ones say something to people alone.
+_PLAIN: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(_NUMBERS, _is_number),
+    **dict.fromkeys(_COUNTS, _is_count),
+    "type": _are_types,
+    "required": _are_texts,
+    "enum": _is_list,
+    "const": lambda _: True,
+    "multipleOf": lambda value: _is_number(value) and value > 0,
+    "$ref": lambda value: _is_text(value) and bool(_REF.fullmatch(value)),
+    **dict.fromkeys(("title", "description", "format", "$comment"), _is_text),
+    "default": lambda _: True,
+    "examples": _is_list,
+    "deprecated": lambda value: isinstance(value, bool),
+}
+_KNOWN = frozenset((*_ONE, *_LIST, *_NAMED, *_PLAIN))
 
 
 class _TooLong(Exception):
     """The check takes more steps than it may."""
 
 
-_steps: ContextVar[list[int]] = ContextVar("steps")
+class _Steps:
+    """What is left of one check."""
 
+    def __init__(self) -> None:
+        self._left = MOST_STEPS
+        self._sizes: dict[int, int] = {}
 
-def _counted(keyword_of: Any) -> Any:
-    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        left = _steps.get()
-        left[0] -= 1
-        if left[0] < 0:
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
             raise _TooLong
-        yield from keyword_of(validator, value, instance, schema) or ()
+
+    def values_in(self, part: Any) -> int:
+        """How many values a part of the schema holds, which is there for as long as the check."""
+        if id(part) not in self._sizes:
+            self._sizes[id(part)] = _values_in(part)
+        return self._sizes[id(part)]
+
+
+def _values_in(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_values_in, value.values()))
+    return 1 + sum(map(_values_in, value)) if isinstance(value, list) else 1
+
+
+_steps: ContextVar[_Steps] = ContextVar("steps")
+
+
+def _counted(name: str, keyword_of: Any) -> Any:
+    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        steps = _steps.get()
+        if name in ("enum", "const"):
+            looked_at = steps.values_in(value)
+        elif name == "additionalProperties":
+            looked_at = len(instance) if isinstance(instance, dict) else 0
+        else:
+            looked_at = len(value) if isinstance(value, (list, dict)) else 0
+        steps.take(1 + looked_at // _VALUES_OF_A_STEP)
+        for problem in keyword_of(validator, value, instance, schema) or ():
+            steps.take(1 + len(problem.message) // _CHARACTERS_OF_A_STEP)
+            yield problem
 
     return check
 
@@ -78,7 +145,7 @@ def _counted(keyword_of: Any) -> Any:
 _Validator: Any = extend(
     Draft202012Validator,
     {
-        name: _counted(each)
+        name: _counted(name, each)
         for name, each in Draft202012Validator.VALIDATORS.items()
         if name in _KNOWN
     },
@@ -88,23 +155,24 @@ _Validator: Any = extend(
 def _schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if parameters.get("type") != "object":
         raise ValueError("The parameters must be a schema for a tool, of type object.")
-    if len(to_json(dict(parameters)).encode(errors="replace")) > SCHEMA_BYTES:
+    # As deep as it is within the request's list of tools.
+    text = to_json([[dict(parameters)]])[2:-2]
+    if without_surrogates(text) != text:
+        raise ValueError("The parameters of a tool must hold no lone surrogates.")
+    if len(text.encode()) > SCHEMA_BYTES:
         raise ValueError(f"The parameters of a tool must be at most {SCHEMA_BYTES} bytes.")
     # A validator goes over to another version where a part names it; this one is ours.
     parameters = {name: value for name, value in parameters.items() if name != "$schema"}
     try:
-        _require_known(parameters)
-        Draft202012Validator.check_schema(parameters)
-    except SchemaError as error:
-        raise ValueError(
-            f"The parameters are no schema for a tool: {error.message[:200]}"
-        ) from None
+        _require_schema(parameters)
     except RecursionError:
         raise ValueError("The parameters are no schema for a tool: too deep.") from None
     return parameters
 
 
-def _require_known(schema: Any) -> None:
+def _require_schema(schema: Any) -> None:
+    """By hand: the check of a library takes half a millisecond for each part, and there are
+    thousands in a request that means harm."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -115,16 +183,25 @@ def _require_known(schema: Any) -> None:
                 f"The parameters are no schema for a tool: {str(name)[:50]!r} is not among the "
                 "keywords that are understood here."
             )
+        parts: Iterable[Any] = ()
         if name in _ONE:
-            _require_known(value)
+            is_one, parts = True, (value,)
         elif name in _LIST:
-            for each in value if isinstance(value, list) else ():
-                _require_known(each)
+            is_one = isinstance(value, list) and bool(value)
+            parts = value if is_one else ()
         elif name in _NAMED:
-            for each in value.values() if isinstance(value, Mapping) else ():
-                _require_known(each)
-        elif name == "$ref" and not _REF.fullmatch(str(value)):
-            raise ValueError("The parameters are no schema for a tool: $ref must be #/$defs/NAME.")
+            is_one = isinstance(value, Mapping)
+            parts = value.values() if is_one else ()
+        else:
+            is_one = _PLAIN[name](value)
+        if not is_one:
+            hint = " It must be #/$defs/NAME." if name == "$ref" else ""
+            raise ValueError(
+                f"The parameters are no schema for a tool: {name} has a value that it cannot have."
+                f"{hint}"
+            )
+        for part in parts:
+            _require_schema(part)
 
 
 class Tool(BaseModel):
@@ -181,7 +258,7 @@ def read_arguments(tool: Tool, sent: bytes) -> tuple[str, str]:
 
 
 def _problem(tool: Tool, arguments: dict[str, Any]) -> str:
-    steps = _steps.set([MOST_STEPS])
+    steps = _steps.set(_Steps())
     try:
         # Without a registry it would fetch what a schema names.
         validator = _Validator(tool.parameters, registry=Registry())

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -50,6 +51,8 @@ class Desk:
         self.execution = execution
         self.open: dict[UUID, ToolCall] = {}
         self.is_closed = False
+        # As it is now: the row of the run, and the key's, may name somebody else by then.
+        self._key = calls.mark_of(execution.api_key)
         self._tools = {tool.name: tool for tool in tools}
         self._log = log
         self._answer = answer
@@ -105,7 +108,7 @@ class Desk:
             self._settle(found, to_json({"error": calls.REJECTED}))
         elif found.state == State.GIVEN_UP:
             self._settle(found, "")
-        elif not calls.is_entered(found) or any(
+        elif not calls.is_entered(found, self._key) or any(
             getattr(known, name) != getattr(found, name) for name in _NEVER_CHANGE
         ):
             logger.error(
@@ -227,7 +230,11 @@ class _Clerk:
         states = {pk: desk.open[pk].state for pk, desk in wanted.items() if pk in desk.open}
         for found in ToolCall.objects.filter(pk__in=states).only("pk", "state"):
             if found.state != states[found.pk]:
-                wanted[found.pk].look(ToolCall.objects.get(pk=found.pk))
+                # By itself: what is wrong with one row keeps no other call waiting.
+                self._try(partial(self._go_on, wanted[found.pk], found.pk))
+
+    def _go_on(self, desk: Desk, pk: UUID) -> None:
+        desk.look(ToolCall.objects.get(pk=pk))
 
     def _try(self, what: Callable[[], None]) -> None:
         try:
