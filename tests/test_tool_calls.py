@@ -247,9 +247,9 @@ def test_who_writes_the_events_of_a_run_has_nobody_carry_out_a_call(at: At, alic
     assert events[:-1] == [told[0], told[-1]]
 
 
+# Other databases let nobody write what is no text.
+@pytest.mark.only_on("sqlite")
 def test_a_row_that_cannot_be_read_keeps_no_other_call_waiting(at: At, alice: Caller) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("the others let nobody write what is no text")
     for number in (1, 2):
         at.call(number)
         at.until(number)
