@@ -89,7 +89,7 @@ class Service:
     def wait_for_end(self) -> tuple[int, float]:
         """Exit code and seconds."""
         started = time.monotonic()
-        code = self.process.wait(30)
+        code = self.process.wait(120)
         return code, time.monotonic() - started
 
 

@@ -46,7 +46,8 @@ def test_a_preloaded_plot_is_drawn(science: WarmPool) -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 1])\nplt.show()"
     result = science.run(code)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [sorted(output) for output in result.outputs] == [["image/png", "text/plain"]]
+    (output,) = result.outputs
+    assert sorted(output) == ["application/vnd.cofferdam.chart+json", "image/png", "text/plain"]
 
 
 def test_a_run_with_preloaded_modules_sees_nothing_of_the_loading(science: WarmPool) -> None:
