@@ -110,4 +110,5 @@ def test_a_container_that_came_after_its_caller_had_gone_is_removed(
     assert len(under_runc.present()) == 1
     under_runc.loop.call(launcher.reap_orphans())
     started.stream.close()
-    assert under_runc.present() == []
+    # A busy engine still lists for a moment what it removes.
+    asyncio.run(eventually(lambda: under_runc.present() == [], 60))
