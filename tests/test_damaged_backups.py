@@ -39,7 +39,7 @@ def _without_an_artifact(members: Members) -> None:
 def _with_another_byte(members: Members) -> None:
     for place, (member, content) in enumerate(members):
         if member.name == "database.sqlite3":
-            members[place] = (member, content[:5000] + b"!" + content[5001:])
+            members[place] = (member, content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
 
 
 def _with_a_file_more(members: Members) -> None:

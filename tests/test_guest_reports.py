@@ -244,7 +244,7 @@ def test_a_program_may_still_change_its_own_limits(local: Local) -> None:
 def test_a_sandbox_that_dies_is_a_verdict_on_the_run(own: Local) -> None:
     """As when an administrator ends it, or the kernel."""
 
-    def first_processes() -> set[int]:
+    def first_process_of_the_run() -> set[int]:
         found = set()
         for pid in set().union(*map(family, own.tools())):
             with suppress(OSError):
@@ -252,7 +252,7 @@ def test_a_sandbox_that_dies_is_a_verdict_on_the_run(own: Local) -> None:
                 numbers = status.partition("NSpid:")[2].partition("\n")[0].split()
                 if len(numbers) == 3 and numbers[-1] == "1":
                     found.add(pid)
-        return found
+        return {pid for pid in found if any(command(child) == MARK for child in family(pid))}
 
     def is_running() -> bool:
         return any(command(pid) == MARK for tool in own.tools() for pid in family(tool))
@@ -261,7 +261,7 @@ def test_a_sandbox_that_dies_is_a_verdict_on_the_run(own: Local) -> None:
         code = f"import subprocess\nsubprocess.run({MARK})"
         running = threads.submit(own.run, code, timeout=20)
         wait_until(is_running, seconds=30)
-        for pid in first_processes():
+        for pid in first_process_of_the_run():
             os.kill(pid, signal.SIGKILL)
         result = running.result(10)
     assert (result.exit_code, result.timed_out, result.out_of_memory) == (137, False, False)

@@ -191,7 +191,8 @@ def test_what_cannot_be_opened_is_set_aside_with_an_alert_and_kept(
     for execution in (changed, exchanged, other):
         write(ended(execution))
     file = own_journal / f"{changed.pk.hex}.ended"
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    sealed = file.read_bytes()
+    file.write_bytes(sealed[:-1] + bytes([sealed[-1] ^ 1]))
     (own_journal / f"{other.pk.hex}.ended").replace(own_journal / f"{exchanged.pk.hex}.ended")
 
     assert record_kept() == 0

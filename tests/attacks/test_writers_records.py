@@ -94,7 +94,9 @@ def other(column: Any, value: Any) -> Any:
     if isinstance(column, (models.IntegerField, models.AutoField, models.FloatField)):
         return (value or 0) + 777
     text = str(value or "")
-    return text[:-1] + "x" if column.max_length and len(text) >= column.max_length else text + "x"
+    if column.max_length and len(text) >= column.max_length:
+        return text[:-1] + ("y" if text.endswith("x") else "x")
+    return text + "x"
 
 
 def change(model: type[models.Model], column: Any, row: models.Model) -> bool:
