@@ -22,7 +22,7 @@ from executions.services.ledger.formats import parse
 from executions.services.ledger.verification import verify_entry
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.services.sessions.errors import Conflict
-from executions.services.tools.declaring import Tool, read_arguments
+from executions.services.tools.declaring import Tool
 from executions.text import from_json, to_json
 
 KIND = "tool_call"
@@ -43,6 +43,8 @@ def mark_of(key: ApiKey | None) -> str:
 def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
     """Record that code has called it: to be handed out, held until somebody approves it, or
     refused, with why in its `answer`."""
+    from executions.services.tools.arguments import read_arguments
+
     arguments, problem = read_arguments(tool, sent)
     call = ToolCall(
         id=uuid7(),
