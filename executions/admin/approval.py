@@ -2,102 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path
-from unfold.admin import ModelAdmin
+from django.contrib import admin
 
-from executions.admin.policy import VIEW_EXECUTION
+from executions.admin.deciding import DecidedByHand
 from executions.models import Approval
-from executions.services.policies.approvals import (
-    DECIDE,
-    AlreadyDecided,
-    AskedBySame,
-    decide,
-    request_of,
-)
+from executions.services.policies.approvals import decide, request_of
 from executions.services.presentation import visible
 from executions.services.record import file_facts
 from executions.services.requests import ExecutionRequest
 from executions.services.tools.declaring import stored
 from executions.text import to_json
-from providers.admin.read_only import ReadOnly
 from providers.errors import SandboxError
 from providers.fields import DecryptionError
 
-if TYPE_CHECKING:
-    _ApprovalAdmin = admin.ModelAdmin[Approval]
-else:
-    _ApprovalAdmin = ModelAdmin
-
 
 @admin.register(Approval)
-class ApprovalAdmin(ReadOnly, _ApprovalAdmin):
+class ApprovalAdmin(DecidedByHand):
     change_form_template = "admin/executions/approval/change_form.html"
     list_display = ("execution_id", "tenant_slug", "state", "asked_at", "decided_by", "decided_at")
     list_filter = ("status",)
-    show_full_result_count = False
     fields = (
         *("execution", "tenant_slug", "state", "asked_at", "decided_by", "decided_at"),
         *("code_hash", "request_hash"),
     )
+    hash_field = "request_hash"
+    of_execution = ("status", "finished_at")
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Approval]:
-        rows = super().get_queryset(request).select_related("execution")
-        kept = ("status", "finished_at")
-        return rows.only(
-            *(field.attname for field in Approval._meta.concrete_fields),
-            *(f"execution__{name}" for name in kept),
-        )
+    def shown(self, row: Approval) -> dict[str, Any]:
+        return _shown(row) if row.status == Approval.Status.WAITING else {}
 
-    def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(self.decide_view)
-        return [
-            path("<int:pk>/decide/", page, name="executions_approval_decide"),
-            *super().get_urls(),
-        ]
-
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        approval = self.get_object(request, object_id)
-        may_decide = request.user.has_perm(DECIDE)
-        may_see = may_decide or request.user.has_perm(VIEW_EXECUTION)
-        context = {**(extra_context or {}), "may_decide": may_decide}
-        waits = approval is not None and approval.status == Approval.Status.WAITING
-        if approval is not None and waits and may_see:
-            context |= _shown(approval)
-        return super().change_view(request, object_id, form_url, context)
-
-    def decide_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        if request.method != "POST" or not self.has_view_permission(request):
-            raise PermissionDenied
-        approval = Approval.objects.filter(pk=pk).first()
-        if approval is None:
-            raise Http404
-        approve = "approve" in request.POST
-        try:
-            decide(
-                approval,
-                request.user,
-                approve=approve,
-                request_hash=request.POST.get("request_hash", ""),
-            )
-        except (AlreadyDecided, AskedBySame) as error:
-            messages.error(request, error.message)
-        else:
-            said = "approved" if approve else "rejected"
-            messages.success(request, f"Execution {approval.execution_id} is {said}.")
-        return redirect("admin:executions_approval_change", pk)
+    def decide(self, row: Approval, person: Any, *, approve: bool, shown_hash: str) -> str:
+        decide(row, person, approve=approve, request_hash=shown_hash)
+        return f"Execution {row.execution_id} is {'approved' if approve else 'rejected'}."
 
     @admin.display(description="state")
     def state(self, approval: Approval) -> str:
