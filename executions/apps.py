@@ -17,7 +17,6 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
-        from executions.admin.unproven import mark_pages
         from executions.models import Budget, Tenant
         from executions.services import journal_files, payloads, telemetry
         from executions.services.actor import current_actor
@@ -34,7 +33,6 @@ class ExecutionsConfig(AppConfig):
         telemetry.start()
         receivers.connect()
         learn_of_ends(has_ended)
-        mark_pages()
         post_spawn.connect(_worker_started, dispatch_uid="queue")
         also_rotate(payloads.rotate)
         also_rotate(journal_files.rotate)

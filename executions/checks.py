@@ -28,7 +28,7 @@ def ledger_can_be_signed(**_: Any) -> list[CheckMessage]:
     return []
 
 
-@register()
+@register(Tags.files)
 def journal_can_be_recorded(**_: Any) -> list[CheckMessage]:
     """Each file of the journal holds a result that somebody may still ask for."""
     return [

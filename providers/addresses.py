@@ -324,3 +324,11 @@ def _bracketed(host: str) -> str:
 def _host_and_port(text: str) -> str:
     _, host, port = _split(text)
     return f"{_bracketed(host)}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Of names, only localhost is known to be."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -6,7 +6,13 @@ from typing import Any
 
 from django.conf import settings
 from django.core import checks
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Tags
+
+# Asks the database. Commands that mend what it finds leave it out.
+INSTALLATION = "installation"
+# What must hold before a command does anything. The other checks are of the code, which is loaded
+# whole for them and has not changed since it was tested.
+BEFORE_WORK = (Tags.security, Tags.files, INSTALLATION)
 
 # What AES-256 is worth is what its key is worth: 32 characters of token_urlsafe hold 192 bits.
 _SHORTEST = 32

@@ -13,9 +13,9 @@ from django.db import transaction
 from executions.models import Tenant
 from executions.services.keys import create_api_key, keep_given_key
 from executions.services.tenants import INTERNAL, create_tenant
+from providers.addresses import is_loopback
 from providers.models import ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker
-from providers.pool.service.serve import is_loopback
 from providers.services.configuration import activate, save_config
 from sandbox_site import keys
 from sandbox_site.checks import secret_key

@@ -9,10 +9,8 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 
+from providers.checks import INSTALLATION
 from sandbox_site.private_files import is_open_to_others
-
-# Asks the database. Commands that mend what it finds leave it out.
-INSTALLATION = "installation"
 
 
 def secret_key() -> str:

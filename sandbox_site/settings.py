@@ -100,7 +100,7 @@ X_FRAME_OPTIONS = "DENY"
 INSTALLED_APPS = [
     "sandbox_site",
     "unfold",
-    "django.contrib.admin",
+    "sandbox_site.admin_app.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -6,10 +6,14 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 
 from executions.admin.dashboard import figures_view, pool_view
 from executions.admin.playground import Playground
+from executions.admin.unproven import mark_pages
 from sandbox_site.authenticator import authenticator
 from sandbox_site.health import healthz, readyz
 from sandbox_site.login import login, logout, own_password
 from sandbox_site.metrics import metrics
+
+admin.autodiscover()
+mark_pages()
 
 # Swagger UI writes styles into its page; its script is served from a file of its own.
 docs = csp_update({"style-src": ["'unsafe-inline'"]})(

@@ -7,9 +7,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from executions.services.retention import Erasure, apply_retention
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Erase code, output, artifacts and records that are older than their tenant keeps them. "
         "What the ledger says of them stays, so it still verifies; what is on legal hold stays "

@@ -8,11 +8,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.storage_check import Comparison, Differences, compare_storage
+from providers.checks import BEFORE_WORK
 
 _TELL_EVERY = 10_000
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Compare the files of artifacts, queued requests and sessions with their rows, both ways. "
         "Ends with 1 when something has no counterpart, with 2 when the storage cannot be read."

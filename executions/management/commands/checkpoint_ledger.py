@@ -5,9 +5,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Write a signed checkpoint of the ledger outside the database. The workers do it every "
         "hour. With --reset, accept the ledger as it is now, after a backup was restored on "

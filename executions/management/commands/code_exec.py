@@ -15,11 +15,13 @@ from executions.bridge.channel import Answers, TooLong, take_standard_streams, w
 from executions.bridge.requests import read_arguments, read_frame, too_long
 from executions.bridge.serving import Serving
 from executions.services import ongoing
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 from sandbox_site import draining
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "The bridge for programs in other languages: run code as the API does, and print what came "
         "of it as one line of JSON. Without arguments the request is a JSON object on standard "

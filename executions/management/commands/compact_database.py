@@ -8,9 +8,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 
 from executions.services.compaction import compact
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Write the SQLite database anew, without what is free in it. Once, for a database that "
         "was made before it could give space back by itself. Stop the service first."

@@ -10,6 +10,7 @@ from executions.models import Scope, Tenant
 from executions.models.api_key import USUAL_SCOPES, as_words
 from executions.services.keys import OF_E2B, OURS, create_api_key
 from providers import isolation
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 
 _LONGEST_DAYS = 36_500
@@ -22,6 +23,7 @@ _OPTIONS = {
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "Create an API key and print it, alone, on standard output. It is shown only once."
 
     def add_arguments(self, parser: CommandParser) -> None:

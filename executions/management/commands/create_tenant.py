@@ -5,10 +5,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.tenants import create_tenant
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "Create a tenant, which API keys and executions belong to."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -8,9 +8,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.models import Policy, Tenant
 from executions.services.policies.dry_run import DAYS, MOST_DAYS, MOST_ROWS, DryRun, dry_run
 from executions.services.policies.presets import policy_from, presets
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Hold a policy, a draft or a preset against what ran, and print what it would have "
         "blocked. Nothing is changed."

@@ -5,9 +5,11 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from executions.services.stale import end_stale_executions
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "End the records of executions whose process is gone. The workers do it every minute."
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -14,6 +14,7 @@ from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
 from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
 from executions.text import from_json
+from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
 
 SERVICE_ERROR = 125
@@ -21,6 +22,7 @@ ENDED_BY_US = 124
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Run a file with the active provider, recorded like any execution. Ends with the code's "
         f"own exit code, {ENDED_BY_US} when the code was ended for its time or memory, "

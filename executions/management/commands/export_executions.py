@@ -10,9 +10,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.models import Execution
 from executions.services.export import FORMATS, export
 from executions.services.ledger import append
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Export executions, oldest first, in bounded memory. The export is entered in the ledger."
     )

@@ -10,11 +10,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.models import Tenant
 from executions.services import keys
 from executions.services.record import Caller
+from providers.checks import BEFORE_WORK
 
 ADDRESS = "127.0.0.1"
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Serve MCP over standard input and output, for one client on this machine, which starts "
         "it. Its tools run code as those of /mcp do, with the same records."

@@ -6,9 +6,11 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from executions.services.journal import record_kept
 from executions.services.journal_files import left_over, put_back, waiting
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "Record the runs whose ends wait in the journal. The service does it by itself."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -5,9 +5,11 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from executions.services.recounting import recount
+from providers.checks import BEFORE_WORK
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "Count all executions anew for the dashboard. Prints how many were counted."
 
     def handle(self, *args: Any, **options: Any) -> None:

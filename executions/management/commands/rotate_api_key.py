@@ -8,12 +8,14 @@ from django.utils import timezone
 
 from executions.models import ApiKey
 from executions.services.keys import rotate
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 
 _LONGEST_HOURS = 24 * 366
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Make a key in the place of another one, held to the same, and print it, alone, on "
         "standard output. Both are valid for a while."

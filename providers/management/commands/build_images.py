@@ -9,6 +9,7 @@ from typing import Any
 import docker
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
 from providers.languages import TABLE
 from providers.self_managed.images.build import REPOSITORY, build_from_registry, build_template
@@ -18,6 +19,7 @@ LANGUAGES = tuple(each.name for each in TABLE if each.image)
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Builds the images cofferdam/python and cofferdam/nodejs, or with --template one of your "
         "own on top of them. Images that are up to date are left alone."

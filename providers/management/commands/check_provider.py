@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers import registry
+from providers.checks import BEFORE_WORK
 from providers.contract import CHECKS, Verdict, examine
 from providers.errors import SandboxError
 from providers.models import ProviderConfig
@@ -16,6 +17,7 @@ _SHOWN = {"ok": "ok", "failed": "FAILED", "not offered": "-"}
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Run the provider contract against a configured provider, active or not, and print what it "
         "keeps. Runs real code there, about 50 times, and costs what that costs. Ends with 1 when "

@@ -6,11 +6,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 from providers.services.system_settings import export_settings
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = "Write the providers' configuration in the form that import_settings reads."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 from providers.services.system_settings import import_settings
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Configure providers from the sandbox.* records of a system_settings.json, all or none. "
         "Prints what was done as JSON."

@@ -8,12 +8,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.addresses import is_loopback
 from providers.errors import SandboxError
 from providers.launcher_names import KINDS
 from providers.pool.remembered import Memory
 from providers.pool.service.gate import AllowedAddresses
 from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.serve import ServiceOptions, is_loopback, serve
+from providers.pool.service.serve import ServiceOptions, serve
 from providers.pool.service.settings import ServiceSettings, parse_size, parse_span
 from providers.pool.service.unix_socket import socket_path
 

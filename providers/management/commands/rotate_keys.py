@@ -9,10 +9,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
+from providers.checks import BEFORE_WORK
 from providers.services import Rotation, encrypted_fields, rotate, rotate_elsewhere
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Re-encrypts every encrypted value under the first key in FERNET_KEYS. Put the new key "
         "first for every process, restart those that have it from their environment, run this, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from providers.addresses import is_loopback
 from providers.errors import InvalidConfiguration
 from providers.pool.service import unix_socket
 from providers.pool.service.gate import AllowedAddresses, Gate
@@ -66,14 +66,6 @@ def check_options(options: ServiceOptions) -> None:
             "or --token-file, and the same token in the provider's configuration.",
             field="host",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Of names, only localhost is known to be."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.checks import BEFORE_WORK
 from sandbox_site.backups.embedded import PAGE, Refused
 from sandbox_site.backups.making import Made, write, write_file
 
@@ -18,6 +19,7 @@ NOT_WRITTEN = 2
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Write database, keys, artifacts and checkpoints into one file, while the service goes on. "
         "For the SQLite default. Ends with 0 when it is whole, "

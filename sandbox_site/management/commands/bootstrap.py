@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
@@ -39,7 +40,7 @@ class Command(BaseCommand):
         except KeysLost as error:
             raise CommandError(str(error)) from None
         tighten(settings.DATA_DIR)
-        self.check()
+        self.check(tags=[Tags.security])
         call_command("migrate", interactive=False, verbosity=0)
         try:
             installation.join()

@@ -4,11 +4,13 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from executions.services.ledger import append
+from providers.checks import BEFORE_WORK
 from providers.models import AccountHold
 from sandbox_site.management.of_account import AccountCommand
 
 
 class Command(AccountCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Say that an account is used by a person of its own, whoever made it or set its password. "
         "It then counts as a second person under the two-person rule. Entered in the ledger."

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.core.checks import Tags
 from django.core.management.base import CommandError
 from django.db import connection
 from django_q.management.commands import qcluster
@@ -13,6 +14,9 @@ from sandbox_site.worker import restrict
 
 
 class Command(qcluster.Command):  # type: ignore[misc]
+    # The others are of pages, which no task has.
+    requires_system_checks = [Tags.security]
+
     def handle(self, *args: Any, **options: Any) -> None:
         _join()
         descendants_die_with_parents()

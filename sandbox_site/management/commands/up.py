@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from providers.checks import BEFORE_WORK
 from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
 from sandbox_site import draining
@@ -25,6 +26,7 @@ EXIT_SECONDS = 5.0
 
 
 class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
     help = (
         "Serve: the web server, the worker and the pool service, with what POOL_LAUNCHER names, "
         "else with containers where a Docker engine answers, and for the sessions of the local "
