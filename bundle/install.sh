@@ -57,7 +57,7 @@ PYTHONPATH=$pip "$venv/bin/python" -m pip install --quiet --disable-pip-version-
     --require-hashes -r "$here/wheels.txt"
 # As `make venv` leaves it: it then has nothing to install.
 cp "$target/requirements.txt" "$venv/"
-"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" "$target" >/dev/null 2>&1 || true
+"$venv/bin/python" "$target/bundle/load.py"
 
 if [ -d "$here/images" ]; then
     "$venv/bin/python" - "$here"/images/*.tar.gz <<'LOAD'
