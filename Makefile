@@ -104,7 +104,7 @@ venv venv-dev:
 	@changed=; for lock in $(LOCKS); do cmp -s $$lock $(VENV)/$$lock || changed=yes; done; \
 	test -z "$$changed" || { \
 		echo "Installing $(LOCKS) into $(VENV), which takes some minutes the first time ..."; \
-		$(PY) -m pip install -qq --disable-pip-version-check --require-hashes --no-compile \
+		$(PY) -m pip install -qq --disable-pip-version-check --no-compile --require-hashes \
 			$(LOCKS:%=-r %) && $(PY) bundle/load.py && cp $(LOCKS) $(VENV)/; }
 	@# A service that may not write beside its code would compile all of it at every start.
 	@$(PY) -m compileall -q executions providers sandbox_site > /dev/null || true
