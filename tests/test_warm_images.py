@@ -21,6 +21,7 @@ from providers.pool.sandbox import Sandbox
 from providers.pool.template import Template
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
+from tests.environments import environment_with
 from tests.rich import require_module
 from tests.test_reseeding import DRAW, PRELOADED, assert_all_different
 
@@ -31,13 +32,13 @@ TEMPLATE = Template("python", "python", preload=("random", "uuid"))
 class Restoring:
     """A gVisor launcher in a loop of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = "") -> None:
         require("runsc")
         if os.geteuid() != 0:
             pytest.skip("gVisor restores for root alone")
         (folder / "run").mkdir()
         self.loop = BackgroundLoop("test-images")
-        self.launcher = GvisorLauncher(folder, "ptrace")
+        self.launcher = GvisorLauncher(folder, "ptrace", python)
         self.loop.call(self.launcher.prepare())
         assert self.launcher._folder
         self.folder = self.launcher._folder / "images"
@@ -240,6 +241,34 @@ def test_another_version_of_gvisor_has_another_image(
         opened.run("print(1)")
         assert (len(opened.images), opened.counts) == (2, (2, 0))
     finally:
+        opened.close()
+
+
+# Holds a file of its own in memory, as libraries hold their code.
+HOLDING = """
+import mmap
+file = open(__file__.replace("holding.py", "held"), "rb")
+held = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+version = 1
+"""
+
+
+def test_an_update_of_what_was_loaded_is_another_image(tmp_path: Path) -> None:
+    """gVisor would read the pages that are missing from the new file."""
+    template = Template("python", "python", preload=("holding",))
+    code = "import holding; print(holding.version, holding.held[-1:])"
+    modules = {"holding.py": HOLDING, "held": "a" * 8192}
+    with environment_with(modules) as (environment, packages):
+        opened = Restoring(tmp_path, str(environment / "bin" / "python3"))
+        assert opened.run(code, template) == "1 b'a'\n"
+        draft = packages / "draft"
+        draft.write_text("b")
+        draft.rename(packages / "held")
+        assert opened.run(code, template) == "1 b'b'\n"
+        draft.write_text(HOLDING.replace("= 1", "= 2"))
+        draft.rename(packages / "holding.py")
+        assert opened.run(code, template) == "2 b'b'\n"
+        assert len(opened.images) <= 1
         opened.close()
 
 

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from . import preload, python_runner, reseed, wire
+from . import preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
 from .image_content import fill_tmp
 from .job import PROGRAMS
@@ -70,7 +70,10 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
         except preload.Missing as error:
             _give_up(channel_out, str(error))
     if template.get("image"):
-        _become_image(channel_in, channel_out)
+        # Only here: others do not pay for it.
+        from . import warm_image
+
+        warm_image.become(channel_in, channel_out)
     template["bounds"] = bounds(template["limits"])  # type: ignore[arg-type]
     # Elsewhere than in process 1 of a namespace /tmp and the like are the host's.
     uid: "int | None" = template["uid"]  # type: ignore[assignment]
@@ -113,15 +116,6 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
             preload.load_passive()
             is_first = False
         child = _warm_up(template, channel_out)
-
-
-def _become_image(channel_in: int, channel_out: int) -> None:
-    """Say that all is loaded, and wait. Who goes on from here is one of many that begin with this
-    memory, each with a channel of its own."""
-    wire.write_all(channel_out, wire.pack({"type": "loaded"}, []))
-    if wire.read_frame(channel_in, wire.Parser(0)) is None:
-        os._exit(0)
-    reseed.reseed()
 
 
 def _warm_up(template: "dict[str, object]", channel_out: int) -> Child:

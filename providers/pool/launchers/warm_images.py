@@ -5,6 +5,9 @@ loads them, is written to a folder by `runsc checkpoint` before it was asked for
 All others begin as it was there: they fork the process that runs code themselves, which seeds anew
 what is seeded (guest/reseed.py). No image ever holds anything of a run.
 
+What was loaded must still be what lies on the disk: gVisor reads pages of programs from there, and
+does not notice that an update has put another file in the place of one.
+
 Whatever goes wrong with an image is ours. The sandbox is then started afresh, and the next one
 makes another image.
 """
@@ -47,17 +50,29 @@ REST_SECONDS = 600.0
 # Templates whose image is kept: those of former settings have one too.
 MOST_IMAGES = 8
 
+# The names of all files that a template's modules were loaded from.
+NAMES_BYTES = 4 << 20
+
+# CLOCK_REALTIME_COARSE, by which files have their times. `time` has no name for it.
+_COARSE_CLOCK = 5
+
 # All that a restored guest waits for. It says nothing.
 _GO = wire.pack({"type": "go"}, [])
 
 _FAILURES = (SandboxError, OSError, ChannelClosed, wire.FrameError, TimeoutError)
 
 
+# Name of a file, and what is another number once it is another file.
+_Files = list[tuple[bytes, tuple[int, ...] | None]]
+
+
 @dataclass
 class _Image:
-    """Of one template: where it is, None where there is none, and how it went so far."""
+    """Of one template: where it is, None where there is none, what it was made of, and how it went
+    so far."""
 
     folder: Path | None = None
+    files: _Files = field(default_factory=list)
     failures: int = 0
     not_before: float = 0.0
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,10 +113,13 @@ class WarmImages:
         folder = None
         try:
             async with image.making:
+                if image.folder is not None and _have_changed(image.files):
+                    shutil.rmtree(image.folder, ignore_errors=True)
+                    image.folder = None
                 if image.folder is None:
-                    image.folder = await self._make(template)
-                folder = image.folder
-            guest = await self._restore(template, folder)
+                    image.folder, image.files = await self._make(template)
+                folder, files = image.folder, image.files
+            guest = await self._restore(template, folder, files)
         except _FAILURES as error:
             if not (isinstance(error, RateLimited) or wire.is_exhaustion(error)):
                 self._doubt(image, folder, template, error)
@@ -111,7 +129,7 @@ class WarmImages:
         return guest
 
     def _of(self, template: Template) -> _Image:
-        key = template, _version(self._runsc)
+        key = template, _mark(self._runsc)
         image = self._images.pop(key) if key in self._images else _Image()
         # The one asked for last is the last.
         self._images[key] = image
@@ -120,19 +138,24 @@ class WarmImages:
                 shutil.rmtree(folder, ignore_errors=True)
         return image
 
-    async def _make(self, template: Template) -> Path:
-        """The folder of a new image. Raises what is in _FAILURES."""
+    async def _make(self, template: Template) -> tuple[Path, _Files]:
+        """The folder of a new image, and what it was made of. Raises what is in _FAILURES."""
+        before = time.clock_gettime_ns(_COARSE_CLOCK)
         folder = self._folder / str(next(self._numbers))
         folder.mkdir(mode=0o700)
         guest = self._begin(template, None)
         channel = None
         try:
             channel = await guest.open()
+            channel.limit = NAMES_BYTES
             with hurried_when_late(guest):
                 async with asyncio.timeout(LOADING_SECONDS):
-                    header, _ = await channel.receive()
+                    header, parts = await channel.receive()
             if header.get("type") != "loaded":
                 raise CreationFailed(str(header.get("reason") or "it did not load its modules"))
+            files = [(name, _mark(name)) for name in parts["files"].split(b"\0")]
+            if any(mark is not None and mark[-1] >= before for _, mark in files):
+                raise CreationFailed("its programs were changed meanwhile")
             await _write(guest, folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -142,9 +165,9 @@ class WarmImages:
                 # Before its socket is, whose number the next one may get.
                 channel.close()
             await guest.destroy()
-        return folder
+        return folder, files
 
-    async def _restore(self, template: Template, folder: Path) -> GvisorGuest:
+    async def _restore(self, template: Template, folder: Path, files: _Files) -> GvisorGuest:
         """One that has gone on from where the image was made. Raises what is in _FAILURES."""
         guest = self._begin(template, folder)
         try:
@@ -156,6 +179,8 @@ class WarmImages:
             # What it says is heard by whoever uses it.
             if not channel.recv(1, socket.MSG_PEEK):
                 raise CreationFailed(guest.complaint() or "it ended")
+            if _have_changed(files):
+                raise CreationFailed("its programs were changed meanwhile")
         except BaseException:
             await guest.destroy()
             raise
@@ -214,10 +239,15 @@ async def _readable(channel: socket.socket) -> None:
         loop.remove_reader(channel)
 
 
-def _version(program: str) -> Hashable:
-    """What changes when another version of a program takes its place."""
+def _have_changed(files: _Files) -> bool:
+    return any(_mark(name) != mark for name, mark in files)
+
+
+def _mark(name: bytes | str) -> tuple[int, ...] | None:
+    """What changes when another file takes this one's place, the time of its last change at the
+    end. None where there is none, as of what only sandboxes see."""
     try:
-        found = os.stat(program)
-    except OSError:
+        found = os.stat(name)
+    except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
