@@ -22,6 +22,7 @@ from providers.pool.template import Template
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
 from tests.environments import environment_with
+from tests.kept_guest import KeptGuest
 from tests.rich import require_module
 from tests.test_reseeding import DRAW, PRELOADED, assert_all_different
 
@@ -132,6 +133,50 @@ def test_what_a_restored_sandbox_starts_has_seeds_and_a_layout_of_its_own(
     shared: Restoring,
 ) -> None:
     assert_all_different([json.loads(shared.run(OF_A_NEW_PROCESS)) for _ in range(2)])
+
+
+def test_contexts_of_restored_sandboxes_draw_different_numbers(shared: Restoring) -> None:
+    def draw() -> list[str]:
+        guest = shared.loop.call(shared.launcher.start(TEMPLATE))
+        command = {"python": [shared.launcher.interpreter("python") or ""]}
+        kept = KeptGuest(guest._channel, command)  # type: ignore[attr-defined]
+        assert not kept.keep().failed
+        code = "import random, uuid; print(random.random(), uuid.uuid4())"
+        assert not kept.ask("context.create", language="python", context="other").failed
+        drawn = [kept.run(code, context=name).stdout for name in ("default", "other")]
+        shared.loop.call(guest.destroy())
+        return drawn
+
+    drawn = [*draw(), *draw()]
+    assert len({*drawn}) == 4
+    assert "" not in drawn
+
+
+def _rights(pid: int) -> set[tuple[str, ...]]:
+    """What a process and all below it may do on this machine."""
+    own = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
+    kept = ("Name", "Uid", "Gid", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+    spaces = [
+        kind
+        for kind in ("pid", "net", "mnt", "ipc", "uts", "user")
+        if os.readlink(own / "ns" / kind) == os.readlink(f"/proc/self/ns/{kind}")
+    ]
+    found = {(*(status[name].strip() for name in kept), *spaces, os.readlink(own / "root"))}
+    for task in (own / "task").iterdir():
+        for child in (task / "children").read_text().split():
+            found |= _rights(int(child))
+    return found
+
+
+def test_gvisor_is_as_closed_in_after_a_restore_as_after_a_start(shared: Restoring) -> None:
+    seen = []
+    for template in (Template("python", "python"), TEMPLATE):
+        sandbox = shared.start(template)
+        seen.append(_rights(sandbox.guest._process.pid))  # type: ignore[attr-defined]
+        shared.loop.call(sandbox.destroy())
+    assert seen[0] == seen[1]
+    assert len(seen[0]) >= 3
 
 
 def test_clocks_are_right_after_a_restore(shared: Restoring) -> None:

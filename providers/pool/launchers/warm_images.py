@@ -151,7 +151,7 @@ class WarmImages:
             with hurried_when_late(guest):
                 async with asyncio.timeout(LOADING_SECONDS):
                     header, parts = await channel.receive()
-            if header.get("type") != "loaded":
+            if header.get("type") != "loaded" or "files" not in parts:
                 raise CreationFailed(str(header.get("reason") or "it did not load its modules"))
             files = [(name, _mark(name)) for name in parts["files"].split(b"\0")]
             if any(mark is not None and mark[-1] >= before for _, mark in files):
