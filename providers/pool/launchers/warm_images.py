@@ -108,11 +108,12 @@ class WarmImages:
         """A restored sandbox, whose image is made for the first of its template. None where that
         does not work: then one is to be started afresh."""
         image = self._of(template)
-        if time.monotonic() < image.not_before:
-            return None
-        folder = None
+        failures, folder = image.failures, None
         try:
             async with image.making:
+                if time.monotonic() < image.not_before or failures < image.failures:
+                    # By whoever had the lock before.
+                    return None
                 if image.folder is not None and _have_changed(image.files):
                     shutil.rmtree(image.folder, ignore_errors=True)
                     image.folder = None
@@ -142,7 +143,6 @@ class WarmImages:
         """The folder of a new image, and what it was made of. Raises what is in _FAILURES."""
         before = time.clock_gettime_ns(_COARSE_CLOCK)
         folder = self._folder / str(next(self._numbers))
-        folder.mkdir(mode=0o700)
         guest = self._begin(template, None)
         channel = None
         try:
@@ -156,6 +156,7 @@ class WarmImages:
             files = [(name, _mark(name)) for name in parts["files"].split(b"\0")]
             if any(mark is not None and mark[-1] >= before for _, mark in files):
                 raise CreationFailed("its programs were changed meanwhile")
+            folder.mkdir(mode=0o700)
             await _write(guest, folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
