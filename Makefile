@@ -65,6 +65,7 @@ bench-containers: venv-dev ## Measure the Docker pool against its peers (needs D
 	@$(PY) -m benchmarks.tenant_kernel
 	@$(PY) -m benchmarks.cold_starts
 	@$(PY) -m benchmarks.kernels
+	@$(PY) -m benchmarks.warm_images
 
 chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minutes 20 --seed 1")
 	@$(PY) -m tests.chaos $(ARGS)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.pool.guest_files import find_python
 from tests.conftest import require
+from tests.environments import environment_with
 from tests.sandboxes import Local
 
 LOOK = "import sys, only_here; print(sys.prefix, only_here.value)"
@@ -23,16 +21,8 @@ LOOK = "import sys, only_here; print(sys.prefix, only_here.value)"
 @pytest.fixture(scope="module")
 def environment() -> Iterator[Path]:
     """A virtual environment with one module in it, where sandboxes have nothing of their own."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    found = folder / "venv"
-    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", found], check=True)
-    (packages,) = found.glob("lib/python*/site-packages")
-    (packages / "only_here.py").write_text("value = 42\n")
-    # Whoever made it lets others read it: a sandbox has another user.
-    subprocess.run(["chmod", "-R", "a+rX", found], check=True)
-    yield found
-    shutil.rmtree(folder)
+    with environment_with({"only_here.py": "value = 42\n"}) as (found, _):
+        yield found
 
 
 @pytest.mark.parametrize("launcher", ["bubblewrap", "gvisor"])

@@ -1,4 +1,4 @@
-"""Which files are written through memory: a file system need not put that down in their times."""
+"""Which files are in the memory of processes."""
 
 import os
 
@@ -13,6 +13,7 @@ _MOST_BYTES = 1024 * 1024
 def mapped_for_writing(device: int) -> "Iterator[int | None]":
     """Inodes of `device` in the memory of processes that write through it; None now and then.
 
+    A file system need not put down in a file's times that it is written so.
     Only of processes that we may look into, which are those of our user.
     """
     for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
@@ -25,6 +26,12 @@ def mapped_for_writing(device: int) -> "Iterator[int | None]":
             major, _, minor = fields[3].partition(b":")
             if os.makedev(int(major, 16), int(minor, 16)) == device:
                 yield int(fields[4])
+
+
+def mapped_files() -> "set[bytes]":
+    """Paths of the files that are in this process's memory."""
+    lines = [line.split(maxsplit=5) for line in _maps("self").split(b"\n")]
+    return {fields[5] for fields in lines if len(fields) == 6 and fields[5].startswith(b"/")}
 
 
 def _maps(pid: str) -> bytes:

@@ -69,6 +69,11 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
             preload.load(template["preload"])  # type: ignore[arg-type]
         except preload.Missing as error:
             _give_up(channel_out, str(error))
+    if template.get("image"):
+        # Only here: others do not pay for it.
+        from . import warm_image
+
+        warm_image.become(channel_in, channel_out)
     template["bounds"] = bounds(template["limits"])  # type: ignore[arg-type]
     # Elsewhere than in process 1 of a namespace /tmp and the like are the host's.
     uid: "int | None" = template["uid"]  # type: ignore[assignment]

@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
@@ -16,6 +17,9 @@ from providers.guest import wire
 from providers.pool.cgroup import Cgroup, Evidence
 from providers.pool.channel import GuestChannel
 from providers.pool.template import Template
+
+# A start that yields to others is to be late on a busy machine, but not to fail of it.
+YIELDING_SECONDS = 3.0
 
 # What most guests share: nothing, with nobody.
 ALONE = "execution"
@@ -272,6 +276,38 @@ class ProcessGuest(PidfdGuest):
         """Who asks for the complaint later must not be told what is in another's descriptor."""
         self._said = read_complaint(self._stderr)
         os.close(self._stderr)
+
+
+async def end_of(process: subprocess.Popen[bytes]) -> None:
+    """Wait for it without a thread."""
+    pidfd = os.pidfd_open(process.pid)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+@contextlib.contextmanager
+def hurried_when_late(guest: Guest) -> Iterator[None]:
+    """Have its start yield to others, as all that starts does, for YIELDING_SECONDS at most."""
+    loop = asyncio.get_running_loop()
+    hurry = loop.call_later(YIELDING_SECONDS, partial(guest.yield_processors, yields=False))
+    try:
+        yield
+    finally:
+        if loop.time() >= hurry.when():
+            guest.yield_processors(yields=True)
+        hurry.cancel()
+
+
+def about(launcher: Launcher) -> dict[str, Any]:
+    """What a pool's figures say of its launcher."""
+    counts: dict[str, int] = getattr(launcher, "counts", {})
+    return {"runtime": launcher.runtime, "enforced_by": dict(launcher.enforced_by), **counts}
 
 
 def start_process(

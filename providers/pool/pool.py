@@ -12,7 +12,7 @@ from typing import Any
 from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.pool import surplus
 from providers.pool.demand import missing, without_start
-from providers.pool.launcher import Launcher, start_failure
+from providers.pool.launcher import Launcher, about, start_failure
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import PoolSettings
 from providers.pool.shares import Shares
@@ -123,8 +123,7 @@ class Pool:
     def stats(self) -> dict[str, Any]:
         """What the pool holds now, in all and per template."""
         return {
-            "runtime": self._launcher.runtime,
-            "enforced_by": dict(self._launcher.enforced_by),
+            **about(self._launcher),
             "isolation": self._settings.isolation,
             "size": self._settings.size,
             "capacity": self._settings.capacity,

@@ -23,7 +23,13 @@ from providers.pool.answer import read_answer
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.pool.claims import readable
-from providers.pool.launcher import Guest, LastingGuest, Starter, exhausted
+from providers.pool.launcher import (
+    Guest,
+    LastingGuest,
+    Starter,
+    exhausted,
+    hurried_when_late,
+)
 from providers.pool.live import LiveRun
 from providers.pool.observing import observed
 from providers.pool.requests import answer_bytes, request_frame
@@ -46,9 +52,6 @@ EVIDENCE_SECONDS = 3.0
 
 # The exit code of a program that SIGKILL ended, as it does with all in a sandbox that ends.
 KILLED = 137
-
-# A start that yields to others is to be late on a busy machine, but not to fail of it.
-YIELDING_SECONDS = 3.0
 
 _numbers = itertools.count(1)
 
@@ -95,7 +98,9 @@ class Sandbox:
         try:
             channel = await guest.open()
             async with asyncio.timeout(START_SECONDS):
-                header, _ = await _first_word(guest, channel)
+                # What a guest says once it is warm, or that it cannot be.
+                with hurried_when_late(guest):
+                    header, _ = await channel.receive()
             if header.get("type") == "failed":
                 reason = f"Template {template.name!r}: {header.get('reason')}"
                 raise exhausted(reason) if header.get("exhausted") else CreationFailed(reason)
@@ -367,15 +372,3 @@ class Sandbox:
             out_of_memory=out_of_memory,
             outputs=outputs,
         )
-
-
-async def _first_word(guest: Guest, channel: GuestChannel) -> Frame:
-    """What a guest says once it is warm, or that it cannot be."""
-    loop = asyncio.get_running_loop()
-    hurry = loop.call_later(YIELDING_SECONDS, partial(guest.yield_processors, yields=False))
-    try:
-        return await channel.receive()
-    finally:
-        if loop.time() >= hurry.when():
-            guest.yield_processors(yields=True)
-        hurry.cancel()

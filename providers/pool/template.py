@@ -35,6 +35,7 @@ class Template:
         uid: int | None = None,
         bound_processes: bool = True,
         alone_seconds: float | None = None,
+        image: bool = False,
     ) -> str:
         """The template as the guest reads it.
 
@@ -42,6 +43,7 @@ class Template:
         makes the supervisor bound the memory itself where no cgroup does. `bound_processes` is
         for where the kernel counts only the sandbox's own, and not all that the user runs.
         `alone_seconds` is how long a guest waits for its host whose channel does not end with it.
+        With `image` it stops once its modules are loaded, to be copied, and goes on by a frame.
         """
         limits = self.limits
         described: dict[str, Any] = {
@@ -54,6 +56,7 @@ class Template:
             "uid": uid,
             "watch_memory": watch_memory,
             **({} if alone_seconds is None else {"alone_seconds": alone_seconds}),
+            **({"image": True} if image else {}),
             "limits": {
                 "file_bytes": limits.file_bytes,
                 "open_files": limits.open_files,

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from providers.pool.launcher import Guest, ProcessGuest, Starter, start_failure
 from providers.pool.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
 from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.launchers.tenant_kernel import TenantKernels
+from providers.pool.launchers.warm_images import WarmImages
 from providers.pool.seccomp import build_filter
 from providers.pool.template import WORKSPACE, Template
 
@@ -55,8 +56,9 @@ class GvisorLauncher(OwnProgramsLauncher):
         super().__init__("gvisor", data_dir, python, rest_seconds=0.03)
         self._platform = platform
         self._runsc = ""
-        self._bundles: dict[str, Path] = {}
+        self._bundles: dict[Hashable, Path] = {}
         self._kernels: TenantKernels | None = None
+        self._images: WarmImages | None = None
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
@@ -71,6 +73,8 @@ class GvisorLauncher(OwnProgramsLauncher):
         }
         if self._cgroups:
             self._kernels = TenantKernels(self._start_kernel, self.enforced_by)
+        if self._folder:
+            self._images = WarmImages(self._folder / "images", self._runsc, self._begin_image)
 
     def close(self) -> None:
         if self._kernels:
@@ -79,14 +83,34 @@ class GvisorLauncher(OwnProgramsLauncher):
         if self._cgroups:
             self._cgroups.remove()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many sandboxes were restored from an image, and how often one failed."""
+        images = self._images
+        return {"restored": images.restored, "failed_restores": images.failed} if images else {}
+
     async def start(self, template: Template) -> Guest:
+        if self._images and self._images.are_for(template):
+            restored = await self._images.start(template)
+            if restored:
+                return restored
+        return self._start(template, template, self._supervisor(template))
+
+    def _begin_image(self, template: Template, image: Path | None) -> GvisorGuest:
+        """A sandbox that stops once it has loaded its modules, or one that goes on from there."""
+        process = self._supervisor(template, image=True)
+        return self._start((template, "image"), template, process, image)
+
+    def _start(
+        self,
+        kind: Hashable,
+        template: Template,
+        process: dict[str, Any],
+        image: Path | None = None,
+    ) -> GvisorGuest:
         # The kernel inside needs memory of its own beside what the program may use.
-        return self._run(
-            template.name,
-            self._supervisor(template),
-            template.limits.workspace_bytes,
-            template.limits.memory_bytes + (64 << 20),
-        )
+        memory_bytes = template.limits.memory_bytes + (64 << 20)
+        return self._run(kind, process, template.limits.workspace_bytes, memory_bytes, image=image)
 
     def for_owner(self, owner: str) -> Starter:
         if self._kernels is None:
@@ -106,19 +130,20 @@ class GvisorLauncher(OwnProgramsLauncher):
 
     def _run(
         self,
-        kind: str,
+        kind: Hashable,
         process: dict[str, Any],
         workspace_bytes: int,
         memory_bytes: int,
         more: Sequence[dict[str, Any]] = (),
+        image: Path | None = None,
     ) -> GvisorGuest:
-        """`runsc run`, whose bundle, with `more` mounts, is made for the first of a kind. Raises
-        SandboxError."""
+        """`runsc run`, or `runsc restore` from an image, whose bundle, with `more` mounts, is made
+        for the first of a kind. Raises SandboxError."""
         if self._folder is None:
             raise CreationFailed("gVisor: the launcher was not prepared.")
         bundle = self._bundles.get(kind)
         if bundle is None:
-            folder = self._folder / "bundles" / kind
+            folder = self._folder / "bundles" / str(len(self._bundles))
             mounts = make_root(
                 folder / "rootfs",
                 Seen(self._python, self._guest_dir, self._hidden),
@@ -130,27 +155,29 @@ class GvisorLauncher(OwnProgramsLauncher):
             self._bundles[kind] = bundle
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         state = self._folder / name
-        command = [
+        tool = [
             *(self._runsc, "--root", str(state), "--network=none", "--ignore-cgroups"),
             *(f"--platform={self._platform}", "--host-uds=none", "--overlay2=none"),
             *(() if os.geteuid() == 0 else ("--rootless",)),
-            *("run", "--bundle", str(bundle), name),
         ]
+        how = ["restore", "--image-path", str(image)] if image else ["run"]
+        command = [*tool, *how, "--bundle", str(bundle), name]
         try:
             cgroup = None
             if self._cgroups:
                 cgroup = self._cgroups.new(memory_bytes)
                 for path in cgroup.procs:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
-            return GvisorGuest(command, cgroup, state)
+            return GvisorGuest(command, cgroup, state, tool)
         except OSError as error:
             raise start_failure("gVisor", error) from error
 
-    def _supervisor(self, template: Template) -> dict[str, Any]:
+    def _supervisor(self, template: Template, *, image: bool = False) -> dict[str, Any]:
         argument = template.guest_argument(
             workspace=WORKSPACE,
             watch_memory=self._cgroups is None,
             uid=_USER,
+            image=image,
         )
         return process_of(self._python, "supervisor", [argument], _CAPABILITIES)
 
@@ -163,13 +190,17 @@ class GvisorLauncher(OwnProgramsLauncher):
 
 
 class GvisorGuest(ProcessGuest):
-    """A gVisor kernel with all in it."""
+    """A gVisor kernel with all in it. By `tool` and `name` more can be asked of it."""
 
     # Its group can be made larger at any time.
     most_bytes: int | None = None
     facts: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, command: list[str], cgroup: Cgroup | None, state: Path) -> None:
+    def __init__(
+        self, command: list[str], cgroup: Cgroup | None, state: Path, tool: Sequence[str]
+    ) -> None:
+        self.tool = tool
+        self.name = state.name
         self._state = state
         self._out_of_memory = False
         super().__init__(command, cgroup)

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from providers.pool.hardening import RUNC, Hardening
 from providers.pool.launcher import (
     Guest,
     PidfdGuest,
+    end_of,
     read_complaint,
     start_failure,
     start_process,
@@ -138,7 +138,7 @@ class RuncLauncher(OwnProgramsLauncher):
         _be_nice(process.pid, 0 if self._hurried else STARTING_NICE)
         try:
             async with asyncio.timeout(START_SECONDS):
-                await _end_of(process)
+                await end_of(process)
         finally:
             process.kill()
             code = process.wait()
@@ -240,18 +240,6 @@ def _end_by_file(path: Path) -> None:
     """End the container whose process 1 this file names, if there is one."""
     with contextlib.suppress(OSError, ValueError):
         os.kill(int(path.read_text()), signal.SIGKILL)
-
-
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    pidfd = os.pidfd_open(process.pid)
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
 
 
 def check_rights() -> None:
