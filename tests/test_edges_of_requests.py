@@ -14,6 +14,7 @@ from executions.services.sessions.requests import SessionRequest
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.running import run
+from tests.sessions import URL, cell, opened
 from tests.test_declared_requests import BODIES, description
 
 SESSION = "01a1fd3e-5869-7be3-b4ad-c3848c823008"
@@ -40,6 +41,14 @@ ASKED = {"code": "x", "user_id": "a"}
         ("Mkdir", {"path": "./."}, False),
         ("Mkdir", {"path": ".a"}, True),
         ("Mkdir", {"path": "./a"}, True),
+        ("Mkdir", {"path": "a" * 255}, True),
+        ("Mkdir", {"path": f"a/{'a' * 256}"}, False),
+        ("Mkdir", {"path": "/".join("a" * 64)}, True),
+        ("Mkdir", {"path": "/".join("a" * 65)}, False),
+        ("Mkdir", {"path": "a//" * 64}, True),
+        ("ContextRequest", {"language": "python", "cwd": "a" * 256}, False),
+        ("Cell", PROGRAM | {"run_at": None}, False),
+        ("Cell", PROGRAM | {"webhook": None}, True),
         ("ExecutionRequest", PROGRAM | {"mode": "async", "priority": "low"}, True),
         (
             "ExecutionRequest",
@@ -117,6 +126,52 @@ def test_a_run_in_a_session_that_is_none_is_answered_as_described(
 
     assert answer.status_code == 404
     assert "404" in description()["paths"]["/api/v1/executions"]["post"]["responses"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("files/move", {"from": "none", "to": "a"}, "from"),
+        ("files/move", {"from": "file", "to": "none/a"}, "to"),
+        ("files/move", {"from": "file", "to": "folder"}, "to"),
+        ("processes", {"command": ["no-such-program"]}, "command"),
+        ("processes", {"command": ["no-such-program"], "background": True}, "command"),
+    ],
+    ids=str,
+)
+def test_what_the_sandbox_refuses_is_told_by_the_field_of_the_request(
+    path: str, body: dict[str, Any], field: str, kept_here: None, alice: Caller
+) -> None:
+    session = opened(alice)
+    cell(alice, session, "import os; os.mkdir('folder'); open('file', 'w').close()")
+
+    answer = alice.client.post(f"{URL}/{session['id']}/{path}", body)
+
+    assert answer.status_code in (400, 404), answer.content
+    assert answer.json()["error"]["field"] == field
+
+
+def test_an_empty_claim_is_none_beside_a_header_as_within_one(
+    scripted: object, alice: Caller
+) -> None:
+    for said, header in (("", "me"), ("me", "")):
+        body = {"code": "x", "agent": said}
+        answer = alice.client.post("/api/v1/executions", body, headers={"X-Agent": header})
+        assert answer.status_code == 200, answer.content
+        assert answer.json()["agent"] == "me"
+
+
+def test_no_parameter_and_no_field_of_a_form_is_null() -> None:
+    paths = description()["paths"]
+    form = paths["/v1/files/upload"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    schemas = list(form["schema"]["properties"].values())
+    for methods in paths.values():
+        for operation in methods.values():
+            schemas += [each["schema"] for each in operation.get("parameters", ())]
+
+    assert not [
+        each for each in schemas if each and jsonschema.Draft202012Validator(each).is_valid(None)
+    ]
 
 
 @pytest.mark.parametrize("name", ["a%0Ab", "%0A", "a%0A"])

@@ -12,6 +12,7 @@ from django.conf import settings
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from executions.services.declared import Rule, at_most
+from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES
 from executions.text import is_storable
 
 MAX_ENVIRONMENT = 100
@@ -28,7 +29,11 @@ _MOMENT = (
 )
 _NO_NUL = r"^[^\u0000]*$"
 _NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
-_RELATIVE = r"(?!/|([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
+_PART = rf"[^/\u0000]{{1,{MOST_NAME_BYTES}}}"
+_RELATIVE = (
+    r"(?!/|([^\u0000]*/)?\.\.(/|$))"
+    rf"({_PART}(/+{_PART}){{0,{MOST_FOLDERS - 1}}}/*)?$"
+)
 # One part of a path that has one way to be written.
 PATH_PART = r"(?!\.{1,2}(/|$))[^/\u0000]{1,255}"
 
@@ -101,6 +106,11 @@ def _path(path: str) -> str:
         raise ValueError("Must be relative to the workspace.")
     if ".." in path.split("/"):
         raise ValueError("Must hold no '..'.")
+    parts = [part for part in path.split("/") if part]
+    if len(parts) > MOST_FOLDERS:
+        raise ValueError(f"Must be at most {MOST_FOLDERS} levels deep.")
+    if any(len(part.encode("utf-8", "surrogateescape")) > MOST_NAME_BYTES for part in parts):
+        raise ValueError(f"Each part must be at most {MOST_NAME_BYTES} bytes.")
     return path
 
 
