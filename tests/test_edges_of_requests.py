@@ -50,6 +50,9 @@ ASKED = {"code": "x", "user_id": "a"}
         ("ContextRequest", {"language": "python", "cwd": "a" * 256}, False),
         ("Cell", PROGRAM | {"run_at": None}, False),
         ("Cell", PROGRAM | {"webhook": None}, True),
+        ("ExecutionRequest", {"code": " \x1c\x85"}, False),
+        ("ExecutionRequest", {"code": "\ufeff\n"}, False),
+        ("ExecutionRequest", {"code": "\ufeffx"}, True),
         ("ExecutionRequest", PROGRAM | {"mode": "async", "priority": "low"}, True),
         (
             "ExecutionRequest",

@@ -28,7 +28,10 @@ _MOMENT = (
     rf"{_HOUR_MINUTE}:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR_MINUTE})"
 )
 _NO_NUL = r"^[^\u0000]*$"
-_NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+# To Python and to ECMAScript different characters are blank; here all of both are.
+_BLANKS = r"\s\u001c-\u001f\u0085\ufeff"
+_SOMETHING = re.compile(f"[^{_BLANKS}]")
+_NOT_BLANK = rf"^[^\u0000]*[^{_BLANKS}\u0000][^\u0000]*$"
 _PART = rf"[^/\u0000]{{1,{MOST_NAME_BYTES}}}"
 _RELATIVE = (
     r"(?!/|([^\u0000]*/)?\.\.(/|$))"
@@ -45,7 +48,7 @@ def storable(value: str) -> str:
 
 
 def program(code: str) -> str:
-    if not code.strip():
+    if not _SOMETHING.search(code):
         raise ValueError("Must not be empty.")
     storable(code)
     if len(code.encode()) > settings.SANDBOX_MAX_CODE_BYTES:
