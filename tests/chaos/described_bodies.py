@@ -39,7 +39,8 @@ FILES = (
 )
 STATE = "only the sandbox knows"
 CONTEXTS = ("create_context",)
-RUNS = ("run_execution", "run_in_session", "start_process")
+CELLS = ("run_execution", "run_in_session")
+RUNS = (*CELLS, "start_process")
 SCHEDULES = ("create_schedule", "change_schedule")
 REFUSED = (
     Refusal(FILES, "No such file or directory", STATE),
@@ -59,8 +60,8 @@ REFUSED = (
     Refusal(
         ("open_session",), "provider: Must be a configuration on", "the tenant's route decides"
     ),
-    Refusal(("run_execution",), "Name one that runs", "the session's context decides"),
-    Refusal(("interrupt_session",), "The session has no context of this id", STATE),
+    Refusal(CELLS, "Name one that runs", "the session's context decides"),
+    Refusal((*CELLS, "interrupt_session"), "The session has no context of this id", STATE),
     Refusal(RUNS, "says otherwise. Send one of them.", "a header and the body together"),
     Refusal((*RUNS, *SCHEDULES), "must be a schema for a tool", "of any JSON Schema"),
     Refusal((*RUNS, *SCHEDULES), "cannot be the name of a tool", "Python's own words"),
