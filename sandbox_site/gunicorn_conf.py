@@ -41,6 +41,8 @@ asgi_loop = "asyncio"
 asgi_lifespan = "off"
 workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
 keepalive = 65
+# The most that gunicorn can have: an address may hold a path of 4096 bytes, and other parameters.
+limit_request_line = 8190
 timeout = 60
 # Until the master kills. A worker keeps its own time and needs less.
 graceful_timeout = math.ceil(

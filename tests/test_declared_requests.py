@@ -199,6 +199,8 @@ def alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def least(schema: dict[str, Any]) -> Any:
     """One valid value."""
+    if "const" in schema:
+        return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     if "type" not in schema:

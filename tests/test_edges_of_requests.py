@@ -10,10 +10,12 @@ import pytest
 
 from executions.api.agent_sandbox.requests import ExecuteRequest
 from executions.services.sessions.commands import CommandRequest
+from executions.services.sessions.errors import named_as
 from executions.services.sessions.requests import SessionRequest
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.running import run
+from tests.sessions import URL, opened
 from tests.test_declared_requests import BODIES, description
 
 SESSION = "01a1fd3e-5869-7be3-b4ad-c3848c823008"
@@ -40,6 +42,17 @@ ASKED = {"code": "x", "user_id": "a"}
         ("Mkdir", {"path": "./."}, False),
         ("Mkdir", {"path": ".a"}, True),
         ("Mkdir", {"path": "./a"}, True),
+        ("Mkdir", {"path": "a" * 255}, True),
+        ("Mkdir", {"path": f"a/{'a' * 256}"}, False),
+        ("Mkdir", {"path": "/".join("a" * 64)}, True),
+        ("Mkdir", {"path": "/".join("a" * 65)}, False),
+        ("Mkdir", {"path": "a//" * 64}, True),
+        ("ContextRequest", {"language": "python", "cwd": "a" * 256}, False),
+        ("Cell", PROGRAM | {"run_at": None}, False),
+        ("Cell", PROGRAM | {"webhook": None}, True),
+        ("ExecutionRequest", {"code": " \x1c\x85"}, False),
+        ("ExecutionRequest", {"code": "\ufeff\n"}, False),
+        ("ExecutionRequest", {"code": "\ufeffx"}, True),
         ("ExecutionRequest", PROGRAM | {"mode": "async", "priority": "low"}, True),
         (
             "ExecutionRequest",
@@ -117,6 +130,56 @@ def test_a_run_in_a_session_that_is_none_is_answered_as_described(
 
     assert answer.status_code == 404
     assert "404" in description()["paths"]["/api/v1/executions"]["post"]["responses"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("files/move", {"from": "none", "to": "a"}, "from"),
+        ("processes", {"command": ["no-such-program"]}, "command"),
+        ("processes", {"command": ["no-such-program"], "background": True}, "command"),
+    ],
+    ids=str,
+)
+def test_what_the_sandbox_refuses_is_told_by_the_field_of_the_request(
+    path: str, body: dict[str, Any], field: str, kept_here: None, alice: Caller
+) -> None:
+    session = opened(alice)
+
+    answer = alice.client.post(f"{URL}/{session['id']}/{path}", body)
+
+    assert answer.status_code in (400, 404), answer.content
+    assert answer.json()["error"]["field"] == field
+
+
+def test_a_refusal_is_told_by_the_name_of_the_request_in_its_words_too() -> None:
+    with pytest.raises(InvalidConfiguration) as refused, named_as({"target": "to"}):
+        raise InvalidConfiguration("target: Is taken.", field="target")
+
+    assert (refused.value.field, refused.value.message) == ("to", "to: Is taken.")
+
+
+def test_an_empty_claim_is_none_beside_a_header_as_within_one(
+    scripted: object, alice: Caller
+) -> None:
+    for said, header in (("", "me"), ("me", "")):
+        body = {"code": "1", "agent": said}
+        answer = alice.client.post("/api/v1/executions", body, headers={"X-Agent": header})
+        assert answer.status_code == 200, answer.content
+        assert answer.json()["agent"] == "me"
+
+
+def test_no_parameter_and_no_field_of_a_form_is_null() -> None:
+    paths = description()["paths"]
+    form = paths["/v1/files/upload"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    schemas = list(form["schema"]["properties"].values())
+    for methods in paths.values():
+        for operation in methods.values():
+            schemas += [each["schema"] for each in operation.get("parameters", ())]
+
+    assert not [
+        each for each in schemas if each and jsonschema.Draft202012Validator(each).is_valid(None)
+    ]
 
 
 @pytest.mark.parametrize("name", ["a%0Ab", "%0A", "a%0A"])

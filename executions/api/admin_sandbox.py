@@ -52,7 +52,11 @@ from providers.services.trial import try_provider
 T = TypeVar("T")
 Action = PendingChange.Action
 ProviderId = Annotated[
-    str, Field(description="The provider's id; of another configuration of it, `id@name`.")
+    str,
+    Field(
+        min_length=1,
+        description="The provider's id; of another configuration of it, `id@name`.",
+    ),
 ]
 Reason = Annotated[str, Field(max_length=500), STORABLE]
 

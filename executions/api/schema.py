@@ -32,13 +32,17 @@ ERRORS = {
 }
 
 
+# An API key in either header, or the admin's session.
+_KEY: tuple[dict[str, list[str]], ...] = ({"apiKey": []}, {"bearer": []})
+_SESSION: dict[str, list[str]] = {"session": []}
+
+
 class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     target_class = ApiKeyAuthentication
     name = ["apiKey", "bearer"]
 
     def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
-        """Either header will do."""
-        return [{"apiKey": []}, {"bearer": []}]
+        return [*_KEY]
 
     def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
         return [
@@ -53,8 +57,7 @@ class KeyOrSessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-unt
     name: list[str] = []
 
     def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
-        """An API key in either header, or the admin's session."""
-        return [{"apiKey": []}, {"bearer": []}, {"session": []}]
+        return [*_KEY, _SESSION]
 
     def get_security_definition(self, auto_schema: object) -> list[dict[str, str]]:
         return []
@@ -66,8 +69,7 @@ class AdminScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
     name = "session"
 
     def get_security_requirement(self, auto_schema: object) -> list[dict[str, list[str]]]:
-        """A key of scope admin in either header, or the admin's session."""
-        return [{"apiKey": []}, {"bearer": []}, {"session": []}]
+        return [*_KEY, _SESSION]
 
     def get_security_definition(self, auto_schema: object) -> dict[str, str]:
         return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}

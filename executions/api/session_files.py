@@ -21,6 +21,7 @@ from executions.api.downloading import download, ranged_download
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.services.sessions import files
+from executions.services.sessions.errors import named_as
 from executions.services.sessions.file_requests import (
     FILE,
     FOLDER,
@@ -161,7 +162,8 @@ class FileMoveView(SessionApiView):
     def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
-        moved = yield from files.moving(session, wanted.source, wanted.to)
+        with named_as({"path": "from", "target": "to"}):
+            moved = yield from files.moving(session, wanted.source, wanted.to)
         return json_response(entry_detail(moved))
 
 

@@ -46,10 +46,15 @@ from executions.services.sessions.requests import (
 )
 from executions.services.shapes import Query
 from executions.services.waiting import Waits
+from providers.sandbox import DEFAULT_CONTEXT
 
 T = TypeVar("T")
 SESSION_ID = OpenApiParameter("session_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 CONTEXT_ID = OpenApiParameter("context_id", str, OpenApiParameter.PATH)
+# A sandbox always has its first one.
+OTHER_CONTEXT = OpenApiParameter(
+    "context_id", {"type": "string", "not": {"const": DEFAULT_CONTEXT}}, OpenApiParameter.PATH
+)
 TAGS = ["sessions"]
 
 
@@ -291,7 +296,7 @@ class ContextView(SessionApiView):
         operation_id="end_context",
         summary="End an interpreter",
         tags=TAGS,
-        parameters=[SESSION_ID, CONTEXT_ID],
+        parameters=[SESSION_ID, OTHER_CONTEXT],
         responses={204: None, **schema.errors(401, 404, 409, 502, 503)},
     )
     @answered_later

@@ -12,6 +12,7 @@ from django.conf import settings
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from executions.services.declared import Rule, at_most
+from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES
 from executions.text import is_storable
 
 MAX_ENVIRONMENT = 100
@@ -27,8 +28,15 @@ _MOMENT = (
     rf"{_HOUR_MINUTE}:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR_MINUTE})"
 )
 _NO_NUL = r"^[^\u0000]*$"
-_NOT_BLANK = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
-_RELATIVE = r"(?!/|([^\u0000]*/)?\.\.(/|$))[^\u0000]*$"
+# To Python and to ECMAScript different characters are blank; here all of both are.
+_BLANKS = r"\s\u001c-\u001f\u0085\ufeff"
+_SOMETHING = re.compile(f"[^{_BLANKS}]")
+_NOT_BLANK = rf"^[^\u0000]*[^{_BLANKS}\u0000][^\u0000]*$"
+_PART = rf"[^/\u0000]{{1,{MOST_NAME_BYTES}}}"
+_RELATIVE = (
+    r"(?!/|([^\u0000]*/)?\.\.(/|$))"
+    rf"({_PART}(/+{_PART}){{0,{MOST_FOLDERS - 1}}}/*)?$"
+)
 # One part of a path that has one way to be written.
 PATH_PART = r"(?!\.{1,2}(/|$))[^/\u0000]{1,255}"
 
@@ -40,7 +48,7 @@ def storable(value: str) -> str:
 
 
 def program(code: str) -> str:
-    if not code.strip():
+    if not _SOMETHING.search(code):
         raise ValueError("Must not be empty.")
     storable(code)
     if len(code.encode()) > settings.SANDBOX_MAX_CODE_BYTES:
@@ -101,6 +109,11 @@ def _path(path: str) -> str:
         raise ValueError("Must be relative to the workspace.")
     if ".." in path.split("/"):
         raise ValueError("Must hold no '..'.")
+    parts = [part for part in path.split("/") if part]
+    if len(parts) > MOST_FOLDERS:
+        raise ValueError(f"Must be at most {MOST_FOLDERS} levels deep.")
+    if any(len(part.encode("utf-8", "surrogateescape")) > MOST_NAME_BYTES for part in parts):
+        raise ValueError(f"Each part must be at most {MOST_NAME_BYTES} bytes.")
     return path
 
 

@@ -294,19 +294,18 @@ def _hash_of(parts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-# What needs a run that nobody waits for.
-_ONLY_ASYNC = {
-    "anyOf": [
-        {"required": ["mode"], "properties": {"mode": {"const": "async"}}},
-        {
-            "properties": {
-                "webhook": {"type": "null"},
-                "run_at": {"type": "null"},
-                "priority": {"pattern": "^normal$"},
-            }
-        },
-    ]
-}
+_NO_WEBHOOK = {"webhook": {"type": "null"}}
+
+
+def _only_async(without: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of some fields by a run that somebody waits for."""
+    is_async = {"required": ["mode"], "properties": {"mode": {"const": "async"}}}
+    return {"anyOf": [is_async, {"properties": without}]}
+
+
+_ONLY_ASYNC = _only_async(
+    _NO_WEBHOOK | {"run_at": {"type": "null"}, "priority": {"pattern": "^normal$"}}
+)
 
 _TOOLS_IN_PYTHON = {
     "anyOf": [
@@ -353,7 +352,7 @@ CELL = Body(
         *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
         *("traceparent", "priority", "run_at", "provider"),
     ),
-    says={"allOf": [_ONLY_ASYNC]},
+    says=_only_async(_NO_WEBHOOK),
 )
 
 

@@ -103,8 +103,10 @@ class Query(Generic[T]):
         return self.declaration(**given)
 
     def schema(self) -> dict[str, Any]:
-        """Its parameters as an object in JSON Schema."""
-        return _schema(self.declaration)
+        """Its parameters as an object in JSON Schema. No text is null."""
+        schema = _schema(self.declaration)
+        properties = {name: _not_null(each) for name, each in schema["properties"].items()}
+        return {**schema, "properties": properties}
 
     def _properties(self) -> dict[str, Any]:
         found = _PROPERTIES.get(self.declaration)
@@ -171,6 +173,15 @@ def _plain(schema: Any, parts: Mapping[str, Any]) -> Any:
         elif key != "title" and not (key == "default" and value is None):
             plain[key] = _plain(value, parts)
     return plain
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    several = schema.get("anyOf", ())
+    rest = [each for each in several if each.get("type") != "null"]
+    if len(rest) == len(several):
+        return schema
+    others = {key: value for key, value in schema.items() if key != "anyOf"}
+    return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

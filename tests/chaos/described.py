@@ -1,7 +1,8 @@
 """Ask a service at random for all that its description has, by schemathesis, and judge the answers.
 
 No failure of the service, no status, header, media type or shape that is not described, and nothing
-accepted that the description forbids. Event streams are left out: they do not end.
+accepted that the description forbids, or refused that it allows. Event streams are left out: they
+do not end.
 """
 
 from __future__ import annotations

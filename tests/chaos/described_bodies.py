@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import jsonschema
 import schemathesis
 from hypothesis import strategies
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 CRON = ("30 6 * * mon-fri", "0 0 1 1 *", "*/5 8-17 * * *")
 # What may be said by a header and in the body as well, and then is the same.
@@ -16,6 +19,61 @@ TWICE = {
     "X-On-Behalf-Of": "on_behalf_of",
     "Idempotency-Key": "idempotency_key",
 }
+# What the web server reads of an address (sandbox_site/gunicorn_conf.py).
+MOST_OF_ADDRESS = 8190
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What is refused though it is described: by which operations, how it is told, and why."""
+
+    operations: tuple[str, ...]
+    told: str
+    why: str
+
+
+FILES = (
+    *("list_session_files", "remove_session_file", "read_session_file", "write_session_file"),
+    *("move_session_file", "make_session_directory", "read_session_archive"),
+    "write_session_archive",
+)
+STATE = "only the sandbox knows"
+CONTEXTS = ("create_context",)
+CELLS = ("run_execution", "run_in_session")
+RUNS = (*CELLS, "start_process")
+SCHEDULES = ("create_schedule", "change_schedule")
+REFUSED = (
+    Refusal(FILES, "No such file or directory", STATE),
+    Refusal(FILES, "Not a directory", STATE),
+    Refusal(FILES, "regular file", STATE),
+    Refusal(FILES, "Something has this name", STATE),
+    Refusal(FILES, "Something else has this name", STATE),
+    Refusal(("write_session_archive",), "rchive", "a format is not for JSON Schema to say"),
+    Refusal((*FILES, *CONTEXTS, *RUNS, *SCHEDULES), " bytes", "there, texts have characters"),
+    Refusal((*CONTEXTS, "start_process"), "no folder", STATE),
+    Refusal(("start_process",), "No such file or directory", STATE),
+    Refusal(("start_process",), "There is no such user", STATE),
+    Refusal(("write_to_process",), "Its input is closed, or it has none.", STATE),
+    Refusal(("resize_process",), "It has no terminal.", STATE),
+    Refusal(CONTEXTS, "no such language", STATE),
+    Refusal(("open_session",), "language: Must be one of", "the tenant's route decides"),
+    Refusal(
+        ("open_session",), "provider: Must be a configuration on", "the tenant's route decides"
+    ),
+    Refusal(CELLS, "Name one that runs", "the session's context decides"),
+    Refusal((*CELLS, "interrupt_session"), "The session has no context of this id", STATE),
+    Refusal(RUNS, "says otherwise. Send one of them.", "a header and the body together"),
+    Refusal((*RUNS, *SCHEDULES), "must be a schema for a tool", "of any JSON Schema"),
+    Refusal((*RUNS, *SCHEDULES), "cannot be the name of a tool", "Python's own words"),
+    Refusal((*RUNS, *SCHEDULES), "Must be a time with its zone", "not every day is in the year"),
+    Refusal((*RUNS, *SCHEDULES), "Another file has this path", "files together"),
+    Refusal((*RUNS, *SCHEDULES), "Its url must be https", "where a name leads to"),
+    Refusal(
+        ("set_config", "test_connection", "set_active"),
+        "Unknown provider",
+        "what is installed decides",
+    ),
+)
 
 schemathesis.openapi.media_type("application/x-tar", strategies.binary(max_size=2048))
 schemathesis.openapi.format("cron", strategies.sampled_from(CRON))
@@ -29,3 +87,36 @@ def filter_case(context: Any, case: Any) -> bool:
     if not isinstance(body, dict):
         return True
     return not any(name in headers and body.get(field) for name, field in TWICE.items())
+
+
+@schemathesis.check
+def what_is_described_is_accepted(ctx: Any, response: Any, case: Any) -> bool | None:
+    """As schemathesis's own check has it, but for REFUSED."""
+    if _is_excepted(response, case) or not _is_body(case):
+        return None
+    return positive_data_acceptance(ctx, response, case)
+
+
+def _is_excepted(response: Any, case: Any) -> bool:
+    if response.status_code == 414:
+        # Each parameter may be as long, and all together longer than is read.
+        return len(response.request.url) > MOST_OF_ADDRESS
+    name = case.operation.definition.raw.get("operationId")
+    return any(
+        name in each.operations and each.told in response.text
+        for each in REFUSED
+        if response.status_code == 400
+    )
+
+
+def _is_body(case: Any) -> bool:
+    """Whether a body of JSON is what is described: where schemathesis can make none that is, it
+    sends another for it."""
+    content = case.operation.definition.raw.get("requestBody", {}).get("content", {})
+    described = content.get(case.media_type)
+    if described is None or case.media_type != "application/json":
+        return True
+    parts = {"components": case.operation.schema.raw_schema["components"]}
+    return bool(
+        jsonschema.Draft202012Validator({**described["schema"], **parts}).is_valid(case.body)
+    )

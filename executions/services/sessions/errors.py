@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from executions.models import Session, Tenant
-from providers.errors import ErrorCode, SandboxError
+from providers.errors import ErrorCode, InvalidConfiguration, SandboxError
 
 CONFLICT = ErrorCode(
     "conflict", "Conflict", "Look at the session: it has ended, or it is busy.", 409
@@ -35,6 +38,19 @@ class NoSuchSession(SandboxError):
     """There is none of this id, or it is somebody else's: nobody is told which."""
 
     entry = NOT_FOUND
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """What the sandbox refuses is told by the names that the request has for it."""
+    try:
+        yield
+    except InvalidConfiguration as error:
+        if (name := names.get(error.field or "")) is not None:
+            if error.message.startswith(prefix := f"{error.field}: "):
+                error.message = f"{name}: {error.message.removeprefix(prefix)}"
+            error.field = name
+        raise
 
 
 def refuse_ended(session: Session) -> None:

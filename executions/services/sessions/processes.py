@@ -30,7 +30,7 @@ from executions.services.sessions.background import Follower
 from executions.services.sessions.cells import PID
 from executions.services.sessions.commands import CommandRequest
 from executions.services.sessions.control import done_in
-from executions.services.sessions.errors import Conflict, refuse_ended
+from executions.services.sessions.errors import Conflict, named_as, refuse_ended
 from executions.services.sessions.finding import ends_by
 from executions.services.sessions.place import SHARING, lender_of, step_in
 from executions.services.sessions.process_claims import MOST_PID, checked_pid, checked_processes
@@ -72,7 +72,7 @@ def starting(
     execution, _ = open_record(request, caller)
     try:
         yield from _within_policy(session, execution, request)
-        pid = yield from done_in(session, lambda kept: kept.processes.start(command), checked_pid)
+        pid = yield from done_in(session, lambda kept: _started(kept, command), checked_pid)
     except SandboxError as error:
         close_unrun(execution, error)
         raise
@@ -170,6 +170,11 @@ def resizing(session: Session, pid: int, size: tuple[int, int]) -> Waits[None]:
     yield from done_in(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
 
 
+def _started(kept: KeptSandbox, command: Command) -> Any:
+    with named_as({"argv": "command", "environment": "env"}):
+        return kept.processes.start(command)
+
+
 class _Command:
     """A command as `place` runs it, once."""
 
@@ -199,7 +204,7 @@ class _Command:
             if emit is not None:
                 emit(event)
 
-        pid = checked_pid(kept.processes.start(command))
+        pid = checked_pid(_started(kept, command))
         with self._lock:
             self._pid = pid
             is_given_up = self._is_given_up
