@@ -15,6 +15,7 @@ from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child
+from .protocol import CALL_BYTES
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -82,14 +83,14 @@ class Context:
             raise Refused("something runs in this context", "context")
         if self.language == "bash" and header.get("environment"):
             raise Refused("a run in bash has the environment of its context", "environment")
-        if self.language != "python" and header.get("tools"):
-            raise Refused("only code in Python calls tools", "tools")
+        if self.language == "bash" and header.get("tools"):
+            raise Refused("only code in Python and JavaScript calls tools", "tools")
         if self._child is None:
             self._take_over(self._fork())
         assert self._child is not None
         self.cell = Cell(operation, self, header, parts)
         self._reports.limit = REPORT_BYTES + max(
-            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"]
+            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"], CALL_BYTES
         )
         self.cell.attach(self._child.stdout, self._child.stderr)
         for fd in (self._child.stdout, self._child.stderr):
