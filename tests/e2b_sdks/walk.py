@@ -221,6 +221,9 @@ async def walk_commands(sandbox: Any) -> None:
     for kill in (commands.kill, None):
         sleeps = await got(commands.run("sleep 600", background=True))
         assert await got(kill(sleeps.pid) if kill else sleeps.kill())
+        # It ends a moment after the signal.
+        with raises(e2b.CommandExitException):
+            await got(sleeps.wait())
     assert not await got(sleeps.kill())
     works("commands.kill handle.kill")
     if hasattr(commands, "stream_input"):
