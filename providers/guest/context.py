@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .contexts import ContextRoom
     from .kept import Header, Loop, Operation, Parts
 
-# How long a new interpreter may take to be ready.
-START_SECONDS = 10.0
 # What one report may have beside its parts.
 REPORT_BYTES = 4096
 # The text that an interpreter other than Python needs to become a context.
@@ -55,7 +53,7 @@ class Context:
         self.waiting: "list[Operation]" = []
         self._room = room
         self._is_ready = False
-        self._has_rehearsed = False
+        self._has_rehearsed = self._is_late = False
         self._was_lost = False
         self._pending: "list[memoryview]" = []
         self._reports = wire.Parser(REPORT_BYTES)
@@ -169,6 +167,11 @@ class Context:
         elif self._child is not None:
             trees.kill(self.pid)
 
+    def _be_late(self) -> None:
+        """It takes longer to be ready than it may, most likely because the machine is busy."""
+        self._is_late = True
+        self.lose()
+
     def use_too_much(self) -> None:
         """It is the largest of those that use up the memory."""
         if self.cell is not None:
@@ -182,7 +185,7 @@ class Context:
 
     def _take_over(self, child: Child) -> None:
         self._child, self.pid = child, child.pid
-        self._is_ready = self._has_rehearsed = False
+        self._is_ready = self._has_rehearsed = self._is_late = False
         self._reports = wire.Parser(REPORT_BYTES)
         self._pending = []
         for fd in (child.job, child.report, child.stop):
@@ -190,7 +193,7 @@ class Context:
                 os.set_blocking(fd, False)
         self.loop.watch(child.report, select.POLLIN, lambda _: self._read_reports())
         self.loop.on_end(child.pid, lambda code, usage: self._ended(child, code, usage))
-        self._timer = self.loop.at(time.monotonic() + START_SECONDS, self.lose)
+        self._timer = self.loop.at(time.monotonic() + self._room.start_seconds, self._be_late)
 
     def _be_context(self) -> None:
         """Say to an interpreter that has rehearsed what it is to be."""
@@ -283,9 +286,13 @@ class Context:
             seconds = usage.ru_utime + usage.ru_stime
             self._end_cell(context_kept=False, cpu_seconds=seconds)
         complaint = "" if was_ready else _complaint(child)
+        if self._is_late:
+            complaint = (
+                f"it was not ready within {self._room.start_seconds:g} s. {complaint}".strip()
+            )
         child.close()
         self._child = None
-        kind = "exhausted" if code == EXHAUSTED else "refused"
+        kind = "exhausted" if self._is_late or code == EXHAUSTED else "refused"
         for operation in self.waiting:
             operation.failed(f"the interpreter did not start: {complaint}", code=kind)
             if operation.name == "context.create":
