@@ -21,6 +21,7 @@ from providers.base import (
     KEPT,
     MEMORY,
     PROCESSES,
+    TOOLS,
     WATCHING,
     WORKSPACE,
 )
@@ -30,6 +31,7 @@ from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
 )
+from providers.promised_calls import calls_tools
 from providers.promised_changes import archives_single_paths, tells_changes
 from providers.promises import Broken, Check, Probe, expect, expect_in, expect_refusal
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox, Process
@@ -130,6 +132,17 @@ def _calls_main(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     expect("without", sandbox.run(Job(defined)).has_result, False)
     result = sandbox.run(Job(defined, arguments={"n": 2}))
     expect("result", (result.has_result, result.result, result.stderr), (True, 42, ""))
+
+
+@_check(
+    "code calls tools, and goes on with what they are answered",
+    TOOLS,
+    python="import tools\nfor n in (1, 2): print(tools.double(n=n)['is'])",
+    javascript="import { double } from 'tools'\n"
+    "for (const n of [1, 2]) console.log((await double({ n })).is)",
+)
+def _calls_tools(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
+    calls_tools(sandbox, code)
 
 
 @_check("a deadline ends the run, and says what became of the context")

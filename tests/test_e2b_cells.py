@@ -62,6 +62,30 @@ def test_rich_values_have_their_names(sandbox: Sandbox) -> None:
     assert rich.extra == {"application/x-own+json": {"o": 1}}
 
 
+@pytest.mark.parametrize(
+    ("code", "json"),
+    [
+        ("[1, 'é', None, 0.5, float('nan'), (2, [])]", [1, "é", None, 0.5, None, [2, []]]),
+        ("{'a': {1: True}, None: {False: 2**64 - 1}}", {"a": {"1": True}, "null": {"false": 2**64 - 1}}),
+        ("import numpy, datetime\n[numpy.arange(2), numpy.float64(1), datetime.date(2020, 1, 2)]", [[0, 1], 1.0, "2020-01-02"]),
+        ("import dataclasses\n@dataclasses.dataclass\nclass D:\n  x: int\n[D(3)]", [{"x": 3}]),
+        # What is in it has none, or it is no list and no dict.
+        ("[object()]", None),
+        ("[{(1, 2): 3}]", None),
+        ("[2**64]", None),
+        ("x = []\nx.append(x)\nx", None),
+        ("list(range(20_001))", None),
+        ("(1, 2)", None),
+        ("'[1]'", None),
+    ],
+)  # fmt: skip
+def test_a_list_or_a_dict_has_its_json(sandbox: Sandbox, code: str, json: object) -> None:
+    (shown,) = sandbox.run_code(code).results
+
+    assert (shown.json, shown.is_main_result) == (json, True)
+    assert shown.text
+
+
 # As smolagents tells an agent's answer: the name decides.
 MADE_IN_A_FUNCTION = """
 def answer():

@@ -32,12 +32,15 @@ SLEEP = "import time\nprint('on', flush=True)\ntime.sleep(80)"
 
 @pytest.fixture(scope="module")
 def keys(streaming_site: Site) -> dict[str, str]:
-    """Of a colleague, and of one who may only read."""
+    """Of a colleague, of one who may only read, and of those that are held to something else."""
     code = (
         "from executions.models import Tenant\n"
         "from executions.services.keys import create_api_key\n"
         "t = Tenant.objects.get(slug='wonderland')\n"
-        "print(create_api_key(t, 'colleague')[1], create_api_key(t, 'reader', scopes='read')[1])"
+        "for name, bounds in {'colleague': {}, 'reader': {'scopes': 'read'},\n"
+        "    'language': {'languages': 'ruby'}, 'provider': {'providers': 'e2b'},\n"
+        "    'template': {'templates': 'data'}}.items():\n"
+        "    print('key', name, create_api_key(t, name, **bounds)[1])"
     )
     done = subprocess.run(
         [*MANAGE, "shell", "-c", code],
@@ -46,8 +49,8 @@ def keys(streaming_site: Site) -> dict[str, str]:
         check=True,
         capture_output=True,
     )
-    colleague, reader = done.stdout.decode().split()[-2:]
-    return {"colleague": colleague, "reader": reader}
+    lines = [line.split() for line in done.stdout.decode().splitlines()]
+    return {line[1]: line[2] for line in lines if line[:1] == ["key"]}
 
 
 def test_of_a_stranger_nothing_is_there_and_a_colleague_shares_all(
@@ -109,6 +112,29 @@ def test_a_key_sees_and_calls_only_what_its_scopes_allow(
             for name in ("run_code", "session_open", "file_write"):
                 said = json.loads(await refusal(reader, name, code="1"))
                 assert said["error"]["code"] == "forbidden"
+
+    go(work)
+
+
+def test_a_key_is_held_to_its_bounds(streaming_site: Site, keys: dict[str, str]) -> None:
+    async def work() -> None:
+        async with connected(streaming_site) as owner:
+            here = {"session_id": (await called(owner, "session_open"))["session_id"]}
+        runs: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("run_code", {"code": "1"}),
+            ("session_open", {}),
+            ("session_run", {**here, "code": "1"}),
+            ("command_run", {**here, "command": "ls"}),
+            ("command_start", {**here, "command": "ls"}),
+        )
+        beyond = {"language": runs, "provider": runs, "template": runs[1:2]}
+        for bound, calls in beyond.items():
+            async with connected(streaming_site, keys[bound]) as client:
+                for name, arguments in calls:
+                    said = json.loads(await refusal(client, name, **arguments))["error"]
+                    assert (said["code"], said["field"]) == ("forbidden", bound), name
+        async with connected(streaming_site) as owner:
+            await called(owner, "session_close", **here)
 
     go(work)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,45 @@ def test_a_client_on_this_machine_runs_code_with_a_key_from_a_file(
     go(work)
 
 
+def test_nothing_is_done_for_a_tenant_that_is_not_active(streaming_site: Site) -> None:
+    """Its keys could do nothing either."""
+    options = ("--tenant", "elsewhere")
+
+    def make(is_active: int) -> None:
+        file = streaming_site.data_dir / "cofferdam.sqlite3"
+        with closing(sqlite3.connect(file, timeout=20)) as database:
+            change = "UPDATE executions_tenant SET is_active = ? WHERE slug = 'elsewhere'"
+            database.execute(change, [is_active])
+            database.commit()
+
+    async def work() -> None:
+        async with over_stdio(streaming_site.data_dir, *options) as client:
+            assert await called(client, "session_list")
+            make(0)
+            for name in ("run_code", "session_list"):
+                assert "not active" in await refusal(client, name, code="1")
+
+    try:
+        go(work)
+        assert "not active" in _complaint(streaming_site, *options)
+    finally:
+        make(1)
+
+
+def _complaint(site: Site, *options: str) -> str:
+    """Of a command that does not start."""
+    done = subprocess.run(
+        [*MANAGE, "mcp", *options],
+        env=clean_environment(site.data_dir),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    return done.stderr
+
+
 def test_without_a_valid_key_or_a_tenant_it_says_what_is_wrong(
     streaming_site: Site, tmp_path: Path
 ) -> None:
@@ -63,14 +104,4 @@ def test_without_a_valid_key_or_a_tenant_it_says_what_is_wrong(
         (["--tenant", "nobody"], "create_tenant"),
         ([], "required"),
     ):
-        done = subprocess.run(
-            [*MANAGE, "mcp", *options],
-            env=clean_environment(streaming_site.data_dir),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode != 0
-        assert said in done.stderr
-        assert done.stdout == ""
+        assert said in _complaint(streaming_site, *options)

@@ -143,6 +143,15 @@ def test_a_call_is_told_on_the_stream_and_its_answer_comes_back(streaming_site: 
     assert [each["state"] for each in found.calls().json["results"]] == ["answered", "answered"]
 
 
+def test_javascript_calls_tools(streaming_site: Site) -> None:
+    code = "const { search } = require('tools')\nconst main = () => search({ query: 'x' })"
+    with run(streaming_site, code, language="javascript") as found:
+        call = found.until("tool_call")
+        assert call["arguments"] == {"query": "x"}
+        assert found.answer(call["id"], {"result": ["a", 1]}).status == 200
+        assert found.done()["result"] == ["a", 1]
+
+
 def test_a_cell_calls_tools_and_the_next_one_does_not(streaming_site: Site) -> None:
     site = streaming_site
     session = ask(site.service, "POST", "/api/v1/sessions", {}, key=site.alice).json["id"]

@@ -140,6 +140,13 @@ def test_the_bounds_are_the_guests_own(kept: KeptGuest) -> None:
     assert sum(header["event"] == "call" for header, _ in ended.events) == MOST_CALLS
 
 
+def test_a_call_may_be_larger_than_what_a_run_may_show(kept: KeptGuest) -> None:
+    small = {"result_bytes": 100, "rich_output_bytes": 100}
+    number = begun(kept, "from tools import search\nprint(search(q='x' * 32000))", limits=small)
+
+    assert answered(kept, number, result=1).stdout == "1\n"
+
+
 def test_only_so_many_wait_at_once(kept: KeptGuest) -> None:
     code = f"""
         import threading, time, tools

@@ -95,17 +95,19 @@ class EventStream(StreamingHttpResponse):
         """What there is to be sent now, and whether more may come."""
         if self._is_over:
             return b"", False
-        if self._source is None:
+        # In this order: whatever has an end by now had its source before.
+        last, source = self._last, self._source
+        if source is None:
             # What failed while it waited for its beginning has an end all the same.
-            self._is_over = self._last is not None
-            return self.ending(self._last) if self._last is not None else b"", not self._is_over
-        entries, is_all = self._source.read(self._after, PIECE_BYTES)
+            self._is_over = last is not None
+            return self.ending(last) if last is not None else b"", not self._is_over
+        entries, is_all = source.read(self._after, PIECE_BYTES)
         if entries:
             self._after = entries[-1].seq
         body = b"".join(map(self.line, entries))
-        if is_all and self._last is not None:
+        if is_all and last is not None:
             self._is_over = True
-            body += self.ending(self._last)
+            body += self.ending(last)
         return body, not self._is_over
 
     def line(self, entry: Entry) -> bytes:

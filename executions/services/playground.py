@@ -19,7 +19,7 @@ from executions.services.sessions.errors import tenant_of
 from executions.services.sessions.finding import living_session_of
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
-from executions.services.tenants import INTERNAL, internal_tenant
+from executions.services.tenants import INTERNAL, internal_tenant, require_active
 from executions.services.waiting import Waits
 from executions.text import is_storable
 
@@ -43,7 +43,7 @@ def playing(
     request = read(mode="async", subject=_subject())
     if request.session is not None:
         tenant = tenant_of(living_session_of(None, request.session))
-        _refuse_inactive(tenant)
+        require_active(tenant)
     else:
         tenant = _tenant(tenant_slug)
     caller = Caller(tenant, request_id=request_id, client_address=address)
@@ -88,10 +88,5 @@ def _tenant(slug: str) -> Tenant:
         if found is None:
             refuse("tenant", "There is no tenant of this slug.")
         tenant = found
-    _refuse_inactive(tenant)
+    require_active(tenant)
     return tenant
-
-
-def _refuse_inactive(tenant: Tenant) -> None:
-    if not tenant.is_active:
-        refuse("tenant", "Is not active: nothing is run for it.")

@@ -53,6 +53,8 @@ MAX_PATH_BYTES = 512
 API_ENTRYPOINTS = ("auto", "main", "script")
 MODES = ("sync", "async")
 PRIORITIES = ("low", "normal", "high")
+# The languages of code that calls tools.
+_CALLS_TOOLS = ("python", "nodejs")
 
 _PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
@@ -173,7 +175,7 @@ class ExecutionRequest:
     ] = None
     tools: Annotated[
         Tools,
-        Field(description="Functions of the caller's that the code may call; only in Python."),
+        Field(description="Functions of the caller's, for code in Python and JavaScript to call."),
     ] = ()
     provider: ShortName = ""
     arguments_json: str = field(init=False, default="")
@@ -186,8 +188,8 @@ class ExecutionRequest:
                 refuse(name, "Only what runs in a session has one.")
         if self.session is not None and self.provider:
             refuse("provider", "A session stays where it was opened.")
-        if self.tools and self.language and normalize_language(self.language) != "python":
-            refuse("tools", "Only code in Python calls tools.")
+        if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
+            refuse("tools", "Only code in Python and JavaScript calls tools.")
         if self.tools and self.entrypoint != "auto":
             refuse("tools", "With tools the entrypoint is auto.")
         if self.priority != "normal" and self.mode != "async":
@@ -307,13 +309,13 @@ _ONLY_ASYNC = _only_async(
     _NO_WEBHOOK | {"run_at": {"type": "null"}, "priority": {"pattern": "^normal$"}}
 )
 
-_TOOLS_IN_PYTHON = {
+_TOOLS_IN_THESE = {
     "anyOf": [
         {"properties": {"tools": {"maxItems": 0}}},
         {
             "properties": {
                 "entrypoint": {"const": "auto"},
-                "language": {"pattern": "^python$"},
+                "language": {"pattern": "^(python|nodejs|javascript)$"},
             }
         },
     ]
@@ -342,7 +344,7 @@ RUN = Body(
                 }
             },
         ],
-        "allOf": [_ONLY_ASYNC, _TOOLS_IN_PYTHON],
+        "allOf": [_ONLY_ASYNC, _TOOLS_IN_THESE],
     },
 )
 CELL = Body(

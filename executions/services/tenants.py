@@ -36,3 +36,9 @@ def internal_tenant() -> Tenant:
             slug=INTERNAL, defaults={"name": "In-process callers"}
         )
     return tenant
+
+
+def require_active(tenant: Tenant) -> None:
+    """Raises InvalidConfiguration for one that is not active."""
+    if not tenant.is_active:
+        raise InvalidConfiguration("tenant: Is not active: nothing is run for it.", field="tenant")

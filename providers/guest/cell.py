@@ -99,7 +99,7 @@ class Cell:
             "environment": environment,
         }
         if self.tools:
-            header["tools"] = self.tools
+            header["tools"], header["call_bytes"] = self.tools, CALL_BYTES
         return wire.chunks(header, list(parts.items()))
 
     def attach(self, stdout: int, stderr: int) -> None:

@@ -15,6 +15,7 @@ from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child
+from .protocol import CALL_BYTES
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from .contexts import ContextRoom
     from .kept import Header, Loop, Operation, Parts
 
-# How long a new interpreter may take to be ready.
-START_SECONDS = 10.0
 # What one report may have beside its parts.
 REPORT_BYTES = 4096
 # The text that an interpreter other than Python needs to become a context.
@@ -54,7 +53,7 @@ class Context:
         self.waiting: "list[Operation]" = []
         self._room = room
         self._is_ready = False
-        self._has_rehearsed = False
+        self._has_rehearsed = self._is_late = False
         self._was_lost = False
         self._pending: "list[memoryview]" = []
         self._reports = wire.Parser(REPORT_BYTES)
@@ -82,14 +81,14 @@ class Context:
             raise Refused("something runs in this context", "context")
         if self.language == "bash" and header.get("environment"):
             raise Refused("a run in bash has the environment of its context", "environment")
-        if self.language != "python" and header.get("tools"):
-            raise Refused("only code in Python calls tools", "tools")
+        if self.language == "bash" and header.get("tools"):
+            raise Refused("only code in Python and JavaScript calls tools", "tools")
         if self._child is None:
             self._take_over(self._fork())
         assert self._child is not None
         self.cell = Cell(operation, self, header, parts)
         self._reports.limit = REPORT_BYTES + max(
-            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"]
+            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"], CALL_BYTES
         )
         self.cell.attach(self._child.stdout, self._child.stderr)
         for fd in (self._child.stdout, self._child.stderr):
@@ -168,6 +167,11 @@ class Context:
         elif self._child is not None:
             trees.kill(self.pid)
 
+    def _be_late(self) -> None:
+        """It takes longer to be ready than it may, most likely because the machine is busy."""
+        self._is_late = True
+        self.lose()
+
     def use_too_much(self) -> None:
         """It is the largest of those that use up the memory."""
         if self.cell is not None:
@@ -181,7 +185,7 @@ class Context:
 
     def _take_over(self, child: Child) -> None:
         self._child, self.pid = child, child.pid
-        self._is_ready = self._has_rehearsed = False
+        self._is_ready = self._has_rehearsed = self._is_late = False
         self._reports = wire.Parser(REPORT_BYTES)
         self._pending = []
         for fd in (child.job, child.report, child.stop):
@@ -189,7 +193,7 @@ class Context:
                 os.set_blocking(fd, False)
         self.loop.watch(child.report, select.POLLIN, lambda _: self._read_reports())
         self.loop.on_end(child.pid, lambda code, usage: self._ended(child, code, usage))
-        self._timer = self.loop.at(time.monotonic() + START_SECONDS, self.lose)
+        self._timer = self.loop.at(time.monotonic() + self._room.start_seconds, self._be_late)
 
     def _be_context(self) -> None:
         """Say to an interpreter that has rehearsed what it is to be."""
@@ -282,9 +286,13 @@ class Context:
             seconds = usage.ru_utime + usage.ru_stime
             self._end_cell(context_kept=False, cpu_seconds=seconds)
         complaint = "" if was_ready else _complaint(child)
+        if self._is_late:
+            complaint = (
+                f"it was not ready within {self._room.start_seconds:g} s. {complaint}".strip()
+            )
         child.close()
         self._child = None
-        kind = "exhausted" if code == EXHAUSTED else "refused"
+        kind = "exhausted" if self._is_late or code == EXHAUSTED else "refused"
         for operation in self.waiting:
             operation.failed(f"the interpreter did not start: {complaint}", code=kind)
             if operation.name == "context.create":

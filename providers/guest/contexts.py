@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .kept import Handler, Header, Loop, Operation, Parts
 
 NAME_LIMIT = 100
+# How long a new interpreter may take to be ready, where the host does not say.
+START_SECONDS = 10.0
 
 
 class ContextRoom:
@@ -27,6 +29,7 @@ class ContextRoom:
         self.loop = loop
         self.template = template
         self.environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        self.start_seconds: float = header.get("start_seconds") or START_SECONDS  # type: ignore[assignment]
         self.artifacts = os.path.abspath("artifacts")
         self._commands: "dict[str, list[str]]" = header.get("commands") or {}  # type: ignore[assignment]
         self._commands.setdefault(str(template["language"]), template["command"])  # type: ignore[arg-type]

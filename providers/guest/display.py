@@ -19,6 +19,7 @@ TEXT_LIMIT = 200_000
 # What is made of a value beside what it shows, and left out first where there is no room.
 CHART = "application/vnd.cofferdam.chart+json"
 COLUMNS = "application/vnd.cofferdam.columns+json"
+LISTED = "application/vnd.cofferdam.listed+json"
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -54,7 +55,7 @@ class Outputs:
     def display(self, *values: object) -> None:
         """Show values richly: the builtin `display` of every program."""
         for value in values:
-            bundle = self._represent(value)
+            bundle = {**self._represent(value), **_as_data(LISTED, _listed, value)}
             bundle["text/plain"] = _plain(value)
             self._send(bundle)
 
@@ -119,7 +120,7 @@ class Outputs:
 
     def _send(self, bundle: "dict[str, bytes]") -> None:
         size = sum(map(len, bundle.values()))
-        for mime in (CHART, COLUMNS):
+        for mime in (CHART, COLUMNS, LISTED):
             if size > self.room:
                 size -= len(bundle.pop(mime, b""))
         # An empty one is counted as left out.
@@ -147,9 +148,15 @@ def _columns_of(value: object) -> "dict[str, Any] | None":
     return frames.columns(value)
 
 
-def _as_data(
-    mime: str, make: "Callable[[Any], dict[str, Any] | None]", value: object
-) -> "dict[str, bytes]":
+def _listed(value: object) -> "Any":
+    if not isinstance(value, (list, dict)):
+        return None
+    from . import listed
+
+    return listed.as_json(value)
+
+
+def _as_data(mime: str, make: "Callable[[Any], Any]", value: object) -> "dict[str, bytes]":
     """The value as data. It has been shown, so nobody is told where that cannot be."""
     try:
         made = make(value)

@@ -43,8 +43,16 @@ class Exit {
   constructor (code) { this.code = code }
 }
 
+// A call was refused, or its answer is an error.
+class ToolError extends Error {
+  constructor (message) {
+    super(message)
+    this.name = 'ToolError'
+  }
+}
+
 module.exports = function serve (shared, header) {
-  const { job, report, encode, callsMain, acorn, ProgramError } = shared
+  const { job, report, encode, toJson, callsMain, acorn, ProgramError } = shared
   const write = process.stderr.write.bind(process.stderr)
   let running = null
   let count = 0
@@ -81,6 +89,42 @@ module.exports = function serve (shared, header) {
         ? `Uncaught ${util.inspect(error)}`
         : String(error.stack).split('\n').filter((line) => !OWN.test(line)).join('\n')
     write(text + '\n')
+  }
+
+  // The module `tools` of the cell that runs. Each call of its functions is a report, and the answer
+  // comes by the socket, as the cells do.
+  let tools = null
+  let calls = 0
+  const unanswered = new Map()
+  const load = Module._load
+  Module._load = function (request, ...rest) {
+    // A file of the program's may have the name where a cell has no tools.
+    return request === 'tools' && tools ? tools : Reflect.apply(load, this, [request, ...rest])
+  }
+
+  function offer ({ tools: names, call_bytes: most }) {
+    unanswered.clear()
+    tools = names ? { ToolError } : null
+    for (const name of names ?? []) {
+      Object.assign(tools, { [name]: async (args = {}) => call(name, args, most) })
+    }
+  }
+
+  async function call (name, args, most) {
+    if (!tools || !Object.hasOwn(tools, name)) throw new ToolError(`${name} is no tool of this run`)
+    let body
+    try {
+      if (args === null || typeof args !== 'object' || Array.isArray(args)) throw new TypeError('they are no object')
+      body = toJson(args)
+    } catch (error) {
+      throw new ToolError(`the arguments of ${name} are not JSON: ${error.message}`)
+    }
+    if (body.length > most) throw new ToolError(`the arguments of ${name} are more than ${most} bytes of JSON`)
+    const number = ++calls
+    report({ type: 'call', number: running.number, call: number, name }, [['arguments', body]])
+    const told = JSON.parse(await new Promise((resolve) => unanswered.set(number, resolve)))
+    if (told.error !== undefined) throw new ToolError(told.error)
+    return told.result
   }
 
   // What a later cell may declare again, so that code can be run twice: `var` in place of const,
@@ -155,7 +199,8 @@ module.exports = function serve (shared, header) {
     if (node.type === 'VariableDeclaration') return text.replace(/^(const|let)/, (word) => 'var'.padEnd(word.length))
     if (node.type === 'ClassDeclaration') return `var ${node.id.name} = ${text};`
     if (node.type !== 'ImportDeclaration') return text
-    const from = `await import(${JSON.stringify(node.source.value)})`
+    const source = JSON.stringify(node.source.value)
+    const from = source === '"tools"' && tools ? `require(${source})` : `await import(${source})`
     const names = []
     let whole = ''
     for (const { type, local, imported } of node.specifiers) {
@@ -203,6 +248,7 @@ module.exports = function serve (shared, header) {
     const text = parts.get('arguments')?.toString()
     const args = text === undefined ? undefined : JSON.parse(text)
     process.exitCode = undefined
+    offer(header)
     const ended = new Promise((resolve) => {
       running = { number: header.number, resultBytes: header.result_bytes, end: resolve }
     })
@@ -221,6 +267,7 @@ module.exports = function serve (shared, header) {
     await settled(number)
     if (error !== undefined) tell(error.thrown)
     running = null
+    offer({})
     process.exitCode = undefined
     for (const [name, value] of before) {
       if (value === undefined) delete process.env[name]
@@ -236,10 +283,19 @@ module.exports = function serve (shared, header) {
   const socket = new net.Socket({ fd: job, readable: true, writable: false })
   socket.on('data', (data) => {
     received = Buffer.concat([received, data])
-    for (let frame = take(); frame !== null; frame = take()) waiting.push(frame)
+    for (let frame = take(); frame !== null; frame = take()) {
+      if (frame.header.type === 'answer') answered(frame)
+      else waiting.push(frame)
+    }
     next()
   })
   socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
+
+  function answered ({ header, parts }) {
+    const resolve = unanswered.get(header.call)
+    unanswered.delete(header.call)
+    resolve?.(parts.get('answer').toString())
+  }
 
   // Not by a chain of promises: with what is broken off, all that was due in that turn is forgotten.
   function next () {

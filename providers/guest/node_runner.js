@@ -96,20 +96,24 @@ async function load (code, isModule, named) {
   return module.exports?.__main__
 }
 
-function encode (value, limit) {
+function toJson (value) {
   const refuseNaN = (_, item) => {
     if (typeof item === 'number' && !Number.isFinite(item)) {
       throw new TypeError(`${item} is not JSON`)
     }
     return item
   }
+  const text = JSON.stringify(value === undefined ? null : value, refuseNaN)
+  if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`)
+  // JSON.stringify escapes nothing beyond control characters but lone surrogates.
+  if (/(^|[^\\])(\\\\)*\\ud[89a-f]/.test(text)) throw new TypeError('a string in it is not valid Unicode')
+  return Buffer.from(text)
+}
+
+function encode (value, limit) {
   let encoded
   try {
-    const text = JSON.stringify(value === undefined ? null : value, refuseNaN)
-    if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`)
-    // JSON.stringify escapes nothing beyond control characters but lone surrogates.
-    if (/(^|[^\\])(\\\\)*\\ud[89a-f]/.test(text)) throw new TypeError('a string in it is not valid Unicode')
-    encoded = Buffer.from(text)
+    encoded = toJson(value)
   } catch (error) {
     throw new ProgramError(`main() returned a value that is not JSON: ${error.message}`)
   }
@@ -163,7 +167,7 @@ function beContext ({ header, parts }) {
   context.filename = context.id
   context.paths = []
   context._compile(parts.get('runner').toString(), context.id)
-  context.exports({ job: JOB, report, encode, callsMain, acorn, ProgramError }, header)
+  context.exports({ job: JOB, report, encode, toJson, callsMain, acorn, ProgramError }, header)
 }
 
 function serve () {

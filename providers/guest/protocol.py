@@ -13,6 +13,7 @@ for credit is not read from its pipe, so that the program waits as it would for 
 a run is the exception, whose output has a bound of its own and is dropped beyond it.
 
     keep         environment, memory_bytes; commands: language -> argv of its interpreter;
+                 start_seconds: for one to be ready;
                  lasting: marker, seconds; or none   done: contexts
     run          context, timeout, limits, environment, credit, tools; parts code, arguments,
                  file:PATH                           stdout, stderr (part data), output (parts: MIME

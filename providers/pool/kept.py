@@ -110,6 +110,7 @@ class Kept:
         keep = {
             "environment": dict(environment),
             "memory_bytes": sandbox.template.limits.memory_bytes,
+            "start_seconds": START_SECONDS - GRACE_SECONDS,
             "commands": {language: list(command) for language, command in commands.items()},
             **({} if lasting is None else {"lasting": dict(lasting)}),
         }

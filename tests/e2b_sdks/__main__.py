@@ -19,12 +19,14 @@ from tests.processes import ROOT, clean_environment, free_port
 from tests.site import MANAGE, prepare, serving
 
 START_SECONDS = 120.0
-# How each kind is configured. What comes in a cell is more than the usual sandbox has room for.
+_OF_A_POOL = {"max_memory": "1g", "timeout": 300}
+# How each kind is configured. What comes in a cell is more than the usual sandbox has room for, and on
+# a busy machine takes longer than the pool service usually lets a run take.
 LAUNCHERS: dict[str, tuple[str, dict[str, object]]] = {
     "bubblewrap": ("local", {"launcher": "bubblewrap", "max_memory": "1g"}),
     "gvisor": ("local", {"launcher": "gvisor", "max_memory": "1g"}),
-    "docker-runc": ("self_managed", {"runtime": "runc", "max_memory": "1g"}),
-    "docker-gvisor": ("self_managed", {"runtime": "runsc", "max_memory": "1g"}),
+    "docker-runc": ("self_managed", {"runtime": "runc", **_OF_A_POOL}),
+    "docker-gvisor": ("self_managed", {"runtime": "runsc", **_OF_A_POOL}),
 }
 
 

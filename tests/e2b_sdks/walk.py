@@ -221,6 +221,9 @@ async def walk_commands(sandbox: Any) -> None:
     for kill in (commands.kill, None):
         sleeps = await got(commands.run("sleep 600", background=True))
         assert await got(kill(sleeps.pid) if kill else sleeps.kill())
+        # It ends a moment after the signal.
+        with raises(e2b.CommandExitException):
+            await got(sleeps.wait())
     assert not await got(sleeps.kill())
     works("commands.kill handle.kill")
     if hasattr(commands, "stream_input"):
@@ -318,7 +321,8 @@ async def walk_cells(sandbox: Any) -> None:
         ("javascript", "const a = 5; a * 2", "10"),
         ("typescript", "const b: number = 5; b * 2", "10"),
     ):
-        assert (await got(sandbox.run_code(code, language=language))).text == said
+        ran = await got(sandbox.run_code(code, language=language))
+        assert (ran.text, ran.error) == (said, None), ran.error
     assert (await got(sandbox.run_code("echo hi", language="bash"))).logs.stdout == ["hi\n"]
     works("Sandbox.run_code")
     made = await got(sandbox.create_code_context(cwd="/home/user/made", language="python"))

@@ -49,7 +49,7 @@ export interface Cell {
   on_behalf_of?: string | null;
   /** Told when it has ended; only with mode async. */
   webhook?: { url: string } | null;
-  /** Functions of the caller's that the code may call; only in Python. */
+  /** Functions of the caller's, for code in Python and JavaScript to call. */
   tools?: Array<{
     name: string;
     description?: string;
@@ -151,7 +151,7 @@ export interface ExecutionRequest {
   webhook?: { url: string } | null;
   /** Not before this time, which is to come; only with mode async. */
   run_at?: string | null;
-  /** Functions of the caller's that the code may call; only in Python. */
+  /** Functions of the caller's, for code in Python and JavaScript to call. */
   tools?: Array<{
     name: string;
     description?: string;

@@ -28,9 +28,11 @@ _FIELDS = {
     "text/javascript": "javascript",
     "e2b/data": "data",
     "e2b/chart": "chart",
-    # What our own interpreter makes of figures and data frames (providers/guest/display.py).
+    # What our own interpreter makes of figures, data frames, lists and dicts
+    # (providers/guest/display.py).
     "application/vnd.cofferdam.columns+json": "data",
     "application/vnd.cofferdam.chart+json": "chart",
+    "application/vnd.cofferdam.listed+json": "json",
 }
 _TRACEBACK = b"Traceback (most recent call last):\n"
 # A class is told with where it was made, and goes by its own name.

@@ -15,13 +15,15 @@ from executions.api.mcp.server import make_server
 from executions.services import keys
 from executions.services.record import Caller
 from executions.services.request_rate import take
+from executions.services.tenants import require_active
 from executions.services.waiting import Waits, wait_for
 
 T = TypeVar("T")
 
 
 class StdioDoor:
-    """Each call has a thread while it is carried out. A key is looked at anew with each."""
+    """Each call has a thread while it is carried out. With each, the key or the tenant is looked at
+    anew."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -35,10 +37,14 @@ class StdioDoor:
     def _carry_out(self, work: Callable[[], Waits[T]]) -> T:
         close_old_connections()
         try:
+            tenant = self.caller.tenant
             if (key := self.caller.api_key) is not None:
                 key.refresh_from_db()
                 keys.require_valid(key, self.caller.client_address)
-                take(key.tenant, only_reads=False).require()
+            else:
+                tenant.refresh_from_db()
+                require_active(tenant)
+            take(tenant, only_reads=False).require()
             return wait_for(work())
         finally:
             close_old_connections()

@@ -10,7 +10,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.models import Tenant
 from executions.services import keys
 from executions.services.record import Caller
+from executions.services.tenants import require_active
 from providers.checks import BEFORE_WORK
+from providers.errors import InvalidConfiguration
 
 ADDRESS = "127.0.0.1"
 
@@ -59,4 +61,8 @@ def _of(slug: str) -> Caller:
     tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
         raise CommandError(f"There is no tenant {slug!r}. Create it with create_tenant.")
+    try:
+        require_active(tenant)
+    except InvalidConfiguration as error:
+        raise CommandError(error.message) from None
     return Caller(tenant, request_id=f"mcp:stdio:{os.getpid()}")
