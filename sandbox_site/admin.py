@@ -13,7 +13,7 @@ from django.contrib.admin.models import ACTION_FLAG_CHOICES, LogEntry
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import PermissionDenied
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -68,8 +68,9 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
     change_password_form = AdminPasswordChangeForm
     list_display = (
         "username",
-        "is_staff",
+        "roles",
         "is_superuser",
+        "is_staff",
         "is_active",
         "authenticator",
         "last_login",
@@ -90,7 +91,12 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
 
     def get_queryset(self, request: HttpRequest) -> Any:
         devices = TOTPDevice.objects.filter(user_id=OuterRef("pk"), confirmed=True)
-        return super().get_queryset(request).annotate(has_authenticator=Exists(devices))
+        accounts = super().get_queryset(request).annotate(has_authenticator=Exists(devices))
+        return accounts.prefetch_related("groups")
+
+    @admin.display(description="roles")
+    def roles(self, user: Any) -> str:
+        return ", ".join(sorted(group.name for group in user.groups.all())) or "-"
 
     @admin.display(description="authenticator", boolean=True, ordering="has_authenticator")
     def authenticator(self, user: Any) -> bool:
@@ -182,7 +188,14 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
 
 @admin.register(Group)
 class ThemedGroupAdmin(GuardedAdmin, GroupAdmin, ModelAdmin):  # type: ignore[misc]
-    pass
+    list_display = ("name", "accounts")
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).annotate(number=Count("user"))
+
+    @admin.display(description="accounts", ordering="number")
+    def accounts(self, role: Any) -> int:
+        return int(role.number)
 
 
 class LogFrom(MomentField):

@@ -145,7 +145,7 @@ UNFOLD: dict[str, Any] = {
                     _item("Tenants", "domain", "tenant", "executions"),
                     _item("Policies", "policy", "policy", "executions"),
                     _item("Approvals", "approval", "approval", "executions", "approvals"),
-                    _item("Tool calls", "build", "toolcall", "executions"),
+                    _item("Tool calls", "build", "toolcall", "executions", "calls"),
                     _item("API keys", "key", "apikey", "executions"),
                     _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
                     _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),

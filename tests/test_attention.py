@@ -23,6 +23,7 @@ from executions.models import (
     Process,
     Spending,
     Tenant,
+    ToolCall,
 )
 from executions.services.alerts import standing_in
 from executions.services.alerts.rules import RULES
@@ -61,10 +62,17 @@ def everything(caller: Caller) -> None:
     """One of each kind that calls for attention, and one of each that does not."""
     row = ProviderConfig.objects.create(provider_id="e2b")
     ProviderConfig.objects.create(provider_id="local")
-    facts = {"healthy": False, "code": "SB003", "latency_ms": 1, "checked_at": NOW}
+    facts = {"healthy": False, "code": "SB009", "latency_ms": 1, "checked_at": NOW}
     ProviderHealth.objects.create(provider_id="e2b", config_version=row.version, **facts)
     ProviderHealth.objects.create(provider_id="local", config_version=77, **facts)
-    CircuitBreaker.objects.create(provider_id="e2b", state="open", retry_at=NOW, failed_checks=3)
+    CircuitBreaker.objects.create(
+        provider_id="e2b",
+        state="open",
+        retry_at=NOW,
+        failed_checks=3,
+        error_code="SB003",
+        error_message="The key is <b>not</b> known." + " It is so." * 50,
+    )
     CircuitBreaker.objects.create(provider_id="local")
     seen = {"severity": "critical", "opened_at": NOW, "seen_at": NOW, "message": "It is so."}
     Alert.objects.create(rule="error_rate", subject="e2b", active_key="error_rate e2b", **seen)
@@ -85,6 +93,12 @@ def everything(caller: Caller) -> None:
     held = waiting(caller)
     Approval.objects.create(execution=held, tenant_slug=caller.tenant.slug)
     waiting(caller)
+    call = {"tenant_slug": "wonderland", "name": "delete", "writes": True, "arguments": "{}"}
+    running = waiting(caller, status="running")
+    ToolCall.objects.create(execution=running, state="held", **call)
+    ToolCall.objects.create(execution=running, state="waiting", **call)
+    over = waiting(caller, status="succeeded", finished_at=NOW)
+    ToolCall.objects.create(execution=over, state="held", **call)
     LedgerCheck.objects.create(
         state="not_intact",
         asked_by="ada",
@@ -116,11 +130,15 @@ def test_each_kind_is_counted_and_listed_for_who_may_see_all_of_it(
         "/admin/executions/alert/": "1",
         "/admin/executions/budget/": "1",
         "/admin/executions/approval/": "1",
+        "/admin/executions/toolcall/": "1",
     }
     for text in (
         "2 findings on",
         "no worker is running",
-        "e2b: SB003",
+        "e2b: Provider unavailable (SB009). Check the provider or use a fallback.",
+        "e2b: The key is &lt;b&gt;not&lt;/b&gt; known.",
+        "(SB003). Check network and credentials.",
+        "delete of wonderland, since",
         "It is so.",
         "wonderland: 8.50 of 10.00 this month",
         "asked for by user:ada",
@@ -239,6 +257,19 @@ def test_what_waits_for_an_approval_or_a_later_time_is_no_dead_queue(alice: Call
     Approval.objects.create(execution=waiting(alice), tenant_slug="wonderland")
     waiting(alice, run_at=NOW + timedelta(days=1), deadline=NOW + timedelta(days=2))
     assert queue_state(NOW + timedelta(hours=2)).problem(300) == ""
+
+
+@pytest.mark.only_on("sqlite")
+def test_held_calls_are_looked_up_from_what_runs(alice: Caller) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        attention()
+    (sql,) = [each["sql"] for each in queries if "executions_toolcall" in each["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+        plan = " ".join(str(row[-1]) for row in cursor.fetchall())
+    assert re.search(r"INDEX execution_(open|status)\w* ", plan)
+    assert "INDEX tool_call_open" in plan
+    assert "SCAN" not in plan
 
 
 @pytest.mark.only_on("sqlite")

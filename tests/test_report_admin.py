@@ -112,7 +112,7 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
     auditor = login("Auditor")
     for values, told in (
         ({}, "Say what it is of"),
-        ({"tenant_slug": "nobody"}, "There is no such tenant."),
+        ({"tenant_slug": "nobody"}, "nobody: There is none of this name. There are: wonderland"),
         ({"ids": "<b>\u202e"}, "&lt;b&gt;[U+202E] is no id of an execution."),
     ):
         page = auditor.post(f"{LIST}add/", values)

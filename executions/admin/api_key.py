@@ -20,6 +20,7 @@ from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
 from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
+from executions.admin.choosing import refuse_unknown
 from executions.admin.example_call import example_call
 from executions.admin.naming import refuse_hidden
 from executions.models import ApiKey, Scope
@@ -120,6 +121,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
     ) -> type[forms.ModelForm[ApiKey]]:
         form = super().get_form(request, obj, change, **kwargs)
         refuse_hidden(form)
+        refuse_unknown(form, obj)
         has_it = obj is not None and obj.has_scope(Scope.ADMIN)
         if "scopes" in form.base_fields and not has_it and not request.user.has_perm(CONFIGURE):
             # As key_power has it, which refuses it as well.

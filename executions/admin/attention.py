@@ -11,12 +11,16 @@ from django.urls import reverse
 from django.utils.text import Truncator
 
 from executions.models import LedgerCheck
-from executions.services.attention import MOST, Attention, Waiting, attention
+from executions.services.attention import MOST, Attention, Ill, Waiting, attention
 from executions.services.presentation import visible
 from providers import guarded
+from providers.errors import CODES
 
 _SHOWN = 3
-_LINE = 200
+_LINE = 240
+# Of it, of what a provider said, so that what to do is not cut off.
+_MESSAGE = 150
+NO_CODE = "it does not say why. Look at its page, and test the connection."
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,15 @@ def _page(name: str, pk: object) -> str:
     return reverse(f"admin:{name}_change", args=[pk])
 
 
+def _ill(each: Ill) -> str:
+    """What failed in words, and what to do; the message where there is one says it best."""
+    known = CODES.get(each.code)
+    if known is None:
+        return f"{each.provider}: {each.message or NO_CODE}"
+    said = Truncator(each.message.strip().rstrip(".") or known.title).chars(_MESSAGE)
+    return f"{each.provider}: {said} ({each.code}). {known.remedy}"
+
+
 KINDS = {
     "ledger": _Kind(
         *("The ledger is not intact", "bad", "executions_ledgercheck", _findings),
@@ -95,12 +108,12 @@ KINDS = {
     "unhealthy": _Kind(
         *("Providers fail their checks", "bad", "providers_providerconfig"),
         lambda request, now: now.unhealthy,
-        lambda each: Line(f"{each[0]}: {each[1] or 'no code'}"),
+        lambda each: Line(_ill(each), _page("providers_providerconfig", each.pk)),
     ),
     "breakers": _Kind(
         *("Providers are out of service", "bad", "providers_circuitbreaker"),
         lambda request, now: now.breakers,
-        lambda each: Line(f"{each[0]}: {each[1] or 'no code'}"),
+        lambda each: Line(_ill(each), _page("providers_circuitbreaker", each.pk)),
     ),
     "alerts": _Kind(
         *("Alerts are open", "warn", "executions_alert"),
@@ -133,6 +146,15 @@ KINDS = {
             f"{each[1]}, since {each[2]:%Y-%m-%d %H:%M} UTC", _page("executions_approval", each[0])
         ),
         "?status__exact=waiting",
+    ),
+    "calls": _Kind(
+        *("Calls of tools wait to be approved", "warn", "executions_toolcall"),
+        lambda request, now: now.calls,
+        lambda each: Line(
+            f"{each[1]} of {each[2]}, since {each[3]:%Y-%m-%d %H:%M} UTC",
+            _page("executions_toolcall", each[0]),
+        ),
+        "?state__exact=held",
     ),
 }
 
@@ -174,3 +196,4 @@ alerts_badge = _badge("alerts")
 budgets_badge = _badge("budgets")
 changes_badge = _badge("changes")
 approvals_badge = _badge("approvals")
+calls_badge = _badge("calls")

@@ -43,9 +43,8 @@ class LedgerCheckAdmin(ReadOnly, _LedgerCheckAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     fields = readonly_fields = (
-        *("asked_at", "asked_by", "shown_state", "problem", "started_at", "finished_at"),
-        *("entries", "total", "executions", "rows", "unproven", "checkpoints", "findings"),
-        "first",
+        *("shown_state", "problem", "findings", "first", "asked_at", "asked_by", "started_at"),
+        *("finished_at", "entries", "total", "executions", "rows", "unproven", "checkpoints"),
     )
 
     def get_urls(self) -> list[URLPattern]:

@@ -13,6 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.admin import ModelAdmin
 
+from executions.admin.choosing import refuse_unknown, tenant_choice
 from executions.models import Policy
 from executions.services.policies.dry_run import DAYS, MOST_DAYS, dry_run
 from executions.services.policies.presets import policy_from, presets
@@ -65,6 +66,17 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
         # Whose policy is in force is what its versions are of.
         in_force = obj is not None and not obj.draft
         return ("tenant_slug", *self.readonly_fields) if in_force else self.readonly_fields
+
+    def get_form(
+        self, request: HttpRequest, obj: Policy | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("tenant_slug")) is not None:
+            stored = obj.tenant_slug if obj else ""
+            chosen = tenant_choice(request, field, "Every tenant without one of its own", stored)
+            form.base_fields["tenant_slug"] = chosen
+        refuse_unknown(form, obj)
+        return form
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         name = request.GET.get("preset", "")

@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextareaWidget
 
+from executions.admin.choosing import check_has_run
 from executions.admin.filters import BoundedPaginator
 from executions.downloads import INERT
 from executions.models import Report
@@ -59,6 +60,11 @@ class ReportForm(_Form):
     class Meta:
         model = Report
         fields = ("tenant_slug", "since", "until", "ids", "with_code")
+
+    def clean_tenant_slug(self) -> str:
+        slug: str = self.cleaned_data["tenant_slug"]
+        check_has_run(slug)
+        return slug
 
     def clean_ids(self) -> list[str]:
         found = []

@@ -30,7 +30,7 @@ class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
     """What tenants have run again and again. For looking at, and to be paused."""
 
     list_display = (
-        *("short_id", "shown_name", "tenant", "cron", "timezone", "next_at", "last_at"),
+        *("shown_name", "tenant", "shown_cron", "timezone", "next_at", "last_at"),
         *("paused_because", "shown_problem"),
     )
     list_select_related = ("tenant",)
@@ -43,7 +43,7 @@ class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
     paginator = BoundedPaginator
     actions = ("pause_schedules",)
     fields = (
-        *("id", "shown_name", "tenant", "api_key_prefix", "cron", "timezone", "language"),
+        *("id", "shown_name", "tenant", "key", "cron", "timezone", "language"),
         *("code_hash", "paused_because", "next_at", "last_at", "shown_problem", "created_at"),
         "shown_executions",
     )
@@ -54,13 +54,17 @@ class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(PAUSE)
 
-    @admin.display(description="id")
-    def short_id(self, schedule: Schedule) -> str:
-        return str(schedule.pk)
+    @admin.display(description="cron")
+    def shown_cron(self, schedule: Schedule) -> SafeString:
+        return format_html('<span class="unbroken">{}</span>', schedule.cron)
 
     @admin.display(description="name")
     def shown_name(self, schedule: Schedule) -> str:
         return visible(schedule.name)
+
+    @admin.display(description="API key")
+    def key(self, schedule: Schedule) -> str:
+        return f"{schedule.api_key_prefix}…" if schedule.api_key_prefix else "-"
 
     @admin.display(description="last problem")
     def shown_problem(self, schedule: Schedule) -> str:

@@ -47,11 +47,21 @@ class SecretForm(WebhookSecretModelForm):
 class WebhookSecretAdmin(WebhookSecretModelAdmin):
     """Secrets are made here and shown once, and retired. Nothing else of them changes."""
 
-    list_display = ("pk", "tenant", "created_at", "retired_at")
+    list_display = ("tenant", "state", "created_at", "retired_at")
     list_filter = ("tenant",)
     list_select_related = ("tenant",)
     autocomplete_fields = ("tenant",)
-    fields = ("tenant",)
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": ("tenant",),
+                "description": "A secret is made, and shown once when you save. It signs what the "
+                "tenant's webhooks tell; of several in force each signs, so that receivers can "
+                "go from one to the next.",
+            },
+        ),
+    )
     form = SecretForm
     actions = ("retire_secrets",)
     created_template = "admin/executions/webhooksecret/created.html"
@@ -93,6 +103,10 @@ class WebhookSecretAdmin(WebhookSecretModelAdmin):
         response["Cache-Control"] = "no-store"
         return response
 
+    @admin.display(description="state")
+    def state(self, secret: WebhookSecret) -> str:
+        return "retired" if secret.retired_at else "in force"
+
     @admin.action(description="Retire the selected secrets", permissions=["retire"])
     def retire_secrets(self, request: HttpRequest, queryset: QuerySet[WebhookSecret]) -> None:
         retired = 0
@@ -109,8 +123,8 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     """What became of each webhook, and sending it again. Of answers their status alone is kept."""
 
     list_display = (
-        *("short_id", "tenant_slug", "shown_execution", "event", "shown_receiver", "state"),
-        *("tries", "last_status", "last_problem", "next_try_at", "ended_at"),
+        *("created_at", "state", "shown_receiver", "tenant", "shown_execution", "event"),
+        *("tries", "last_answer", "next_try_at"),
     )
     list_filter = (SessionTenantFilter, "event", "state")
     ordering = ("-id",)
@@ -121,7 +135,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     paginator = BoundedPaginator
     actions = ("send_again",)
     fields = (
-        *("id", "tenant_slug", "shown_execution", "event", "shown_receiver", "state", "tries"),
+        *("id", "tenant", "shown_execution", "event", "shown_receiver", "state", "tries"),
         *("last_status", "last_problem", "created_at", "next_try_at", "give_up_at", "ended_at"),
     )
 
@@ -131,9 +145,13 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     def has_resend_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(RESEND)
 
-    @admin.display(description="id")
-    def short_id(self, delivery: WebhookDelivery) -> str:
-        return str(delivery.pk)
+    @admin.display(description="tenant")
+    def tenant(self, delivery: WebhookDelivery) -> str:
+        return delivery.tenant_slug
+
+    @admin.display(description="last answer")
+    def last_answer(self, delivery: WebhookDelivery) -> str:
+        return visible(delivery.last_problem) or str(delivery.last_status or "-")
 
     @admin.display(description="execution")
     def shown_execution(self, delivery: Any) -> SafeString:

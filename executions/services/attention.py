@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from uuid import UUID
 
 from django.conf import settings
+from django.db.models.functions import Left
 from django.utils import timezone
 
-from executions.models import Alert, Approval, Budget, Execution, LedgerCheck
+from executions.models import Alert, Approval, Budget, Execution, LedgerCheck, ToolCall
 from executions.services.ledger_checks import last_told
 from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.queue_state import queue_state
@@ -24,6 +26,8 @@ from providers.services.kept import Kept
 SECONDS = 5.0
 # Of each; beyond, it is "99+".
 MOST = 100
+# Of a message, in characters; the page has all of it.
+MOST_TOLD = 500
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,26 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Ill:
+    """A provider that is not fit to be used. `pk` is of the row whose page says more."""
+
+    pk: int
+    provider: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Attention:
     """Everything, each bounded by MOST. `queue` says why nobody works on it, "" where they do."""
 
     changes: list[Waiting]
     approvals: list[tuple[int, str, datetime]]
+    calls: list[tuple[UUID, str, str, datetime]]
     alerts: list[Alert]
-    breakers: list[tuple[str, str]]
+    breakers: list[Ill]
     budgets: list[tuple[Budget, Decimal]]
-    unhealthy: list[tuple[str, str]]
+    unhealthy: list[Ill]
     queue: str
     check: LedgerCheck | None
 
@@ -55,12 +70,9 @@ def _look() -> Attention:
     return Attention(
         _changes(),
         _approvals(),
+        _calls(),
         list(Alert.objects.filter(active_key__isnull=False).order_by("-opened_at", "-id")[:MOST]),
-        list(
-            CircuitBreaker.objects.filter(state=CircuitBreaker.State.OPEN)
-            .order_by("provider_id")
-            .values_list("provider_id", "error_code")[:MOST]
-        ),
+        _broken(),
         budgets_near()[:MOST],
         _unhealthy(),
         queue_state(timezone.now()).problem(settings.ALERT_THRESHOLDS["queue_seconds"]),
@@ -86,13 +98,40 @@ def _approvals() -> list[tuple[int, str, datetime]]:
     return list(rows.values_list("pk", "tenant_slug", "asked_at"))
 
 
-def _unhealthy() -> list[tuple[str, str]]:
+def _calls() -> list[tuple[UUID, str, str, datetime]]:
+    """From what runs, by its index: whoever has died may have left calls that are held for ever."""
+    running = Execution.objects.filter(status=Execution.Status.RUNNING, finished_at=None)
+    held = ToolCall.objects.filter(
+        execution__in=running.values("pk"), state=ToolCall.State.HELD, state__in=ToolCall.OPEN
+    )
+    rows = held.order_by("-pk").values_list("pk", "name", "tenant_slug", "asked_at")
+    return list(rows[:MOST])
+
+
+def _broken() -> list[Ill]:
+    rows = CircuitBreaker.objects.filter(state=CircuitBreaker.State.OPEN).order_by("provider_id")
+    found = rows.values_list("pk", "provider_id", "error_code", Left("error_message", MOST_TOLD))
+    return [Ill(*each) for each in found[:MOST]]
+
+
+def _unhealthy() -> list[Ill]:
     rows = ProviderHealth.objects.filter(healthy=False).order_by("provider_id")
-    found = list(rows.values_list("provider_id", "config_version", "code")[:MOST])
-    ids = [provider for provider, _, _ in found]
+    found = list(rows.values_list("provider_id", "config_version", "code", "message")[:MOST])
+    ids = [provider for provider, *_ in found]
     configured = ProviderConfig.objects.filter(provider_id__in=ids)
-    versions = dict(configured.values_list("provider_id", "version")) if ids else {}
-    return [(each, code) for each, version, code in found if versions.get(each) == version]
+    known = (
+        {
+            provider: (pk, version)
+            for pk, provider, version in configured.values_list("pk", "provider_id", "version")
+        }
+        if ids
+        else {}
+    )
+    return [
+        Ill(known[provider][0], provider, code, message)
+        for provider, version, code, message in found
+        if provider in known and known[provider][1] == version
+    ]
 
 
 attention = Kept(

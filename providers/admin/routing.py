@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -88,7 +89,7 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
 
 @admin.register(ProviderPrice)
 class PriceAdmin(GuardedAdmin, _PriceAdmin):
-    list_display = ("provider_id", "per_second", "per_run", "per_gb_second", "memory_gb")
+    list_display = ("provider_id", "a_second", "a_run", "a_gb_second", "memory")
 
     def get_form(
         self,
@@ -105,8 +106,29 @@ class PriceAdmin(GuardedAdmin, _PriceAdmin):
             form.base_fields["provider_id"] = choice(field, known, stored=stored)
         return form
 
+    @admin.display(description="per second", ordering="per_second")
+    def a_second(self, row: ProviderPrice) -> str:
+        return _amount(row.per_second)
+
+    @admin.display(description="per run", ordering="per_run")
+    def a_run(self, row: ProviderPrice) -> str:
+        return _amount(row.per_run)
+
+    @admin.display(description="per GB and second", ordering="per_gb_second")
+    def a_gb_second(self, row: ProviderPrice) -> str:
+        return _amount(row.per_gb_second)
+
+    @admin.display(description="memory (GB)", ordering="memory_gb")
+    def memory(self, row: ProviderPrice) -> str:
+        return _amount(row.memory_gb)
+
     def consequences(self, row: ProviderPrice) -> list[str]:
         return without_price(row)
+
+
+def _amount(number: Decimal) -> str:
+    """Without the zeros that a column has behind it."""
+    return f"{number.normalize():f}" if number else "-"
 
 
 @admin.register(CircuitBreaker)
