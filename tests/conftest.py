@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -77,6 +78,12 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
         if connection.vendor == "postgresql":
             with connection.cursor() as cursor:
                 cursor.execute("ALTER SEQUENCE providers_providerconfig_id_seq RESTART 1000")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pages() -> None:
+    """As in a web process, whatever a test asks for first: the URLs register the admin's pages."""
+    import_module("sandbox_site.urls")
 
 
 @pytest.fixture(autouse=True)
