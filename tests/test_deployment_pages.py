@@ -119,7 +119,7 @@ wait
     assert '"result":{"hello":"world"}' in output
     assert '"stdout":"working\\n"' in output
     assert [f'"type":"stdout","text":"{n}\\n"' in output for n in range(3)] == [True] * 3
-    assert '"outputs":[{"text/plain":"[1,2,3]"}]' in output
+    assert '"outputs":[{"text/plain":"6"}]' in output
     assert '"status":"timed_out"' in output
     assert '"context_kept":true' in output
     assert "\n[3,1,2]\n" in output
