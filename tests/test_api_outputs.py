@@ -39,7 +39,7 @@ def test_rich_values_come_back_as_mime_bundles_and_are_kept(
             "image/png": base64.b64encode(b"\x89PNG").decode(),
             "text/plain": "Table()",
         },
-        {"text/plain": "{'a': 1}"},
+        {"text/plain": "{'a': 1}", "application/vnd.cofferdam.listed+json": {"a": 1}},
     ]
     assert (body["status"], body["stdout"]) == ("succeeded", "before\n")
     assert body["outputs"] == expected
