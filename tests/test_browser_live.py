@@ -83,6 +83,8 @@ def test_what_a_run_puts_out_appears_and_the_run_is_cancelled(
     expect(status).to_have_text("Running")
     expect(operator.locator("#run-said")).to_contain_text("Running")
     expect(operator.locator(".run-took")).to_have_text(re.compile(r"^\d+ s$"))
+    expect(operator.locator(".run-facts")).to_contain_text("Provider")
+    expect(operator.locator(".run-facts")).to_contain_text("Runtime")
     keep_picture(operator, "execution-live")
 
     operator.locator("summary", has_text="Cancel").click()

@@ -15,7 +15,15 @@ from executions.services import journal, leases, payloads
 from executions.services.deaths import close_lost, try_to_close
 from executions.services.journal_files import Ended, write
 from executions.services.leases import NotOurs
-from executions.services.queue import MOST_PUT_BACK, claim, claim_next, hand_over, put_back
+from executions.services.ledger.verification import verify
+from executions.services.queue import (
+    MOST_PUT_BACK,
+    claim,
+    claim_next,
+    hand_over,
+    move,
+    put_back,
+)
 from executions.services.record import close_unrun, error_changes
 from executions.services.stale import end_stale_executions
 from executions.services.worker import run_queued
@@ -150,6 +158,33 @@ def test_what_ends_whoever_takes_it_is_ended_itself(alice: Caller) -> None:
 
     record = Execution.objects.get()
     assert (record.status, record.error_code, record.pending) == ("error", "SB009", None)
+
+
+def test_one_that_was_cut_off_says_where_it_ran(taken: Execution) -> None:
+    hand_over(taken, provider="first", config_version=3, runtime="runc")
+    move(taken, provider="second")
+    shown = Execution.objects.get()
+    assert (shown.provider, shown.config_version, shown.runtime) == ("second", 3, "runc")
+
+    assert try_to_close(shown, "lost")
+
+    record = Execution.objects.get()
+    assert (record.status, record.provider, record.runtime) == ("error", "second", "runc")
+    assert verify().is_intact
+
+
+def test_who_read_the_row_before_it_said_where_closes_it_as_the_ledger_has_it(
+    taken: Execution,
+) -> None:
+    shown = Execution.objects.get()
+    hand_over(taken, provider="first", isolation="gvisor")
+    move(Execution(pk=taken.pk, process_id=None), provider="nobody's")
+
+    assert close_lost(shown, "lost")
+
+    record = Execution.objects.get()
+    assert (record.provider, record.isolation) == ("", "")
+    assert verify().is_intact
 
 
 def test_a_large_request_is_kept_until_it_is_handed_over(taken: Execution, folder: Path) -> None:

@@ -28,11 +28,8 @@ from executions.services.live import EventLog
 from executions.services.observations import kinds_in
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import POLICY, BlockedByPolicy
-from executions.services.queue import hand_over, put_back
-from executions.services.record import (
-    Outcome,
-    error_changes,
-)
+from executions.services.queue import hand_over, move, put_back
+from executions.services.record import PLACE, Outcome, error_changes
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step
 from executions.services.routing import Hops, admitted
@@ -202,8 +199,11 @@ class Attempt:
         """Right before the code is out of our hands. Raises NotOurs where it must not be."""
         leases.confirm(self.execution)
         self._refuse_when_cancelled()
+        place = {name: self.changes[name] for name in PLACE}
         if self.execution.pending is not None:
-            hand_over(self.execution)
+            hand_over(self.execution, **place)
+        elif self.execution.mode == Execution.Mode.ASYNC:
+            move(self.execution, **place)
         self.handed_over = True
 
     def _open(self, lease: Lease) -> Waits[Sandbox]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from django.db import connection
@@ -138,13 +139,14 @@ def claim(execution_id: UUID | str) -> Execution | None:
     return execution
 
 
-def hand_over(execution: Execution) -> None:
+def hand_over(execution: Execution, **place: Any) -> None:
     """Note that the code of a claimed execution is handed over now, and forget its request.
 
-    Before this it may go back to the queue, and after it never: both are an UPDATE of the row that
-    still has its request, and only one of them finds it. Raises NotOurs where it was too late.
+    `place` is where it runs, by columns, for whoever looks before it has ended. Before this it may
+    go back to the queue, and after it never: both are an UPDATE of the row that still has its
+    request, and only one of them finds it. Raises NotOurs where it was too late.
     """
-    if not _not_handed_over(execution).update(pending=None):
+    if not _not_handed_over(execution).update(pending=None, **place):
         raise leases.NotOurs(
             "The service had lost sight of this execution before its code was handed over, and "
             "another process carries it out."
@@ -152,6 +154,12 @@ def hand_over(execution: Execution) -> None:
     if payloads.may_have_file(execution):
         payloads.forget(execution.pk)
     execution.pending = None
+
+
+def move(execution: Execution, **place: Any) -> None:
+    """Note that one which was handed over runs elsewhere: where it was first, nothing of it ran."""
+    running = Execution.objects.filter(pk=execution.pk, status=Execution.Status.RUNNING)
+    running.filter(process_id=execution.process_id).update(**place)
 
 
 def put_back(execution: Execution) -> bool:

@@ -56,6 +56,8 @@ BACKGROUND_ALLOWANCE = timedelta(days=3650)
 START_ALLOWANCE = timedelta(minutes=2)
 # Each is lost to somebody else with the same idempotency key who then did not run it.
 _KEY_ATTEMPTS = 5
+# The columns that say where it runs. The row of what was queued has them as soon as it does.
+PLACE = ("provider", "config_version", "runtime", "isolation", "sharing")
 
 
 class IdempotencyConflict(InvalidConfiguration):
@@ -297,7 +299,9 @@ def close_record(
     `only_if` is the status it must still have. `execution` afterwards shows what is recorded, and
     its `ledger_entry` is the entry made in the same transaction: without one, nothing ends.
     """
-    values = {
+    # The row of what was queued says where it runs, maybe since it was read here. It is left as the
+    # entry will have it.
+    values = {name: getattr(execution, name) for name in PLACE} | {
         **changes,
         "status": status,
         # What is recorded late says when it ended, and the ledger's entry when it was entered.

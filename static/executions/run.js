@@ -39,16 +39,23 @@
     document.getElementById("run-said").textContent = parts.filter(Boolean).join(", ");
   }
 
-  document.addEventListener("run:started", async () => {
-    if (document.querySelector("#run [data-status]")?.dataset.status !== "queued") return;
+  const isPlaced = () => document.querySelector("#run [data-placed]") !== null;
+
+  async function getOn(tries) {
     const fresh = await fetched().catch(() => null);
-    if (!fresh) return;
+    if (!fresh || fresh.querySelector("[data-status]").dataset.status !== "running") return;
     began = performance.now();
     for (const part of document.querySelectorAll("#run [data-fresh]")) {
       const other = fresh.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
       if (other && !part.isEqualNode(other)) part.replaceWith(other);
     }
     say();
+    // Which sandbox it gets is known a moment after it has begun.
+    if (!isPlaced() && tries > 1) setTimeout(getOn, 1000, tries - 1);
+  }
+
+  document.addEventListener("run:started", () => {
+    if (document.querySelector("#run [data-status]")?.dataset.status === "queued") getOn(10);
   });
 
   document.addEventListener("run:done", async () => {
