@@ -64,6 +64,8 @@ bench-containers: venv-dev ## Measure the Docker pool against its peers (needs D
 	@$(PY) -m benchmarks.containers $(ARGS)
 	@$(PY) -m benchmarks.tenant_kernel
 	@$(PY) -m benchmarks.cold_starts
+	@$(PY) -m benchmarks.fresh_rate
+	@$(PY) -m benchmarks.refilling --launchers bubblewrap runc gvisor docker
 	@$(PY) -m benchmarks.kernels
 	@$(PY) -m benchmarks.warm_images
 

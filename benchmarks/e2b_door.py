@@ -143,8 +143,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-        # Of all that there may be, half can be kept.
-        config = {"launcher": "bubblewrap", "max_sandboxes": 2 * arguments.sandboxes + 64}
+        # Of all that there may be half can be kept, and four fifths of that by one tenant.
+        config = {"launcher": "bubblewrap", "max_sandboxes": min(512, 3 * arguments.sandboxes)}
         bounds = {"SESSIONS_PER_TENANT": "1000", "SESSIONS_MAX_TOTAL": "1000"}
         service = held.enter_context(running_service(folder, config, **bounds))
         print("measuring ...", flush=True)

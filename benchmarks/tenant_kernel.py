@@ -2,7 +2,8 @@
 
 POST /api/v1/executions by one tenant, over a pool that starts gVisor without Docker: with the level
 `execution` and with `tenant-kernel`, at one caller, at one with a call every half second, and at
-eight. Needs runsc and the right to make cgroups.
+eight. With `--preload numpy pandas` programs import these, which are preloaded. Needs runsc and the
+right to make cgroups.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.executions import PROGRAM, PYTHON, process_caller
@@ -25,9 +26,12 @@ SETTLE_SECONDS = 8.0
 START_SECONDS = 60.0
 
 
-def measure_level(isolation: str, gvisor_platform: str, calls: int) -> list[Figures]:
+def measure_level(
+    isolation: str, gvisor_platform: str, calls: int, preload: Sequence[str]
+) -> list[Figures]:
     config: dict[str, object] = {"isolation": isolation, "max_sandboxes": 16, "queue_timeout": 60}
-    config["pool_size"] = 2
+    config |= {"pool_size": 2, "preload": " ".join(preload)}
+    code = "".join(f"import {module}\n" for module in preload) + PROGRAM
     how = {"POOL_LAUNCHER": "gvisor", "POOL_GVISOR_PLATFORM": gvisor_platform}
     with (
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
@@ -35,7 +39,7 @@ def measure_level(isolation: str, gvisor_platform: str, calls: int) -> list[Figu
     ):
 
         def post() -> Call:
-            return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
+            return api_caller(service, {"code": code}, b'"stdout":"1\\n"')
 
         _wait_until_it_runs(post)
         bare = process_caller([PYTHON, "-c", PROGRAM])()
@@ -73,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tenant_kernel", description=__doc__)
     parser.add_argument("--calls", type=int, default=200, help="counted calls per row (200)")
     parser.add_argument("--platform", default="ptrace", help="gVisor's (ptrace)")
+    parser.add_argument("--preload", nargs="*", default=[], help="modules (none)")
     parser.add_argument("--json", type=Path, default=Path("var/bench/tenant_kernel.json"))
     options = parser.parse_args()
     bare = process_caller([PYTHON, "-c", PROGRAM])
@@ -83,7 +88,7 @@ def main() -> None:
     ]
     for isolation in ("execution", "tenant-kernel"):
         calls = options.calls if isolation == "tenant-kernel" else options.calls // 4
-        rows += measure_level(isolation, options.platform, calls)
+        rows += measure_level(isolation, options.platform, calls, options.preload)
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"\n{table(rows, *rows[:2])}\nload average at the end: {load}")
     write_json(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import TransactionTestCase
 from rest_framework.test import APIClient
 
 from executions.models import ApiKey, Tenant
@@ -17,6 +19,7 @@ from executions.services.keys import create_api_key
 from executions.services.workspaces import threads
 from providers.services import probing, trial
 from providers.services.kept import forget_all
+from tests.emptying import empty_database
 from tests.required import require as require
 
 pytest_plugins = [
@@ -84,6 +87,13 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
 def _pages() -> None:
     """As in a web process, whatever a test asks for first: the URLs register the admin's pages."""
     import_module("sandbox_site.urls")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _emptied_quickly() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty_database)
+        yield
 
 
 @pytest.fixture(autouse=True)

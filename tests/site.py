@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO
@@ -84,13 +88,35 @@ def prepare(
     **extra: str,
 ) -> Prepared:
     """`log` has what the commands say, which else is said here."""
+    if provider is LOCAL and not extra:
+        folder, *keys = _prepared_locally()
+        return Prepared(Path(shutil.copytree(folder, data_dir)), *keys)
+    return Prepared(data_dir, *_prepare(data_dir, log, provider, extra))
+
+
+@cache
+def _prepared_locally() -> tuple[Path, str, str]:
+    """One for all tests of this process, which get a copy each."""
+    folder = Path(tempfile.mkdtemp(prefix="cofferdam-site-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "data", *_prepare(folder / "data", None, LOCAL, {})
+
+
+def _prepare(
+    data_dir: Path,
+    log: IO[str] | None,
+    provider: tuple[str, Mapping[str, object]],
+    extra: Mapping[str, str],
+) -> tuple[str, str]:
+    """The tenants' keys."""
     environment = clean_environment(data_dir, **extra)
     configure = CONFIGURE.format(provider=provider[0], config=dict(provider[1]))
     first, second = [*MANAGE, "bootstrap"], [*MANAGE, "shell", "-c", configure]
     subprocess.run(first, env=environment, cwd=ROOT, check=True, stdout=log, stderr=log)
     done = subprocess.run(second, env=environment, cwd=ROOT, check=True, stdout=PIPE, stderr=log)
     # Django says first what it has imported.
-    return Prepared(data_dir, *done.stdout.decode().split()[-2:])
+    alice, charlie = done.stdout.decode().split()[-2:]
+    return alice, charlie
 
 
 @contextmanager

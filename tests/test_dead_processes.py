@@ -185,6 +185,29 @@ def test_a_watcher_that_closes_slowly_watches_on_meanwhile(
     assert clock.watch(watcher, 1, nothing) == 1
 
 
+def test_who_has_no_time_for_all_says_so_and_another_closes_the_rest(
+    watcher: Watcher, clock: Clock, other: Process, alice: Caller
+) -> None:
+    for _ in range(3):
+        ran_by(other, alice)
+    Process.objects.update(ended_at=Now())
+
+    def slowly(execute: Any, sql: str, *rest: Any) -> Any:
+        clock.now += 2 * sql.startswith("UPDATE executions_execution ")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(slowly):
+        watcher.look(None)
+    assert (watcher.is_behind, Execution.objects.filter(finished_at=None).count()) == (True, 2)
+
+    # Without having found the death, and with its first look.
+    Watcher(now=clock).look(None)
+
+    assert not Execution.objects.filter(finished_at=None).exists()
+    watcher.look(None)
+    assert not watcher.is_behind
+
+
 def test_a_beat_at_the_last_moment_counts(
     watcher: Watcher, clock: Clock, other: Process, alice: Caller
 ) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from decimal import Decimal
+
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
@@ -57,7 +59,8 @@ class Budget(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.tenant_slug or 'all tenants'}: {self.limit} a {self.period}"
+        limit = f"{Decimal(self.limit).normalize():f}"
+        return f"{self.tenant_slug or 'all tenants'}: {limit} a {self.period}"
 
     def clean(self) -> None:
         """Raises ValidationError for a tenant that there is not: its budget would stop nobody."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -34,9 +35,7 @@ from providers.remote.owner import has_ended_here
 
 logger = logging.getLogger(__name__)
 
-# Who records a death closes what was run at once; others look whether something is left.
-_OTHERS_LOOK_SECONDS = 3.0
-# After so long the next beat is due first, and the rest follows with the next look.
+# After so long the next beat is due first, and the rest follows with the next look, at once.
 _CLOSING_SECONDS = 1.5
 _AT_ONCE = 100
 # Ended processes are shown in the admin for so long.
@@ -62,7 +61,9 @@ class Watcher:
         self._now = now
         # The beat of each, and since when it is known to be the same.
         self._seen: dict[UUID, tuple[int, float]] = {}
-        self._looked_at = self._closed_at = -math.inf
+        self._looked_at = -math.inf
+        # Whether something is left to close that there was no time for.
+        self.is_behind = False
 
     def look(self, own: UUID | None) -> int:
         """Record the deaths that are certain now, and close what ended processes left open.
@@ -70,10 +71,8 @@ class Watcher:
         How many deaths were recorded. Raises what the database does, and has then not looked.
         """
         died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
-        if died or self._now() - self._closed_at >= _OTHERS_LOOK_SECONDS:
-            is_all = self._close_left_open(own)
-            _give_up_unfinished()
-            self._closed_at = self._now() if is_all else -math.inf
+        self.is_behind = not self._close_left_open(own)
+        _give_up_unfinished()
         return died
 
     def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
@@ -123,12 +122,14 @@ class Watcher:
     def _close_left_open(self, own: UUID | None) -> bool:
         """Close what ended processes left open. False where there was no time for all of it.
 
-        On a busy machine that is slow: the living are watched on meanwhile.
+        On a busy machine that is slow: the living are watched on meanwhile, and all of them close
+        what they find first in an order of their own, so that few want the same one.
         """
         until = self._now() + _CLOSING_SECONDS
         # What waits in the journal of this host is recorded from there, with its result.
         tried = kept_ids()
-        while batch := _left_open().exclude(pk__in=tried)[:_AT_ONCE]:
+        while batch := list(_left_open().exclude(pk__in=tried)[:_AT_ONCE]):
+            random.shuffle(batch)
             for execution in batch:
                 if self._now() > until:
                     return False

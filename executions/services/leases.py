@@ -251,7 +251,7 @@ class Keeper:
                         exc_info=None if is_known else problem,
                     )
                 failed = True
-            stop.wait(self._look_seconds)
+            stop.wait(0 if watcher.is_behind and not failed else self._look_seconds)
         connection.close()
 
     def turn(self, watcher: Watcher) -> None:

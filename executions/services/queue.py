@@ -158,8 +158,9 @@ def hand_over(execution: Execution, **place: Any) -> None:
 
 def move(execution: Execution, **place: Any) -> None:
     """Note that one which was handed over runs elsewhere: where it was first, nothing of it ran."""
-    running = Execution.objects.filter(pk=execution.pk, status=Execution.Status.RUNNING)
-    running.filter(process_id=execution.process_id).update(**place)
+    owned = Q(process_id=execution.process_id)
+    running = Execution.objects.filter(owned, pk=execution.pk, status=Execution.Status.RUNNING)
+    running.update(**place)
 
 
 def put_back(execution: Execution) -> bool:

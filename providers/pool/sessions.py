@@ -146,7 +146,10 @@ class Sessions:
             for each in self.all()
             if each.owner == owner and each.lent_by is lent_by and not each.kept.busy
         ]
-        message = f"No more sandboxes can be kept: there may be {most} in all."
+        message = (
+            f"No more sandboxes can be kept: there may be {most} in all, and one tenant may have "
+            "four fifths of what others leave."
+        )
         if own:
             idle = max(own, key=lambda each: each.idle_seconds)
             message += f" Yours longest idle is {idle.ref}, for {math.floor(idle.idle_seconds)} s."
