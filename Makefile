@@ -95,6 +95,7 @@ clean: ## Remove the virtual environment and the caches; the data stays
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each lock that was installed is kept in the environment: installing is for when one has changed.
+# A lock is whole, and pip takes the newest of what another package asks for with an extra.
 venv: LOCKS := requirements.txt
 venv-dev: LOCKS := requirements.txt requirements-dev.txt
 venv venv-dev:
@@ -107,8 +108,8 @@ venv venv-dev:
 	@changed=; for lock in $(LOCKS); do cmp -s $$lock $(VENV)/$$lock || changed=yes; done; \
 	test -z "$$changed" || { \
 		echo "Installing $(LOCKS) into $(VENV), which takes some minutes the first time ..."; \
-		$(PY) -m pip install -qq --disable-pip-version-check --no-compile --require-hashes \
-			$(LOCKS:%=-r %) && $(PY) bundle/load.py && cp $(LOCKS) $(VENV)/; }
+		$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
+			--require-hashes $(LOCKS:%=-r %) && $(PY) bundle/load.py && cp $(LOCKS) $(VENV)/; }
 	@# A service that may not write beside its code would compile all of it at every start.
 	@$(PY) -m compileall -q executions providers sandbox_site > /dev/null || true
 

@@ -94,7 +94,7 @@ def _wheels(stage: Path, known: Path | None, when: str) -> None:
         lock = stage / "project" / "requirements.txt"
         into = ("--wheel-dir", str(folder))
         epoch = {"SOURCE_DATE_EPOCH": when}
-        _run(*_PIP, *into, "--require-hashes", "-r", str(lock), extra=epoch)
+        _run(*_PIP, *into, "--no-deps", "--require-hashes", "-r", str(lock), extra=epoch)
         _run(*_PIP, *into, "--no-deps", "pip", extra=epoch)
     lines = [f"{_requirement(path)} --hash=sha256:{_digest(path)}\n" for path in folder.iterdir()]
     (stage / "wheels.txt").write_text("".join(sorted(lines)))

@@ -115,7 +115,7 @@ def installed(name: str) -> Path:
     pip = (python, "-m", "pip", "install", "-qq", "--disable-pip-version-check")
     for command in (
         (sys.executable, "-m", "venv", "--clear", environment),
-        (*pip, "--require-hashes", "-r", lock),
+        (*pip, "--no-deps", "--require-hashes", "-r", lock),
     ):
         subprocess.run(
             command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -99,7 +99,8 @@ def _prepared_locally() -> tuple[Path, str, str]:
     """One for all tests of this process, which get a copy each."""
     folder = Path(tempfile.mkdtemp(prefix="cofferdam-site-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder / "data", *_prepare(folder / "data", None, LOCAL, {})
+    with (folder / "log").open("w") as log:
+        return folder / "data", *_prepare(folder / "data", log, LOCAL, {})
 
 
 def _prepare(

@@ -47,8 +47,8 @@ def wheels(committed: None) -> Path:
     folder = cache / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517"]
-        for what in (["--require-hashes", "-r", str(lock)], ["--no-deps", "pip"]):
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--no-deps"]
+        for what in (["--require-hashes", "-r", str(lock)], ["pip"]):
             subprocess.run([*pip, "--wheel-dir", str(draft), *what], check=True)
         draft.rename(folder)
     return folder

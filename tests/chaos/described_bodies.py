@@ -41,6 +41,7 @@ STATE = "only the sandbox knows"
 CONTEXTS = ("create_context",)
 CELLS = ("run_execution", "run_in_session")
 RUNS = (*CELLS, "start_process")
+PROCESSES = ("resize_process", "signal_process", "write_to_process")
 SCHEDULES = ("create_schedule", "change_schedule")
 REFUSED = (
     Refusal(FILES, "No such file or directory", STATE),
@@ -53,6 +54,7 @@ REFUSED = (
     Refusal((*CONTEXTS, "start_process"), "no folder", STATE),
     Refusal(("start_process",), "No such file or directory", STATE),
     Refusal(("start_process",), "There is no such user", STATE),
+    Refusal(PROCESSES, "There is no such process.", STATE),
     Refusal(("write_to_process",), "Its input is closed, or it has none.", STATE),
     Refusal(("resize_process",), "It has no terminal.", STATE),
     Refusal(CONTEXTS, "no such language", STATE),
@@ -67,6 +69,8 @@ REFUSED = (
     Refusal((*RUNS, *SCHEDULES), "cannot be the name of a tool", "Python's own words"),
     Refusal((*RUNS, *SCHEDULES), "Must be a time with its zone", "not every day is in the year"),
     Refusal((*RUNS, *SCHEDULES), "Another file has this path", "files together"),
+    Refusal((*RUNS, *SCHEDULES), "has no secret to sign it with", "an administrator makes one"),
+    Refusal(("open_session", "change_session"), "neither NUL nor", "names may be at any depth"),
     Refusal((*RUNS, *SCHEDULES), "Its url must be https", "where a name leads to"),
     Refusal(
         ("set_config", "test_connection", "set_active"),
@@ -82,8 +86,12 @@ schemathesis.openapi.format("time-zone", strategies.sampled_from(("UTC", "Europe
 
 @schemathesis.hook
 def filter_case(context: Any, case: Any) -> bool:
-    """Whether a header and the body do not contradict each other."""
+    """Whether a header and the body do not contradict each other, and all of it is sent: a
+    parameter without a value is not.
+    """
     body, headers = case.body, case.headers or {}
+    if any(value is None or value == [] for value in (case.query or {}).values()):
+        return False
     if not isinstance(body, dict):
         return True
     return not any(name in headers and body.get(field) for name, field in TWICE.items())
