@@ -134,3 +134,28 @@ def test_every_answer_is_the_same_asleep_and_awake(own_pool: None, alice: Caller
         cell(alice, sleeper, listing).json()["stdout"]
         == cell(alice, awake, listing).json()["stdout"]
     )
+
+
+def test_a_folder_of_the_longest_path_is_woken_with_its_session(
+    own_pool: None, alice: Caller
+) -> None:
+    """An archive has a slash behind it, which is no part of its path."""
+    longest = "/".join(["x", *["x" * 255] * 15, "x" * 254])
+    assert len(longest) == 4096
+    session, copy = opened(alice), opened(alice)
+    for each in (session, copy):
+        cell(alice, each, "open('f', 'w').close()")
+    assert threads.wait_until_idle()
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    client, url = alice.client, f"{URL}/{session['id']}/files"
+    assert client.post(f"{url}/mkdir", {"path": longest}).status_code == 201
+
+    assert cell(alice, session, "print(1)").json()["stdout"] == "1\n"
+
+    archive = b"".join(client.get(f"{url}/archive").streaming_content)
+    target = f"{URL}/{copy['id']}/files/archive"
+    for state in ("open", "asleep"):
+        assert row(copy).state == state
+        answer = client.put(target, archive, content_type="application/x-tar")
+        assert answer.status_code == 200, answer.content[-200:]
+        assert sleeping.put_to_sleep(row(copy).pk, "a test") or state == "asleep"

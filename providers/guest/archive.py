@@ -7,7 +7,7 @@ import tarfile
 from .file_operations import TAKE, Draft, Event
 from .folders import walk
 from .kept import Refused
-from .paths import MOST_DEPTH, entry, named, open_file, parse, reach, refusal
+from .paths import MOST_DEPTH, entry, named, open_file, parse, reach, refusal, shown
 from .protocol import CHUNK_BYTES
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ def pack(base: int, header: "dict[str, object]") -> "Steps":
 def member_of(found: "Found") -> "tarfile.TarInfo | None":
     """What is said of it in an archive, its size aside; None for what is left out."""
     if found.status is None:
-        raise Refused(f"{found.path!r} cannot be looked at.", "path")
+        raise Refused(f"{shown(found.path)} cannot be looked at.", "path")
     said = entry(found.path, found.status, found.folder, found.name)
     member = tarfile.TarInfo(found.path)
     member.mode = stat.S_IMODE(found.status.st_mode)
@@ -83,7 +83,7 @@ def _file(found: "Found", member: tarfile.TarInfo) -> "Iterator[bytes]":
         fd, status = open_file(found.folder, found.name)
     except OSError as error:
         said = refusal(error, "path")
-        raise Refused(f"{found.path!r}: {said.reason}", said.field, said.code) from None
+        raise Refused(f"{shown(found.path)}: {said.reason}", said.field, said.code) from None
     try:
         size = member.size = status.st_size
         yield head(member)
@@ -91,7 +91,7 @@ def _file(found: "Found", member: tarfile.TarInfo) -> "Iterator[bytes]":
         while offset < size:
             data = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
             if not data:
-                raise Refused(f"{found.path!r} became shorter while it was read.", "path")
+                raise Refused(f"{shown(found.path)} became shorter while it was read.", "path")
             offset += len(data)
             yield data
         yield bytes(-size % _BLOCK)
@@ -224,11 +224,11 @@ def _unpack_member(
         finally:
             os.close(below)
     except Refused as refused:
-        reason = f"{member.name!r}: {refused.reason}"
+        reason = f"{shown(member.name)}: {refused.reason}"
         raise Refused(reason, refused.field and "data", refused.code) from None
     except (OSError, ValueError) as error:
         said = refusal(error, "data") if isinstance(error, OSError) else Refused(str(error))
-        raise Refused(f"{member.name!r}: {said.reason}", "data", said.code) from None
+        raise Refused(f"{shown(member.name)}: {said.reason}", "data", said.code) from None
 
 
 def _unpack_file(

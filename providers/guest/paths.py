@@ -8,6 +8,7 @@ from .kept import Refused
 
 # The most components of a path, and bytes of it and of one of them.
 MOST_DEPTH, PATH_BYTES, NAME_BYTES = 64, 4096, 255
+_MOST_SHOWN = 200
 
 # What file systems take their times from (CLOCK_REALTIME_COARSE). Until it has ticked a file may
 # change again and have the same times.
@@ -47,12 +48,18 @@ def parse(path: object, field: str = "path") -> "list[str]":
         raise Refused("Must not have `..` in it.", field)
     try:
         longest = max([len(os.fsencode(part)) for part in parts], default=0)
-        whole = len(os.fsencode(path))
+        # An archive has a slash behind the longest path of a folder.
+        whole = len(os.fsencode("/".join(parts)))
     except UnicodeEncodeError:
         raise Refused("Has what no file name can have in it.", field) from None
     if longest > NAME_BYTES or whole > PATH_BYTES or len(parts) > MOST_DEPTH:
         raise Refused("Is too long or too deep.", field)
     return parts
+
+
+def shown(path: str) -> str:
+    """As errors have it, in front of the reason: all of it would leave no room for that."""
+    return repr(path) if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]!r}…"
 
 
 def named(path: object, field: str = "path") -> "list[str]":

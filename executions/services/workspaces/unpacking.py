@@ -18,6 +18,7 @@ from executions.services.workspaces.edit import Edit
 from executions.services.workspaces.paths import MOST_BYTES, is_name
 from executions.services.workspaces.tree import parts_of, refuse, refuse_for
 from providers.errors import InvalidConfiguration
+from providers.guest.paths import shown
 
 # What is held until it goes up together.
 _HELD_FILES, _HELD_BYTES = 64, 16 * 1024 * 1024
@@ -58,14 +59,14 @@ def _taken_in(tenant: Tenant, content: Iterable[bytes]) -> tuple[list[_Unpacked]
         for member, body in tar.members(iter(content)):
             # Refused before more goes up: what is too much for a session by itself.
             quota.check_session(len(unpacked), member.size)
-            if len(member.name) > MOST_BYTES or len(member.target) > MOST_BYTES:
-                refuse("data", f"{member.name[:200]!r}: A path has {MOST_BYTES} bytes at most.")
+            if max(len(member.name.rstrip("/")), len(member.target)) > MOST_BYTES:
+                refuse("data", f"{shown(member.name)}: A path has {MOST_BYTES} bytes at most.")
             sha256 = ""
             if member.is_file:
                 try:
                     taken = blobs.taken_in(body)
                 except tar.NoArchive as error:
-                    refuse("data", f"{member.name!r}: {error.why}")
+                    refuse("data", f"{shown(member.name)}: {error.why}")
                 held.append(taken)
                 sha256 = taken.sha256
                 if len(held) >= _HELD_FILES or sum(each.size for each in held) >= _HELD_BYTES:
@@ -111,7 +112,7 @@ def _put(edit: Edit, folder: list[str], member: tar.Member, blob: Blob | None) -
         else:
             refuse("data", "Is neither file, folder nor link.")
     except InvalidConfiguration as error:
-        refuse("data", f"{member.name!r}: {error.message}")
+        refuse("data", f"{shown(member.name)}: {error.message}")
 
 
 def _moment(member: tar.Member) -> float:
