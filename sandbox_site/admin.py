@@ -26,8 +26,8 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
-from providers.admin.moments import NOTHING, shown_moment
 from providers.admin.sifting import Condition
+from providers.moments import NOTHING, shown_moment
 from providers.services.approvers import persons_behind
 from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock
 

@@ -6,9 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
-
 from executions.services.presentation import visible
 from providers.sandbox import FileEntry
 
@@ -16,16 +13,14 @@ _LATEST = 253_402_300_799
 
 
 def shown_entry(entry: FileEntry) -> dict[str, Any]:
-    when = ""
-    if 0 <= entry.modified <= _LATEST:
-        when = date_format(localtime(datetime.fromtimestamp(entry.modified, UTC)), "Y-m-d H:i:s")
+    is_moment = 0 <= entry.modified <= _LATEST
     return {
         "name": visible(readable(entry.path)),
         "target": visible(readable(entry.target)),
         "type": entry.type,
         "size": entry.size,
         "mode": f"{entry.mode & 0o7777:04o}",
-        "modified": when,
+        "modified": datetime.fromtimestamp(entry.modified, UTC) if is_moment else None,
         "link": link_to(entry.path) if entry.type == "directory" else "",
     }
 

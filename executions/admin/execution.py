@@ -38,9 +38,9 @@ from executions.services.export import FORMATS
 from executions.services.presentation import in_time, visible
 from executions.services.saved_filters import SHARE, filters_for
 from providers.admin.keyset import KeysetAdmin, KeysetList
-from providers.admin.moments import shown_moment
 from providers.admin.read_only import ReadOnly
 from providers.admin.sifting import Condition
+from providers.moments import shown_moment
 
 _LARGE = (
     *("code", "arguments", "result", "outputs", "stdout", "stderr"),

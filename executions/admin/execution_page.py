@@ -29,8 +29,8 @@ from executions.models import ApiKey, Approval, Execution, Schedule, Session, Te
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.presentation import in_time, shown, visible
-from providers.admin.moments import shown_moment
 from providers.models import ConfigVersion, ProviderConfig
+from providers.moments import shown_moment
 
 CANCEL = "executions.cancel_execution"
 REPLAY = "executions.replay_execution"

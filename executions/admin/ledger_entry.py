@@ -17,9 +17,9 @@ from executions.services.ledger.verification import verify_entry
 from executions.services.presentation import visible
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
-from providers.admin.moments import shown_moment
 from providers.admin.read_only import ReadOnly
 from providers.admin.sifting import Condition
+from providers.moments import shown_moment
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _NUMBER = re.compile("[0-9]{1,18}")

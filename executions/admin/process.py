@@ -6,12 +6,12 @@ from django.contrib import admin
 from django.db.models import Count, F, IntegerField, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
+from django.utils.safestring import SafeString
 
 from executions.admin.bases import ProcessModelAdmin
 from executions.models import Execution, Process
 from providers.admin.read_only import ReadOnly
+from providers.moments import shown_moment
 
 
 @admin.register(Process)
@@ -44,8 +44,8 @@ class ProcessAdmin(ReadOnly, ProcessModelAdmin):
         return "draining" if process.draining else "serving"
 
     @admin.display(description="last sign of life")
-    def last_sign_of_life(self, process: Process) -> str:
-        return date_format(localtime(process.renewed_at), "Y-m-d H:i:s")
+    def last_sign_of_life(self, process: Process) -> SafeString | str:
+        return shown_moment(process.renewed_at)
 
     @admin.display(description="runs")
     def running(self, process: Any) -> int:

@@ -125,6 +125,7 @@ class SavedFiles:
             **self.model_admin.admin_site.each_context(request),
             "opts": opts,
             "title": "Saved files",
+            "original": self.model_admin.model.objects.get(pk=pk),
             "pk": pk,
             "row_url": reverse(f"admin:executions_{opts.model_name}_change", args=[pk]),
         }

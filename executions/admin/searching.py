@@ -10,8 +10,8 @@ from django.db.models import Q
 from executions.services.claims import CLAIMS
 from executions.services.code_search import MOST as MOST_PROGRAMS
 from executions.services.code_search import SHORTEST, not_taken_in, programs_with
-from providers.admin.moments import in_words
 from providers.admin.sifting import MOST, Condition
+from providers.moments import in_words
 
 HELP = (
     "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "

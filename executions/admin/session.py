@@ -7,11 +7,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
-from django.utils.timezone import localtime
 
 from executions.admin.bases import SessionModelAdmin
 from executions.admin.filters import (
@@ -31,8 +29,8 @@ from executions.services.presentation import shown, visible
 from executions.services.sessions.finding import expires_at
 from executions.text import to_json
 from providers.admin.keyset import KeysetAdmin, KeysetList
-from providers.admin.moments import shown_moment
 from providers.admin.read_only import ReadOnly
+from providers.moments import shown_moment
 
 _BADGES = {Session.State.OPEN: "good", Session.State.ASLEEP: "warn", Session.State.LOST: "bad"}
 
@@ -153,10 +151,10 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
         return visible(" ".join(filter(None, (key, for_whom))))
 
     @admin.display(description="ends")
-    def shown_expiry(self, session: Session) -> str:
+    def shown_expiry(self, session: Session) -> SafeString | str:
         if session.closed_at is not None:
             return "It has ended."
-        return date_format(localtime(expires_at(session)), "Y-m-d H:i:s") + ", unless it is used"
+        return format_html("{}, unless it is used", shown_moment(expires_at(session)))
 
     @admin.display(description="why it ended")
     def shown_end(self, session: Session) -> str:

@@ -144,6 +144,7 @@ class SessionViews:
         context: dict[str, Any] = {
             **self.model_admin.admin_site.each_context(request),
             "opts": self.model_admin.opts,
+            "original": session,
             "session": session,
         }
         status = 200

@@ -16,7 +16,6 @@ from providers import guarded
 from providers.admin.guarded import only_visible
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ListField, MomentField
-from providers.admin.moments import shown_moment
 from providers.admin.pages import (
     ConfigVersionModelAdmin,
     account_of,
@@ -28,6 +27,7 @@ from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, PendingChange
+from providers.moments import shown_moment
 from providers.services import ConfigurationConflict, history, request_rollback
 from providers.services.guarded_rows import NotAllowed, restore
 
