@@ -98,6 +98,25 @@ def test_an_interrupt_ends_the_cell_and_keeps_the_state(kernel: Any) -> None:
     assert printed(ran(client, "print(x)")[1]) == "kept\n"
 
 
+def test_a_cell_may_be_for_the_shell_or_in_another_language(kernel: Any) -> None:
+    manager, client = kernel
+    ran(client, "open('f', 'w').write('written')")
+    assert printed(ran(client, "!cat f\n!echo ' and read'")[1]) == "written and read\n"
+    assert printed(ran(client, "%%bash\nfor n in 1 2; do echo $n; done")[1]) == "1\n2\n"
+    assert printed(ran(client, "%%js\nconsole.log(6 * 7)")[1]) == "42\n"
+    reply, _ = ran(client, "!no-such-program")
+    assert (reply["status"], reply["ename"]) == ("error", "bash")
+
+    def note(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream" and "waits" in message["content"]["text"]:
+            manager.interrupt_kernel()
+
+    waits = "!echo waits; sleep 25"
+    reply = client.execute_interactive(waits, output_hook=note, timeout=SECONDS)["content"]
+    assert reply["status"] == "error"
+    assert printed(ran(client, "print(open('f').read())")[1]) == "written\n"
+
+
 def test_a_restart_forgets_names_and_keeps_files_and_the_end_closes_the_session(
     kernel: Any,
 ) -> None:

@@ -22,6 +22,13 @@ IDLE_SECONDS = int(os.environ.get("COFFERDAM_NOTEBOOK_IDLE_SECONDS", "1800"))
 # Seconds that one cell may take; the provider's usual time where it is not set.
 CELL_SECONDS = os.environ.get("COFFERDAM_NOTEBOOK_CELL_SECONDS", "")
 INTERRUPTED = 130
+# What a first line may say of the rest of a cell, and the context that this runs in.
+OTHER_LANGUAGES = {
+    "%%bash": "bash",
+    "%%sh": "bash",
+    "%%javascript": "javascript",
+    "%%js": "javascript",
+}
 
 
 class SessionProvisioner(LocalProvisioner):
@@ -40,9 +47,15 @@ class SessionProvisioner(LocalProvisioner):
     async def send_signal(self, signum: int) -> None:
         """An interrupt is the session's. The kernel learns of it as the end of its cell."""
         if signum == signal.SIGINT and self._session is not None:
-            await asyncio.to_thread(self._session.interrupt)
+            await asyncio.to_thread(self._interrupt, self._session)
         else:
             await super().send_signal(signum)
+
+    @staticmethod
+    def _interrupt(session: Any) -> None:
+        """Whichever of its interpreters the cell runs in."""
+        for context in session.contexts():
+            session.interrupt(context.id)
 
     async def cleanup(self, restart: bool = False) -> None:
         """After the kernel's end. Restarted, it finds its files again."""
@@ -71,6 +84,17 @@ class SessionProvisioner(LocalProvisioner):
             session.close()
         if client is not None:
             client.close()
+
+
+def read_cell(code: str) -> tuple[str, str]:
+    """The other language that a cell is in, "" where it says none, and what is to be run."""
+    first, _, rest = code.lstrip().partition("\n")
+    if language := OTHER_LANGUAGES.get(first.strip()):
+        return language, rest
+    lines = [line for line in code.splitlines() if line.strip()]
+    if all(line.startswith("!") for line in lines):
+        return "bash", "\n".join(line[1:] for line in lines)
+    return "", code
 
 
 class SessionKernel(Kernel):  # type: ignore[misc]
@@ -102,6 +126,10 @@ class SessionKernel(Kernel):  # type: ignore[misc]
     def _run(self, code: str, silent: bool) -> dict[str, Any]:
         options: Any = {"timeout": float(CELL_SECONDS)} if CELL_SECONDS else {}
         printed = ""
+        language, code = read_cell(code)
+        if language:
+            self._have_context(language)
+            options["context"] = language
         with self._session.stream(code, agent="jupyter", **options) as events:
             for event in events:
                 if event.type == "done":
@@ -115,6 +143,10 @@ class SessionKernel(Kernel):  # type: ignore[misc]
                 elif event.type == "output":
                     self._say("display_data", data=dict(event.data), metadata={})
         return self._failed("ConnectionError", "The stream ended before the cell did.", silent)
+
+    def _have_context(self, language: str) -> None:
+        if language not in {context.id for context in self._session.contexts()}:
+            self._session.create_context(language, id=language)
 
     def _ended(self, execution: Any, printed: str, silent: bool) -> dict[str, Any]:
         if execution.context_kept is False and not silent:
