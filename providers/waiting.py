@@ -56,10 +56,21 @@ class WaitingThreads:
             is_needed = self._idle == 0
             if not is_needed:
                 self._idle -= 1
-        self._calls.put(lambda: self._carry_out(call, future))
         if is_needed:
-            threading.Thread(target=self._work, name="provider-wait", daemon=True).start()
+            self._start()
+        self._calls.put(lambda: self._carry_out(call, future))
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="provider-wait", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._open -= 1
+            raise RateLimited(
+                f"The process has no thread left to wait for a provider: {error}.",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from error
 
     def _carry_out(self, call: Callable[[], T], future: Future[T]) -> None:
         try:

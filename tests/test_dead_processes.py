@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, Process, Session
-from executions.services import journal_files
+from executions.services import deaths, journal_files
 from executions.services.deaths import KEPT, Watcher, forget_ended
 from executions.services.journal import record_kept
 from executions.services.journal_files import Ended
@@ -205,6 +205,23 @@ def test_who_has_no_time_for_all_says_so_and_another_closes_the_rest(
 
     assert not Execution.objects.filter(finished_at=None).exists()
     watcher.look(None)
+    assert not watcher.is_behind
+
+
+def test_what_cannot_be_closed_is_not_tried_without_a_pause(
+    watcher: Watcher, clock: Clock, other: Process, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        ran_by(other, alice)
+    Process.objects.update(ended_at=Now())
+
+    def refuse(*_: object) -> bool:
+        clock.now += 2
+        return False
+
+    monkeypatch.setattr(deaths, "try_to_close", refuse)
+    watcher.look(None)
+
     assert not watcher.is_behind
 
 

@@ -82,13 +82,14 @@ def _drawn(pool: WarmPool, owner: str) -> dict[str, object]:
 
 # What a preloaded library may keep for itself, used before the fork as libraries do.
 LIBRARY = """
-import os, random, sys
+import gc, os, random, sys
 import numpy
 class Library:
     own = random.Random()
     state = numpy.random.RandomState()
     generator = numpy.random.default_rng()
     other = numpy.random.Generator(numpy.random.Philox())
+    bits = numpy.random.SFC64()
 for one in (Library.own, Library.generator, Library.other): one.random()
 Library.state.standard_normal()
 numpy.random.standard_normal()
@@ -97,11 +98,16 @@ sys.more = {
     "a library's state": Library.state.standard_normal,
     "a library's generator": lambda: Library.generator.random(),
     "a library's other generator": lambda: Library.other.random(),
+    "what comes of a library's generator": lambda: Library.generator.spawn(1)[0].random(),
+    "a library's bare bits": lambda: int(Library.bits.random_raw()),
 }
 from providers.guest import reseed
 reseed.find_generators()
+# As a zygote does, of which each sandbox looks for its own template's again.
+gc.freeze()
 for _ in range(3):
     if os.fork() == 0:
+        reseed.find_generators()
         reseed.reseed()
         exec(sys.argv[1])
         sys.stdout.flush()

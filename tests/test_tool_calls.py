@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -18,8 +19,9 @@ from executions.models import ApiKey, Execution, ExecutionEvent, LedgerEntry, To
 from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
+from executions.services.policies.approvals import AlreadyDecided
 from executions.services.requests import ExecutionRequest, run_limits
-from executions.services.tools import calls, desk
+from executions.services.tools import calls, desk, telling
 from executions.services.tools.desk import Desk
 from executions.services.worker import run_queued
 from providers.values import Event
@@ -140,7 +142,13 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
 
 
 @pytest.mark.parametrize(
-    "shown", [{"arguments": '{"path":"/tmp/x"}'}, {"name": "search"}], ids=["arguments", "name"]
+    "shown",
+    [
+        {"arguments": '{"path":"/tmp/x"}'},
+        {"name": "search"},
+        {"arguments_hash": calls.hash_of('{"path":"/etc"}')},
+    ],
+    ids=["arguments", "name", "hash"],
 )
 def test_nobody_approves_what_the_row_says_instead(at: At, shown: dict[str, str]) -> None:
     """Whoever writes the database shows something harmless beside the hash, and puts it back."""
@@ -154,16 +162,37 @@ def test_nobody_approves_what_the_row_says_instead(at: At, shown: dict[str, str]
     assert "Approve just this" in whole
     assert "Approve just this" not in altered
     assert "somebody has changed it" in altered
+    call.refresh_from_db()
     assert decided(ada, call, "approve") == "held"
     assert not LedgerEntry.objects.filter(statement__contains='"step":"approved"').exists()
     assert decided(ada, call, "reject") == "refused"
 
 
+@pytest.mark.parametrize("state", ["waiting", "held"])
+def test_nobody_approves_a_row_that_is_changed_while_it_is_decided(at: At, state: str) -> None:
+    at.call(1, "delete", b'{"path":"/srv"}')
+    call = at.until(1, "tool_call_held")
+    signed_in("ada", "view_toolcall", "decide_approval")
+    ada = User.objects.get(username="ada")
+    # As it was read, and as it is by the time it is approved.
+    call.state = state
+    if state == "held":
+        ToolCall.objects.filter(pk=call.pk).update(arguments='{"path":"/etc"}')
+
+    with pytest.raises(AlreadyDecided):
+        calls.decide(call, ada, approve=True, arguments_hash=call.arguments_hash)
+    assert not LedgerEntry.objects.filter(statement__contains='"step":"approved"').exists()
+
+
 def test_what_is_rejected_or_late_is_never_handed_out(at: At, alice: Caller) -> None:
     ada = signed_in("ada", "view_toolcall", "decide_approval")
-    at.call(1, "delete")
+    at.call(1, "delete", b'{"path":"/srv"}')
     assert decided(ada, at.until(1, "tool_call_held"), "reject") == "refused"
     wait_for(lambda: at.answers == {1: {"error": calls.REJECTED}})
+    [rejected] = alice.client.get(f"/api/v1/executions/{at.execution.pk}/tool_calls").json()[
+        "results"
+    ]
+    assert (rejected["state"], rejected["arguments"]) == ("refused", None)
     at.call(2, "delete")
     held = at.until(2, "tool_call_held")
     Execution.objects.filter(pk=at.execution.pk).update(
@@ -329,3 +358,74 @@ def test_what_was_said_goes_with_the_output_and_all_of_it_with_the_record(
     assert found["results"][0]["arguments"] is None
     retention._erase_rows("records", [at.execution])
     assert not ToolCall.objects.exists()
+
+
+def test_a_tenant_whose_calls_never_end_keeps_nobody_from_an_answer(
+    at: At, alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread records for all: while one tenant's calls come faster than they are recorded."""
+    of_charlie, _ = record.open_record(ExecutionRequest("1"), record.Caller.of_key(charlie.api_key))
+    greedy = At(of_charlie)
+    at.call(1)
+    call = at.until(1)
+    goes_on, recorded = threading.Event(), Desk._record
+
+    def again(self: Desk, *args: Any) -> None:
+        recorded(self, *args)
+        if self is greedy.desk and not goes_on.is_set():
+            # Each time there is another before this one is through.
+            desk._clerk.do(self, lambda: again(self, *args))
+
+    monkeypatch.setattr(Desk, "_record", again)
+    greedy.call(1, "search", b"[]")
+    try:
+        at.call(2)
+        assert at.until(2).pk != call.pk
+        calls.answer_call(at.execution, call.pk, alice.api_key, '{"result":"mine"}')
+        wait_for(lambda: at.answers == {1: {"result": "mine"}})
+    finally:
+        goes_on.set()
+        greedy.desk.close()
+
+
+def test_without_a_thread_the_next_call_has_one(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        at.call(1)
+    at.call(2)
+
+    at.until(2)
+
+
+def test_webhooks_of_one_tenants_calls_leave_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A receiver that never answers has two threads, and what waits for them is asked again."""
+    sender, ends, sent = telling._Sender(), threading.Event(), []
+
+    def send(message: Any) -> int:
+        sent.append(message)
+        if message == "slow":
+            assert ends.wait(60)
+        return 200
+
+    def told(number: int, tenant: str, message: Any, waits: bool = True) -> Any:
+        call = ToolCall(tenant_slug=tenant)
+        return telling._Telling(0.0, number, call, message, lambda: waits)
+
+    monkeypatch.setattr(telling, "send", send)
+    for number in range(telling.MOST_WAITING + 10):
+        sender.take(told(number, "slow", "slow"))
+    wait_for(lambda: len(sent) == telling.MOST_OF_ONE)
+    sender.take(told(1000, "other", "quick"))
+    sender.take(told(1001, "other", "over", waits=False))
+    wait_for(lambda: "quick" in sent)
+    assert sent.count("slow") == telling.MOST_OF_ONE
+    assert len(sender._waiting["slow"]) <= telling.MOST_WAITING
+    assert sender._threads <= telling.MOST
+    ends.set()
+    wait_for(lambda: not any(sender._waiting.values()))
+    assert "over" not in sent

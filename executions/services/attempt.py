@@ -378,6 +378,8 @@ class Attempt:
             kept_events.write_rest(self.log)
         total = self.waited_ms + _ms(self.began, perf_counter())
         values = {
+            # Of the provider that is named, also where the row has an earlier one's.
+            **{name: getattr(self.execution, name) for name in PLACE},
             **self.held.into(changes, self.execution.meta),
             "total_ms": total,
             "hops": self.hops.recorded,

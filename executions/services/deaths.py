@@ -71,7 +71,7 @@ class Watcher:
         How many deaths were recorded. Raises what the database does, and has then not looked.
         """
         died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
-        self.is_behind = not self._close_left_open(own)
+        self.is_behind = self._close_left_open(own)
         _give_up_unfinished()
         return died
 
@@ -120,24 +120,25 @@ class Watcher:
         return True
 
     def _close_left_open(self, own: UUID | None) -> bool:
-        """Close what ended processes left open. False where there was no time for all of it.
+        """Close what ended processes left open. Whether there was no time for all of it, though
+        some could be closed: what cannot be is tried again with the next look.
 
         On a busy machine that is slow: the living are watched on meanwhile, and all of them close
         what they find first in an order of their own, so that few want the same one.
         """
         until = self._now() + _CLOSING_SECONDS
         # What waits in the journal of this host is recorded from there, with its result.
-        tried = kept_ids()
+        tried, closed = kept_ids(), 0
         while batch := list(_left_open().exclude(pk__in=tried)[:_AT_ONCE]):
             random.shuffle(batch)
             for execution in batch:
                 if self._now() > until:
-                    return False
+                    return closed > 0
                 tried.add(execution.pk)
-                try_to_close(execution, _LOST)
+                closed += try_to_close(execution, _LOST)
                 if self._now() - self._looked_at >= LOOK_SECONDS:
                     self._certain(own)
-        return True
+        return False
 
 
 def _left_open() -> QuerySet[Execution]:

@@ -101,8 +101,8 @@ class _Writer:
                 return
             self._logs.add(log)
             if not self._is_working:
-                self._is_working = True
                 threading.Thread(target=self._work, name="events", daemon=True).start()
+                self._is_working = True
 
     def leave(self, log: EventLog) -> None:
         with self._lock:
@@ -123,6 +123,10 @@ class _Writer:
                         logger.exception("events of %s cannot be written", log.execution_id)
                         self.leave(log)
                 nothing.wait(WRITE_SECONDS)
+        except BaseException:
+            with self._lock:
+                self._is_working = False
+            raise
         finally:
             connection.close()
 

@@ -25,6 +25,9 @@ _INSERT = (
     f" VALUES ({', '.join(['%s'] * len(_FIELDS))})"
 )
 
+# Columns of an open row that are written, and with which of them others are that stay.
+_CHANGES = ("deadline", "process_id", "pid")
+
 _SESSIONS = Session._meta.db_table
 # Something begins or ends that may change its files.
 _TOUCH = (
@@ -61,27 +64,30 @@ def insert(execution: Execution) -> None:
 def end(execution: Execution, values: Mapping[str, Any], *, only_if: str = "") -> bool:
     """Set `values` in the row if it is still open, and then by this call: whether it was.
 
-    `only_if` is the status it must still have. One that a process runs must still be the one's
-    that `execution` names: it may have gone back to the queue, and be another's by now.
+    `only_if` is the status it must still have. What changes while it is open has to be as
+    `execution` has it, or the ledger's entry would say something else than the row: it may have
+    been claimed, approved or put back meanwhile, and then has another deadline.
     """
     row = [_COLUMNS[name].get_db_prep_save(value, connection) for name, value in values.items()]
     row.append(_COLUMNS["id"].get_db_prep_save(execution.pk, connection))
     if only_if:
         row.append(only_if)
-    owner = execution.process_id
-    if owner is not None:
-        row.append(_COLUMNS["process_id"].get_db_prep_save(owner, connection))
+    as_read = {name: getattr(execution, name) for name in _CHANGES}
+    known = tuple(name for name, value in as_read.items() if value is not None)
+    row += [_COLUMNS[name].get_db_prep_save(as_read[name], connection) for name in known]
     with connection.cursor() as cursor:
-        cursor.execute(_update(tuple(values), bool(only_if), owner is not None), row)
+        cursor.execute(_update(tuple(values), bool(only_if), known), row)
         return bool(cursor.rowcount == 1)
 
 
 @lru_cache(maxsize=64)
-def _update(names: tuple[str, ...], with_status: bool, with_owner: bool) -> str:
-    """Which columns a run sets depends on how it ended: there are a few kinds."""
+def _update(names: tuple[str, ...], with_status: bool, known: tuple[str, ...]) -> str:
+    """Which columns a run sets depends on how it ended: there are a few kinds. `known` are those
+    of _CHANGES that have a value."""
     columns = ", ".join(f"{_COLUMNS[name].column} = %s" for name in names)
     more = " AND status = %s" if with_status else ""
-    more += " AND process_id = %s" if with_owner else ""
+    more += "".join(f" AND {name} = %s" for name in known)
+    more += "".join(f" AND {name} IS NULL" for name in _CHANGES if name not in known)
     return f"UPDATE {_TABLE} SET {columns} WHERE id = %s AND finished_at IS NULL{more}"  # noqa: S608
 
 

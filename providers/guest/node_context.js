@@ -12,6 +12,7 @@ const { processTopLevelAwait } = require('internal/repl/await')
 
 const SYNTAX = { ecmaVersion: 'latest', allowHashBang: true, allowAwaitOutsideFunction: true }
 const INTERRUPTED = 130
+const soon = setImmediate
 const STOP = 5
 const BREAKING = -1n
 // A signal breaks off what a cell runs before its first await, and is heard by whoever is idle. What
@@ -55,6 +56,7 @@ module.exports = function serve (shared, header) {
   const { job, report, encode, toJson, callsMain, acorn, ProgramError } = shared
   const write = process.stderr.write.bind(process.stderr)
   let running = null
+  let isInScript = false
   let count = 0
   // The number of the run that may be broken off.
   const stoppable = new BigInt64Array(new SharedArrayBuffer(8))
@@ -120,6 +122,11 @@ module.exports = function serve (shared, header) {
       throw new ToolError(`the arguments of ${name} are not JSON: ${error.message}`)
     }
     if (body.length > most) throw new ToolError(`the arguments of ${name} are more than ${most} bytes of JSON`)
+    const mine = running
+    // Whoever hears of it may interrupt at once, and the end of a script is no time for a signal:
+    // its own handler is gone by then, and ours is not back.
+    if (isInScript) await new Promise((resolve) => soon(resolve))
+    if (running !== mine) throw new ToolError(`${name} is no tool of this run`)
     const number = ++calls
     report({ type: 'call', number: running.number, call: number, name }, [['arguments', body]])
     const told = JSON.parse(await new Promise((resolve) => unanswered.set(number, resolve)))
@@ -218,7 +225,13 @@ module.exports = function serve (shared, header) {
       importModuleDynamically: vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
     })
     if (args !== undefined) globalThis.arguments = args
-    let value = script.runInThisContext({ breakOnSigint: true, displayErrors: false })
+    let value
+    isInScript = true
+    try {
+      value = script.runInThisContext({ breakOnSigint: true, displayErrors: false })
+    } finally {
+      isInScript = false
+    }
     if (awaits) {
       value = await value
       if (/return \{ (__proto__: null, )?value: /.test(source)) value = value?.value

@@ -10,7 +10,8 @@ import gc
 import os
 import sys
 
-# Found once, where modules were preloaded: a look through all objects takes tens of ms.
+# Found where modules were preloaded, and kept for all that come of this process: what is frozen
+# (`gc.freeze`) is found by no later look. A look through all objects takes tens of ms.
 _generators: "list[object]" = []
 
 
@@ -20,8 +21,11 @@ def find_generators() -> None:
     if kinds:
         gc.collect()
         found = (each for each in gc.get_objects() if isinstance(each, kinds))
-        # `secrets` and the like have nothing to seed.
-        _generators[:] = [each for each in found if type(each).__name__ != "SystemRandom"]
+        known = {id(each) for each in _generators}
+        for each in found:
+            # `secrets` and the like have nothing to seed.
+            if id(each) not in known and type(each).__name__ != "SystemRandom":
+                _generators.append(each)
 
 
 def reseed() -> None:
@@ -52,7 +56,7 @@ def _kinds() -> "tuple[type, ...]":
     for module, names in (
         ("random", ("Random",)),
         ("numpy.random.mtrand", ("RandomState",)),
-        ("numpy.random._generator", ("Generator",)),
+        ("numpy.random.bit_generator", ("BitGenerator",)),
     ):
         if module in sys.modules:
             kinds += [getattr(sys.modules[module], name) for name in names]
@@ -60,9 +64,10 @@ def _kinds() -> "tuple[type, ...]":
 
 
 def _seed(generator: object) -> None:
-    bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
-    if bits is not None:
-        bits.state = type(bits)().state
+    bits = getattr(generator, "_bit_generator", generator)
+    if hasattr(bits, "random_raw"):
+        # Its seed too, of which others are made (`spawn`).
+        type(bits).__init__(bits)
     if hasattr(generator, "seed"):
         # The older ones keep half of a pair of numbers as well.
         generator.seed()

@@ -10,6 +10,7 @@ import select
 
 HEADER_LIMIT = 256 * 1024
 REQUEST_LIMIT = 128 * 1024 * 1024
+_LET_GO_BYTES = 1024 * 1024
 
 # The zygote's first byte on a sandbox's channel: a pidfd comes with the first, a text with the
 # others. EXHAUSTED is a failure for want of what the machine may have again in a moment.
@@ -148,13 +149,17 @@ class Parser:
 
     def _take(self) -> "tuple[dict[str, object], dict[str, bytes]]":
         parts = {}
-        end = self._needed
+        start = end = self._needed
         # From the end on, so that what has been taken is let go of: memory is scarce in a sandbox.
+        # Some at a time, because each time what is behind is moved, and there may be many parts.
         for name, size in reversed(self._sizes):
             with memoryview(self._buffer) as view:
-                parts[name] = bytes(view[end - size : end])
-            del self._buffer[end - size : end]
-            end -= size
+                parts[name] = bytes(view[start - size : start])
+            start -= size
+            if end - start >= _LET_GO_BYTES:
+                del self._buffer[start:end]
+                end = start
+        del self._buffer[:end]
         self._needed = 4
         header, self._header = self._header, None
         assert header is not None
@@ -175,6 +180,13 @@ def _part_sizes(header: object) -> "list[tuple[str, int]]":
         ):
             raise FrameError("a part is not [name, size]")
         sizes.append((entry[0], entry[1]))
+    names = [name for name, _ in sizes]
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        raise FrameError("a part has a name that is not Unicode") from None
+    if len(set(names)) != len(names):
+        raise FrameError("two parts have one name")
     return sizes
 
 

@@ -140,6 +140,16 @@ class CgroupParent:
         What is in it yields the processors until it is told not to.
         """
         number = str(next(_numbers))
+        try:
+            return self._new(number, memory_bytes)
+        except OSError:
+            for parent in (self.path, self.cpu, self.weights.parent if self.weights else None):
+                if parent is not None:
+                    with contextlib.suppress(OSError):
+                        (parent / number).rmdir()
+            raise
+
+    def _new(self, number: str, memory_bytes: int) -> Cgroup:
         path = self.path / number
         path.mkdir()
         if self.version == 2:

@@ -7,6 +7,7 @@ operation, comes out of order, is over its bound or was not asked for ends the s
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ Parts = Sequence[tuple[str, bytes]]
 ANSWER_BYTES = 8 * 1024 * 1024
 # The longest reason and name that is taken from a guest.
 REASON_LIMIT, NAME_LIMIT = 500, 100
+# Of an event beside its parts: the longest are two paths.
+MOST_FIELDS, MOST_TEXT = 12, 16 * 1024
 _CODES = frozenset({"refused", "missing", "exhausted"})
 
 
@@ -137,6 +140,7 @@ class Operation:
             return True
         if not isinstance(event, str) or event not in self.allowance.events:
             raise wire.FrameError("the guest sent an event that was not asked for")
+        _check_header(header)
         self._charge(event, size)
         if self._on_event is not None:
             self._renew(size + EVENT_COST)
@@ -183,6 +187,18 @@ class Operation:
             self._credit += self._used
             self._conversation.tell({"op": "credit", "target": self.number, "bytes": self._used})
             self._used = 0
+
+
+def _check_header(header: Mapping[str, object]) -> None:
+    """Credit counts the parts of an event, so what waits of it beside them is little. Raises
+    wire.FrameError."""
+    values = [value for name, value in header.items() if name != "parts"]
+    if len(values) > MOST_FIELDS or any(isinstance(each, (dict, list)) for each in values):
+        raise wire.FrameError("an event says more than it may beside its parts")
+    if any(isinstance(each, float) and not math.isfinite(each) for each in values):
+        raise wire.FrameError("an event has a number that is none")
+    if sum(len(each) for each in values if isinstance(each, str)) > MOST_TEXT:
+        raise wire.FrameError("an event has more text than it may beside its parts")
 
 
 class Conversation:

@@ -227,13 +227,12 @@ def end_leftovers(
     for execution in left.defer("pending", "code", "arguments"):
         if followers.take(execution.pk)():
             ended += 1
-        elif close_record(
-            execution,
-            Execution.Status.CANCELLED,
-            {"error_message": because},
-        ):
-            log_execution(execution)
-            ended += 1
+            continue
+        # One that was claimed meanwhile is read again, and closed as it is then.
+        while execution.is_open:
+            if close_record(execution, Execution.Status.CANCELLED, {"error_message": because}):
+                log_execution(execution)
+                ended += 1
     return ended
 
 

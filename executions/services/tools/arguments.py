@@ -24,7 +24,7 @@ from providers.guest.protocol import CALL_BYTES
 
 # Of one check: a moment of a processor. A step is a keyword that is applied, some values that are
 # looked at for it, a problem that is found, or some of the text that says it.
-MOST_STEPS = 20_000
+MOST_STEPS = 5_000
 _VALUES_OF_A_STEP, _CHARACTERS_OF_A_STEP = 8, 256
 
 

@@ -109,17 +109,21 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         raise PermissionDenied
     if approve:
         refuse_whoever_asked(call.execution_id, person)
-        # The row may have shown other arguments beside the hash, or another name.
+        # The row may show other arguments, another name, or another hash than those.
         if call.state == State.HELD and not is_entered(call):
             raise AlreadyDecided("The call is not what the ledger says. Reject it.")
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     with transaction.atomic():
+        # Just what was compared with the ledger above, whatever the row says by now.
         held = ToolCall.objects.filter(pk=call.pk, state=State.HELD, arguments_hash=arguments_hash)
+        if approve:
+            held = held.filter(entry=call.entry, name=call.name, arguments=call.arguments)
         values: dict[str, Any] = {"decided_by": by, "decided_at": now, "state": State.WAITING}
         if not approve:
             values |= {"state": State.REFUSED, "answer": to_json({"error": REJECTED})}
         is_open = Execution.objects.filter(pk=call.execution_id, finished_at=None).exists()
-        if not is_open or not held.update(**values):
+        was_held = call.state == State.HELD
+        if not is_open or not was_held or not held.update(**values):
             raise AlreadyDecided("It was decided already, is over, or is not what you looked at.")
         _note(call, _enter(call, "approved" if approve else "rejected", by))
 
@@ -128,7 +132,7 @@ def is_entered(call: ToolCall, key: str = "") -> bool:
     """Whether the ledger says what the row does: that it is held, handed out, or answered; where
     `key` is given, by the key of this mark."""
     entry = LedgerEntry.objects.filter(pk=call.entry).first()
-    if entry is None or verify_entry(entry):
+    if entry is None or verify_entry(entry) or call.arguments_hash != hash_of(call.arguments):
         return False
     stated = parse(entry.statement) or {}
     said: dict[str, Any] = {
@@ -188,8 +192,10 @@ def described(execution: Execution, calls: Sequence[ToolCall]) -> list[dict[str,
 
 
 def describe(call: ToolCall) -> dict[str, Any]:
-    """One, with its arguments only where they may be acted upon."""
-    may_see = call.state != State.HELD and bool(call.arguments)
+    """One, with its arguments only where they may be acted upon: of one that writes, once somebody
+    has approved it."""
+    is_approved = call.state in (State.WAITING, State.ANSWERED, State.GIVEN_UP) and call.decided_by
+    may_see = bool(call.arguments) and bool(is_approved or not call.writes)
     if call.state == State.WAITING:
         may_see = is_entered(call)
     return {
@@ -215,7 +221,7 @@ def _enter(call: ToolCall, step: str, actor: str, **more: Any) -> LedgerEntry:
         "call": str(call.pk),
         "tool": call.name,
         "step": step,
-        "arguments_hash": call.arguments_hash,
+        "arguments_hash": hash_of(call.arguments),
         **more,
     }
     return append(KIND, str(call.execution_id), content)

@@ -143,15 +143,7 @@ class GvisorLauncher(OwnProgramsLauncher):
             raise CreationFailed("gVisor: the launcher was not prepared.")
         bundle = self._bundles.get(kind)
         if bundle is None:
-            folder = self._folder / "bundles" / str(len(self._bundles))
-            mounts = make_root(
-                folder / "rootfs",
-                Seen(self._python, self._guest_dir, self._hidden),
-                workspace_bytes,
-                more,
-            )
-            write_bundle(folder, process, mounts)
-            bundle = folder
+            bundle = self._make_bundle(process, workspace_bytes, more)
             self._bundles[kind] = bundle
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         state = self._folder / name
@@ -162,15 +154,31 @@ class GvisorLauncher(OwnProgramsLauncher):
         ]
         how = ["restore", "--image-path", str(image)] if image else ["run"]
         command = [*tool, *how, "--bundle", str(bundle), name]
+        cgroup = None
         try:
-            cgroup = None
             if self._cgroups:
                 cgroup = self._cgroups.new(memory_bytes)
                 for path in cgroup.procs:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
             return GvisorGuest(command, cgroup, state, tool)
         except OSError as error:
+            if cgroup:
+                cgroup.remove_now()
             raise start_failure("gVisor", error) from error
+
+    def _make_bundle(
+        self, process: dict[str, Any], workspace_bytes: int, more: Sequence[dict[str, Any]]
+    ) -> Path:
+        """Raises SandboxError, and has then left nothing in the way of the next try."""
+        folder = Path(self._folder or "") / "bundles" / str(len(self._bundles))
+        seen = Seen(self._python, self._guest_dir, self._hidden)
+        try:
+            mounts = make_root(folder / "rootfs", seen, workspace_bytes, more)
+            write_bundle(folder, process, mounts)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise start_failure("gVisor", error) from error
+        return folder
 
     def _supervisor(self, template: Template, *, image: bool = False) -> dict[str, Any]:
         argument = template.guest_argument(

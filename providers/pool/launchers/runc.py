@@ -171,7 +171,12 @@ class RuncLauncher(OwnProgramsLauncher):
         mounts = self._mounts.get(size)
         if mounts is None:
             seen = Seen(self._python, self._guest_dir, self._hidden)
-            mounts = make_root(root, seen, size, room=[f"nr_inodes={settings['inodes']}"])
+            try:
+                mounts = make_root(root, seen, size, room=[f"nr_inodes={settings['inodes']}"])
+            except OSError:
+                # Or it would be in the way of every other try.
+                shutil.rmtree(root, ignore_errors=True)
+                raise
             self._mounts[size] = mounts
         own = [bind(str(folder / name), f"/etc/{name}") for name in ("passwd", "group")]
         write_bundle(folder, process, [*mounts, *own], root, linux, (*NAMESPACES, "cgroup"))
