@@ -49,7 +49,7 @@ class Service:
     def output(self) -> str:
         return self._log.read_text()
 
-    def wait_until_ready(self, seconds: float = 30) -> float:
+    def wait_until_ready(self, seconds: float = 120) -> float:
         """Seconds until /healthz answered 200."""
         started = time.monotonic()
         while time.monotonic() < started + seconds:

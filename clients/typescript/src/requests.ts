@@ -104,7 +104,7 @@ export interface ExecutionFilters {
   on_behalf_of?: string;
   provider?: string;
   /** By its id. */
-  schedule?: string | null;
+  schedule?: string;
   status?:
     | "queued"
     | "running"
