@@ -133,10 +133,10 @@ def test_a_conversation_as_its_documents_have_it(tmp_path: Path) -> None:
     with WebServer() as pages:
         installation = Installation(tmp_path, pages)
         with installation.serving() as service:
-            service.wait_until_ready(60)
+            service.wait_until_ready()
             talk(service, pages)
             service.process.terminate()
             service.process.wait(60)
         with installation.serving() as service:
-            service.wait_until_ready(60)
+            service.wait_until_ready()
             go_on(service)

@@ -40,7 +40,7 @@ def test_the_service_starts_and_serves_sync_and_async_runs(tmp_path: Path) -> No
     key = manage(data_dir, "create_api_key", "demo", "--name", "any").strip()
     environment = clean_environment(data_dir, PORT=str(free_port()))
     with started([sys.executable, MANAGE, "up"], environment, SLASH, tmp_path / "log") as service:
-        service.wait_until_ready(60)
+        service.wait_until_ready()
         for mode, expected in (("sync", 200), ("async", 202)):
             request = urllib.request.Request(
                 f"{service.url}/api/v1/executions",

@@ -57,7 +57,7 @@ def test_backups_of_a_service_at_work_are_whole(tmp_path: Path) -> None:
     command = [sys.executable, "manage.py", "up"]
     expected: list[set[str]] = []
     with started(command, environment, ROOT, tmp_path / "log") as service:
-        service.wait_until_ready(60)
+        service.wait_until_ready()
         with writers(service.url, api_key, 2) as answered:
             for number in range(2):
                 enough = len(answered) + 4

@@ -114,13 +114,13 @@ def test_it_goes_on_after_a_restart_and_without_its_sandbox(
         with pool("first-pool"):
             wait_for(lambda: answers(socket))
             with service("first") as first:
-                first.wait_until_ready(60)
+                first.wait_until_ready()
                 python = Talk(commands[0], tmp_path / "py", environment)
                 curl = Talk(commands[1], tmp_path / "sh", environment)
                 for talk in (python, curl):
                     told = talk.until_the_pause()
                     assert [part for part in BEFORE if part not in told] == []
-            last.enter_context(service("second")).wait_until_ready(60)
+            last.enter_context(service("second")).wait_until_ready()
 
             told = python.to_the_end()
             assert "5-furthest.py: succeeded" in told

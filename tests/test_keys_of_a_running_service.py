@@ -68,7 +68,7 @@ class Installation:
     def serving(self, log: Path, **environment: str) -> Iterator[Service]:
         command = [sys.executable, str(ROOT / "manage.py"), "up"]
         with started(command, self.environment | environment, ROOT, log) as service:
-            service.wait_until_ready(60)
+            service.wait_until_ready()
             yield service
 
     def ask(self, service: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:

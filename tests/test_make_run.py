@@ -60,7 +60,7 @@ def test_two_starts_and_two_ends(checkout: Path, tmp_path: Path) -> None:
     command = ["make", "run", f"VENV={VENV}"]
 
     with started(command, environment, checkout, tmp_path / "first") as first:
-        first.wait_until_ready(60)
+        first.wait_until_ready()
         credentials = dict(
             line.split("=", 1) for line in (data_dir / "credentials.txt").read_text().splitlines()
         )

@@ -131,7 +131,7 @@ def test_every_answer_and_every_link_works_from_each(installation: Installation)
     first, second = installation.first, installation.second
     with ExitStack() as running:
         for host in (first, second):
-            running.enter_context(host.web()).wait_until_ready(60)
+            running.enter_context(host.web()).wait_until_ready()
         here = installation.run(first, code=CODE)
         assert here["status"] == "succeeded", here
 

@@ -50,7 +50,7 @@ def service(data_dir: Path, tmp_path: Path) -> Iterator[Service]:
     """A service that answers and whose worker has started all of its processes."""
     with up(data_dir, tmp_path) as running:
         running.wait_until_ready()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(worker_processes(running)) < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(worker_processes(running)) >= 5, running.output

@@ -111,7 +111,7 @@ def two_tenants(
         _manage(environment, "shell", "-c", change)
     command = [sys.executable, "manage.py", "up"]
     with started(command, environment, ROOT, tmp_path / "log") as service:
-        service.wait_until_ready(60)
+        service.wait_until_ready()
         greedy, other = (Party(service.url, key) for key in keys)
         for party in (greedy, other):  # the first run waits for the first sandboxes
             assert party.post("pass").status == 200, service.output
