@@ -105,7 +105,7 @@ def test_a_cell_may_be_for_the_shell_or_in_another_language(kernel: Any) -> None
     assert printed(ran(client, "%%bash\nfor n in 1 2; do echo $n; done")[1]) == "1\n2\n"
     assert printed(ran(client, "%%js\nconsole.log(6 * 7)")[1]) == "42\n"
     reply, _ = ran(client, "!no-such-program")
-    assert (reply["status"], reply["ename"]) == ("error", "bash")
+    assert (reply["status"], reply["ename"], reply["evalue"]) == ("error", "Exit", "code 127")
 
     def note(message: dict[str, Any]) -> None:
         if message["msg_type"] == "stream" and "waits" in message["content"]["text"]:

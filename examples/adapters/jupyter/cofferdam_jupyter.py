@@ -26,8 +26,8 @@ INTERRUPTED = 130
 OTHER_LANGUAGES = {
     "%%bash": "bash",
     "%%sh": "bash",
-    "%%javascript": "javascript",
-    "%%js": "javascript",
+    "%%javascript": "nodejs",
+    "%%js": "nodejs",
 }
 
 
