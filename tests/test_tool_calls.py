@@ -21,7 +21,7 @@ from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
 from executions.services.policies.approvals import AlreadyDecided
 from executions.services.requests import ExecutionRequest, run_limits
-from executions.services.tools import calls, desk, telling
+from executions.services.tools import calls, desk
 from executions.services.tools.desk import Desk
 from executions.services.worker import run_queued
 from providers.values import Event
@@ -398,34 +398,3 @@ def test_without_a_thread_the_next_call_has_one(at: At, monkeypatch: pytest.Monk
     at.call(2)
 
     at.until(2)
-
-
-def test_webhooks_of_one_tenants_calls_leave_room_for_those_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A receiver that never answers has two threads, and what waits for them is asked again."""
-    sender, ends, sent = telling._Sender(), threading.Event(), []
-
-    def send(message: Any) -> int:
-        sent.append(message)
-        if message == "slow":
-            assert ends.wait(60)
-        return 200
-
-    def told(number: int, tenant: str, message: Any, waits: bool = True) -> Any:
-        call = ToolCall(tenant_slug=tenant)
-        return telling._Telling(0.0, number, call, message, lambda: waits)
-
-    monkeypatch.setattr(telling, "send", send)
-    for number in range(telling.MOST_WAITING + 10):
-        sender.take(told(number, "slow", "slow"))
-    wait_for(lambda: len(sent) == telling.MOST_OF_ONE)
-    sender.take(told(1000, "other", "quick"))
-    sender.take(told(1001, "other", "over", waits=False))
-    wait_for(lambda: "quick" in sent)
-    assert sent.count("slow") == telling.MOST_OF_ONE
-    assert len(sender._waiting["slow"]) <= telling.MOST_WAITING
-    assert sender._threads <= telling.MOST
-    ends.set()
-    wait_for(lambda: not any(sender._waiting.values()))
-    assert "over" not in sent
