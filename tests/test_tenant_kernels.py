@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,24 @@ def test_a_run_that_is_ended_leaves_nothing(kernels: Kernels) -> None:
     assert raised.value.started
     assert kernel.usable
     assert kernel.stream.count == kernel.count == 0
+
+
+def test_a_run_may_end_late_while_libraries_are_imported_for_another(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = kernels.begin("gina", SLEEP)
+    kernel = kernels.kernel("gina")
+    monkeypatch.setattr(tenant_kernel, "END_SECONDS", 0.02)
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(kernels.start, "gina", "python", "pydoc", "unittest.mock", "sqlite3")
+        wait_until(lambda: kernel.stream.count == 2, seconds=30)
+        going.end()
+        started = other.result()
+    with pytest.raises(ProviderUnavailable):
+        going.result()
+    assert kernel.usable
+    monkeypatch.undo()
+    kernels.loop.call(started.destroy())
 
 
 def test_runs_leave_nothing_behind_in_it(kernels: Kernels) -> None:

@@ -25,11 +25,12 @@ class Lane(asyncio.Protocol):
     """One run's stream. Its other end is the socket that `open` has returned.
 
     `ended` is done once nothing of the run is left, with how it ended in words, or once the kernel
-    is gone: then its result is None.
+    is gone: then its result is None. `has_spoken` once anything has come from it.
     """
 
     def __init__(self, stream: Lanes, number: int) -> None:
         self.number = number
+        self.has_spoken = False
         self.ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._stream = stream
         self._transport: asyncio.Transport | None = None
@@ -68,6 +69,7 @@ class Lane(asyncio.Protocol):
 
     def receive(self, data: bytes) -> None:
         """Bytes of the run's. Raises LaneError."""
+        self.has_spoken = True
         self._granted -= len(data)
         if self._granted < 0:
             raise LaneError("the kernel has sent more than it has credit for")

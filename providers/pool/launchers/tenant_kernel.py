@@ -40,8 +40,9 @@ KERNEL_BYTES = 128 << 20
 # The same for each run: its supervisor, and the kernel's own notes on it.
 RUN_BYTES = 24 << 20
 
-# How long a run that was told to end may take before its kernel is ended.
-END_SECONDS = 5.0
+# How long a run that was told to end may take before its kernel is ended, and how much longer while
+# another is being started: what makes runs may import libraries for it, and hears of no end then.
+END_SECONDS, START_SECONDS = 5.0, 30.0
 
 
 def needed_bytes(template: Template) -> int:
@@ -169,6 +170,12 @@ class _Kernel:
     def count(self) -> int:
         """How many runs are in it, warm ones included."""
         return len(self._allowed)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a run of it is being made."""
+        lanes = [guest.lane for guest in self._allowed]
+        return any(lane and not lane.has_spoken and not lane.ended.done() for lane in lanes)
 
     @property
     def usable(self) -> bool:
@@ -355,8 +362,12 @@ class TenantGuest:
             return
         self.lane.end()
         self.end.close()
-        try:
-            async with asyncio.timeout(END_SECONDS):
-                await asyncio.shield(self.lane.ended)
-        except TimeoutError:
-            self._kernel.end("a run in it could not be ended")
+        for seconds in (END_SECONDS, START_SECONDS):
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.shield(self.lane.ended)
+                return
+            except TimeoutError:
+                if not self._kernel.is_starting:
+                    break
+        self._kernel.end("a run in it could not be ended")
