@@ -248,7 +248,10 @@ class ProviderManager(RagflowNames):
         else:
             thread = threading.Thread(target=self._load_apart, args=found, name="provider-load")
             thread.daemon = True
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                found[0].fail(ProviderUnavailable(f"The process has no thread left: {error}."))
 
     def _rows(self) -> QuerySet[ProviderConfig]:
         """The row in force, if there is one."""
@@ -346,9 +349,13 @@ class ProviderManager(RagflowNames):
     def _close_in_background(self, slot: Slot) -> None:
         closer = threading.Thread(target=self._close, args=(slot,), name="provider-close")
         closer.daemon = True
-        with self._lock:
-            self._closers = {thread for thread in self._closers if thread.is_alive()} | {closer}
-            closer.start()
+        try:
+            with self._lock:
+                closer.start()
+                self._closers = {thread for thread in self._closers if thread.is_alive()} | {closer}
+        except RuntimeError:
+            # The process has no thread left.
+            self._close(slot)
 
     def _close(self, slot: Slot) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ from django.conf import settings
 
 from providers.errors import RateLimited
 from providers.remote.deadline import DeadlinePassed
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -134,10 +137,19 @@ class _Deadlines:
         with self._wake:
             heapq.heappush(self._due, due)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="deadlines", daemon=True)
-                self._thread.start()
+                self._start()
             elif self._due[0] is due:
                 self._wake.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="deadlines", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The next wait tries again. What is waited for has begun, and has deadlines of its own.
+            logger.error("no thread for deadlines: %s", error)
+        else:
+            self._thread = thread
 
     def _work(self) -> None:
         while True:

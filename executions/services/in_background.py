@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | None:
-    """Have a thread do it; None while one does it already.
+    """Have a thread do it; None while one does it already, or the process has no thread left.
 
     It may end with its process at any moment: what it does must be found undone by the next one.
     """
@@ -35,5 +35,11 @@ def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | Non
                 _going_on.discard(name)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        logger.error("no thread for %s: %s", name, error)
+        with _lock:
+            _going_on.discard(name)
+        return None
     return thread

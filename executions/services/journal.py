@@ -193,8 +193,14 @@ def start() -> None:
     global _thread
     with _starting:
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_work, name="journal", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_work, name="journal", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # What is kept waits for the next one that can be started.
+                logger.error("no thread for the journal: %s", error)
+                return
+            _thread = thread
 
 
 _thread: threading.Thread | None = None

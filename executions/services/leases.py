@@ -124,8 +124,9 @@ class Keeper:
                     tag=process_tag(),
                     draining=draining.is_draining(),
                 )
-                self._lease = _Lease(row.pk, began)
+                # A lease that nobody renews is none: the row is then one of a dead process.
                 self._start_thread()
+                self._lease = _Lease(row.pk, began)
             return self._lease.id
 
     def confirm(self, execution: Execution) -> None:
@@ -224,10 +225,11 @@ class Keeper:
         if self._thread is None:
             atexit.register(end)
             self._stop = threading.Event()
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._keep, args=(self._stop,), name="lease", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
 
     def _keep(self, stop: threading.Event) -> None:
         # They close records, and a record that is opened asks for the lease.

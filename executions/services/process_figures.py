@@ -29,7 +29,11 @@ def latest_figures() -> dict[str, Any]:
     Empty before the first one.
     """
     if _looking.acquire(blocking=False):
-        threading.Thread(target=_look, name="figures", daemon=True).start()
+        try:
+            threading.Thread(target=_look, name="figures", daemon=True).start()
+        except RuntimeError as error:
+            _looking.release()
+            logger.error("no thread to look for figures: %s", error)
     return _latest
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from providers.aliyun_codeinterpreter.machine import HOME
-from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.errors import InvalidConfiguration, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.remote.kept_output import KeptOutput
 from providers.remote.paths import workspace_path
@@ -60,9 +60,13 @@ class AliyunCommands(Processes):
         known = _Known(Process(0, words, command.cwd))
         cwd = f"{HOME}/{workspace_path(command.cwd)}".rstrip("/")
         text = _text(words, command, noted)
-        threading.Thread(
+        runner = threading.Thread(
             target=self._run, args=(known, text, cwd, seconds), name="aliyun-command", daemon=True
-        ).start()
+        )
+        try:
+            runner.start()
+        except RuntimeError as error:
+            raise RateLimited(f"The process has no thread left: {error}.") from error
         pid = self._pid(known, noted)
         with self._lock:
             # It may have ended meanwhile.

@@ -19,7 +19,7 @@ from e2b.envd.utils import authentication_header, extract_start_pid
 from protobuf import Oneof
 
 from providers.e2b.machine import HOME
-from providers.errors import ConnectionFailed, InvalidConfiguration, SandboxError
+from providers.errors import ConnectionFailed, InvalidConfiguration, RateLimited, SandboxError
 from providers.remote.kept_output import KeptOutput
 from providers.remote.paths import workspace_path
 from providers.sandbox import Process, Processes
@@ -173,9 +173,13 @@ class E2BProcesses(Processes):
         return known
 
     def _listen(self, known: _Known, events: Any) -> Process:
+        reader = threading.Thread(target=self._read, args=(known, events), daemon=True)
         with self._lock:
+            try:
+                reader.start()
+            except RuntimeError as error:
+                raise RateLimited(f"The process has no thread left: {error}.") from error
             self._known[known.process.pid] = known
-        threading.Thread(target=self._read, args=(known, events), daemon=True).start()
         return known.process
 
     def _read(self, known: _Known, events: Any) -> None:

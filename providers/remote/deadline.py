@@ -15,6 +15,8 @@ T = TypeVar("T")
 # So many calls of one line may have been given up and still go on.
 MOST_GIVEN_UP = 32
 
+RETRY_AFTER_SECONDS = 10.0
+
 _given_up: Counter[str] = Counter()
 _lock = threading.Lock()
 
@@ -42,7 +44,8 @@ def call_within(
     with _lock:
         if line and _given_up[line] >= MOST_GIVEN_UP:
             raise RateLimited(
-                f"{MOST_GIVEN_UP} calls to {line} have not ended in their time.", retry_after=10
+                f"{MOST_GIVEN_UP} calls to {line} have not ended in their time.",
+                retry_after=RETRY_AFTER_SECONDS,
             )
     future: Future[T] = Future()
     lock = threading.Lock()
@@ -69,7 +72,13 @@ def call_within(
         if error is None and too_late is not None:
             too_late(value)
 
-    threading.Thread(target=work, name="remote-call", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="remote-call", daemon=True).start()
+    except RuntimeError as error:
+        raise RateLimited(
+            f"The process has no thread left to ask a provider: {error}.",
+            retry_after=RETRY_AFTER_SECONDS,
+        ) from error
     try:
         return future.result(timeout=seconds)
     except TimeoutError:

@@ -21,7 +21,10 @@ def end_later(end: Callable[[], bool], what: str) -> None:
     False is for nothing found, which the service may still be making. When the last try raises a
     SandboxError, that is logged: `what` then lasts, and costs, until its own time is up.
     """
-    threading.Thread(target=_try, args=(end, what), daemon=True).start()
+    try:
+        threading.Thread(target=_try, args=(end, what), daemon=True).start()
+    except RuntimeError as error:
+        _warn(what, f"no thread is left for it: {error}")
 
 
 def _try(end: Callable[[], bool], what: str) -> None:
@@ -35,7 +38,8 @@ def _try(end: Callable[[], bool], what: str) -> None:
         except SandboxError as error:
             failure = error
     if failure is not None:
-        logger.warning(
-            "a remote sandbox could not be ended",
-            extra={"sandbox": what, "reason": failure.message},
-        )
+        _warn(what, failure.message)
+
+
+def _warn(what: str, reason: str) -> None:
+    logger.warning("a remote sandbox could not be ended", extra={"sandbox": what, "reason": reason})

@@ -83,7 +83,9 @@ class RemoteSandbox(Sandbox):
         try:
             exit_code = service.ask(machine.run, cell, running=True, seconds=seconds)
         except DeadlinePassed:
-            threading.Thread(target=self._end_quietly, daemon=True).start()
+            # Without a thread it is whoever closes the sandbox that ends it.
+            with suppress(RuntimeError):
+                threading.Thread(target=self._end_quietly, daemon=True).start()
             return self._result(output, program, None, ran)
         result = self._result(output, program, exit_code, ran)
         if ARTIFACTS in provider.capabilities:

@@ -54,9 +54,11 @@ def doubt(provider_id: str) -> bool:
         _going_on.add(provider_id)
     started = False
     try:
-        started = _is_due(provider_id)
-        if started:
+        if _is_due(provider_id):
             _start(provider_id)
+            started = True
+    except RuntimeError as error:
+        logger.error("no thread to probe provider %s: %s", provider_id, error)
     finally:
         if not started:
             _end(provider_id)

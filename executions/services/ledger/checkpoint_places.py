@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from executions.storage import LEDGER, Folder, kept
 
 if TYPE_CHECKING:
     from executions.bucket import Bucket
+
+logger = logging.getLogger(__name__)
 
 _HEAD = "head.json"
 _HISTORY = "checkpoints.jsonl"
@@ -172,7 +175,12 @@ class Behind:
             if self._is_running:
                 return
             self._is_running = True
-        threading.Thread(target=self._work, name="checkpoints").start()
+        try:
+            threading.Thread(target=self._work, name="checkpoints").start()
+        except RuntimeError as error:
+            logger.error("no thread for checkpoints; the next entry tries again: %s", error)
+            with self._lock:
+                self._is_running = False
 
     def _work(self) -> None:
         try:

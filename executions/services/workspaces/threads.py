@@ -5,6 +5,7 @@ Nothing here is remembered but what is going on.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter, deque
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from django.db import close_old_connections, connections
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -58,10 +61,17 @@ class _Threads:
                 self._order.appendleft(key)
             job.waiting.append(future)
             if len(self._order) > self._idle and self._threads < THREADS:
-                self._threads += 1
-                threading.Thread(target=self._work, name="saver", daemon=True).start()
+                self._start()
             self._changed.notify_all()
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="saver", daemon=True).start()
+            self._threads += 1
+        except RuntimeError as error:
+            # Another thread does it, or the next one that can be started.
+            logger.error("no thread for saved files: %s", error)
 
     def wait_until_idle(self, seconds: float) -> bool:
         with self._changed:
