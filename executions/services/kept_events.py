@@ -101,8 +101,12 @@ class _Writer:
                 return
             self._logs.add(log)
             if not self._is_working:
-                threading.Thread(target=self._work, name="events", daemon=True).start()
-                self._is_working = True
+                try:
+                    threading.Thread(target=self._work, name="events", daemon=True).start()
+                    self._is_working = True
+                except RuntimeError as error:
+                    # Whoever follows asks again.
+                    logger.error("no thread for events: %s", error)
 
     def leave(self, log: EventLog) -> None:
         with self._lock:
