@@ -14,7 +14,7 @@ from executions.services.record import Caller as Asker
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
-from executions.services.sessions.tending import tend
+from executions.services.sessions.tending import OPENING_SECONDS, tend
 from executions.services.waiting import wait_for as carry_out
 from executions.services.workspaces import blobs, saving, sleeping, threads
 from executions.storage import WORKSPACES, kept
@@ -54,6 +54,14 @@ def test_unused_it_sleeps_and_wakes_with_its_files_on_the_next_cell(
     assert actions(session) == ["created", "opened", "asleep", "awake"]
     assert threads.wait_until_idle()
     assert [str(finding) for finding in verify().findings] == []
+
+
+def test_a_long_sleep_is_not_taken_for_an_opening_that_never_ended(alice: Caller) -> None:
+    session = asleep(alice, write("f", "kept"))
+    aged(session, created_at=OPENING_SECONDS + 60, used_at=OPENING_SECONDS + 60)
+    tend()
+    assert row(session).state == "asleep"
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
 
 
 def test_to_strangers_a_sleeping_session_is_not_there(alice: Caller, charlie: Caller) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
@@ -118,11 +119,19 @@ def close_never_opened() -> int:
     closed, and ends its sandbox. Those of a process that died are closed as soon as it is found.
     """
     long_ago = Now() - timedelta(seconds=OPENING_SECONDS)
-    left = Session.objects.filter(closed_at=None, ref__isnull=True, created_at__lt=long_ago)
-    found = list(left[:_AT_ONCE])
-    for session in found:
-        fail(session, "it was not opened in time")
-    return len(found)
+    # One that sleeps has no sandbox either, and was opened.
+    left = Session.objects.filter(
+        state=Session.State.OPEN, ref__isnull=True, created_at__lt=long_ago
+    )
+    closed = 0
+    for pk in list(left.values_list("pk", flat=True)[:_AT_ONCE]):
+        with transaction.atomic():
+            # It may have been opened meanwhile.
+            session = left.select_for_update().defer("env").filter(pk=pk).first()
+            if session is not None:
+                fail(session, "it was not opened in time")
+                closed += 1
+    return closed
 
 
 class _Silent:
