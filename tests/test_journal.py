@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -206,6 +207,21 @@ def test_what_cannot_be_opened_is_set_aside_with_an_alert_and_kept(
     assert len(told) == len(alerts)
     assert {each.id for each in run_checks()} >= {"executions.W001"}
     assert not Execution.objects.filter(finished_at__isnull=False).exists()
+
+
+def test_what_cannot_be_read_for_a_while_waits(
+    alice: Caller, own_journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = opened(alice)
+    write(ended(execution))
+
+    def unread(path: Path) -> Ended:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "read", unread)
+        assert record_kept() == 0
+    assert (record_kept(), waiting()) == (1, [])
 
 
 def test_a_key_that_is_put_back_opens_what_was_set_aside(alice: Caller, settings: Any) -> None:

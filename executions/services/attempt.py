@@ -17,13 +17,14 @@ from executions.models import Artifact, Execution, Session
 from executions.services import artifacts as artifact_service
 from executions.services import journal, kept_events, leases, ongoing
 from executions.services.asking import CREATE_SECONDS, RUN_SLACK_SECONDS, ask
-from executions.services.away import DatabaseAway, problem_of
+from executions.services.away import DatabaseAway
 from executions.services.endings import end_behind
 from executions.services.execution_log import log_execution
 from executions.services.gate import Checked, check, check_sandbox
 from executions.services.isolation import floor_of, require_provider, require_sandbox
 from executions.services.journal_files import Ended
 from executions.services.key_bounds import require_lease
+from executions.services.ledger import LedgerUnavailable
 from executions.services.live import EventLog
 from executions.services.observations import kinds_in
 from executions.services.policies.enforcing import Held
@@ -389,8 +390,8 @@ class Attempt:
         ended = Ended(self.execution.pk, status, values, artifacts, ran, owner)
         try:
             won = journal.record(self.execution, ended)
-        except DatabaseFailure as failure:
-            if not (problem := problem_of(failure)):
+        except (DatabaseFailure, LedgerUnavailable) as failure:
+            if not (problem := journal.obstacle_of(failure)):
                 raise
             raise journal.keep(ended, problem) from failure
         if not won:

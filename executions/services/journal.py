@@ -1,12 +1,13 @@
 """What came of a run and could not be recorded: kept in a file, until it can be.
 
-A run ends where it was begun, whatever became of the database meanwhile. What `run.py` cannot write
-into the row is kept in `journal` of DATA_DIR (`journal_files.py`), and recorded by the usual path
-when the database is back: by this process, or by any later one of this host.
+A run ends where it was begun, whatever became of the database or the ledger meanwhile. What
+`run.py` cannot write into the row is kept in `journal` of DATA_DIR (`journal_files.py`), and
+recorded later by the usual path: by this process, or by any later one of this host.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 # How often it is looked whether the database is back, and whether another process left something.
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 5.0
+# What is wrong with a file itself, and stays wrong.
+_LASTING = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP}
 _BODIES = ("result", "outputs", "stdout", "stderr")
 
 
@@ -67,6 +70,11 @@ def record(execution: Execution, ended: Ended) -> bool:
     if ended.ran:
         attach(execution, ended.status, values, ended.artifacts)
     return False
+
+
+def obstacle_of(error: Exception) -> str:
+    """Why nothing can be recorded now, in a sentence; "" for every other error."""
+    return error.message if isinstance(error, LedgerUnavailable) else problem_of(error)
 
 
 def keep(ended: Ended, problem: str) -> DatabaseAway:
@@ -94,9 +102,9 @@ def keep(ended: Ended, problem: str) -> DatabaseAway:
 
 
 _TELL: Mapping[bool | None, str] = {
-    True: "The code ran and ended as {status}. The result is kept, and recorded when the database "
-    "is back: ask for the execution by its id.",
-    None: "The code may have run. What came of it is kept, and recorded when the database is back: "
+    True: "The code ran and ended as {status}. The result is kept, and recorded as soon as it can "
+    "be: ask for the execution by its id.",
+    None: "The code may have run. What came of it is kept, and recorded as soon as it can be: "
     "ask for the execution by its id.",
     False: "No code ran: send the request again.",
 }
@@ -120,8 +128,8 @@ def end_unrun(execution: Execution, error: SandboxError) -> Outcome:
     ended_at = timezone.now()
     try:
         return close_unrun(execution, error)
-    except DatabaseFailure as failure:
-        if not (problem := problem_of(failure)):
+    except (DatabaseFailure, LedgerUnavailable) as failure:
+        if not (problem := obstacle_of(failure)):
             raise
         values = {
             **error_changes(error.code, error.message, error.field),
@@ -153,8 +161,15 @@ def record_kept() -> int:
             except FileNotFoundError:
                 # Another host, which shares the folder, was faster.
                 continue
-            except (Unreadable, OSError) as error:
+            except Unreadable as error:
                 set_aside(path, str(error))
+                continue
+            except OSError as error:
+                if error.errno in _LASTING:
+                    set_aside(path, str(error))
+                else:
+                    # As when the process has no descriptor left: the file is as good as before.
+                    logger.warning("%s of the journal is read again later: %s", path.name, error)
                 continue
             except LedgerUnavailable:
                 raise

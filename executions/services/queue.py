@@ -24,6 +24,8 @@ from executions.services import leases, payloads
 from executions.services.admission import counted_alone, may_claim
 from executions.services.database_clock import NOW
 from executions.services.disk import disk_problem
+from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.head import require_ledger
 from executions.services.quotas import bound_on_running
 from executions.services.record import QUEUE_ALLOWANCE, deadline_after
 from providers.fields import DecryptionError
@@ -83,8 +85,8 @@ def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> E
 
     Left in the queue are those that were asked for at a later time, those of tenants that run as
     many as they may, or whom `may_serve` passes over, and all of them while the disk is nearly
-    full. A tenant of whom another process is just claiming or recording one comes after those of
-    whom none does.
+    full or the ledger takes no entry. A tenant of whom another process is just claiming or
+    recording one comes after those of whom none does.
     """
     in_turn = [slug for slug in _in_turn() if may_serve(slug)]
     if not in_turn or _is_held_up():
@@ -224,11 +226,19 @@ def _in_turn() -> list[str]:
 def _is_held_up() -> bool:
     """Whether nothing new should be run. Said once and not with every look."""
     global _told
-    problem = disk_problem()
+    problem = disk_problem() or _ledger_problem()
     if problem and not _told:
         logger.warning("nothing is taken from the queue: %s", problem)
     _told = problem
     return bool(problem)
+
+
+def _ledger_problem() -> str:
+    try:
+        require_ledger()
+    except LedgerUnavailable as error:
+        return error.message
+    return ""
 
 
 def _claim_first(tenant_slug: str) -> Execution | None:

@@ -20,7 +20,7 @@ from executions.services.away import DatabaseAway, problem_of
 from executions.services.gate import Checked
 from executions.services.key_bounds import allowed_steps
 from executions.services.languages import refuse_unsupported
-from executions.services.ledger.head import refuse_if_altered
+from executions.services.ledger.head import require_ledger
 from executions.services.live import EventLog, tell
 from executions.services.policies.approvals import ask_for
 from executions.services.policies.enforcing import Held
@@ -68,12 +68,11 @@ def running(
     `route` lends one certain provider; without it the routes of the admin decide. `step` is what
     lends the sandbox of the request's session to a command. Raises
     InvalidConfiguration for a language that is not served, BeyondKey for what the caller's key is
-    not for, LedgerAltered while the ledger takes no
-    entry, and what `open_record` does; then nothing was recorded. Whatever happens after that is
-    in the outcome. `log` is told what comes of the run while it runs; it does not begin where
-    nothing is run now. With `waits` the caller takes a queued one for an answer, where somebody has
-    to approve it first. `beside` writes in the transaction that records it, and what it raises is
-    raised.
+    not for, LedgerUnavailable while the ledger takes no entry, and what `open_record` does; then
+    nothing was recorded. Whatever happens after that is in the outcome. `log` is told what comes of
+    the run while it runs; it does not begin where nothing is run now. With `waits` the caller takes
+    a queued one for an answer, where somebody has to approve it first. `beside` writes in the
+    transaction that records it, and what it raises is raised.
     """
     began = perf_counter()
     steps: Sequence[Step]
@@ -86,7 +85,7 @@ def running(
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
         refuse_unsupported(request.language, steps)
-    refuse_if_altered()
+    require_ledger()
     request, ask = yield from _to_be_approved(
         request, caller, waits and route is None and step is None
     )

@@ -11,7 +11,12 @@ from django.db import connection
 from executions.models import LedgerEntry
 from executions.services.ledger.canonical import digest
 from executions.services.ledger.formats import parse, signed_bytes
-from executions.services.ledger.keyring import LedgerAltered, is_signed_by, keyring
+from executions.services.ledger.keyring import (
+    LedgerAltered,
+    LedgerUnavailable,
+    is_signed_by,
+    keyring,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +97,29 @@ def remember(row: Row) -> None:
     _seen = _Seen(row, tuple(settings.LEDGER_KEYS))
 
 
-def refuse_if_altered() -> None:
-    """Raise LedgerAltered where an entry was refused before, until the ledger is in order again.
+def require_ours(head: Head) -> None:
+    """Raise LedgerUnavailable where none of our keys signed the newest entry: our signature after
+    it would vouch for it."""
+    global _has_refused
+    if head.key_id not in keyring():
+        _has_refused = True
+        raise LedgerUnavailable(
+            f"The ledger was last signed with the key {head.key_id}, which LEDGER_KEYS does not "
+            "hold. Put it back, after the new one, so that it can introduce the new one; if it is "
+            "lost, run `manage.py adopt_ledger_key`."
+        )
+
+
+def require_ledger() -> None:
+    """Raise LedgerUnavailable where an entry was refused before, until it takes entries again.
 
     What runs could not be entered. Costs nothing while nothing was ever refused.
     """
     global _has_refused
     if _has_refused:
-        read_head(lock=False)
+        head = read_head(lock=False)
+        if head is not None:
+            require_ours(head)
         _has_refused = False
 
 

@@ -9,7 +9,7 @@ from django.db import transaction
 from executions.models import LedgerEntry
 from executions.services.actor import current_actor
 from executions.services.ledger.formats import parse, signed_bytes
-from executions.services.ledger.head import Head, read_head
+from executions.services.ledger.head import Head, read_head, require_ours
 from executions.services.ledger.keyring import (
     LedgerUnavailable,
     SigningKey,
@@ -28,12 +28,7 @@ def introduced(key: SigningKey, head: Head | None) -> Head:
     """
     if head is None:
         return _name(head, key, key.key_id, key.public_key)
-    if head.key_id not in keyring():
-        raise LedgerUnavailable(
-            f"The ledger was last signed with the key {head.key_id}, which LEDGER_KEYS does not "
-            "hold. Put it back, after the new one, so that it can introduce the new one; if it is "
-            "lost, run `manage.py adopt_ledger_key`."
-        )
+    require_ours(head)
     before = keyring()[head.key_id]
     if not _has_named(before, key):
         head = _name(head, before, key.key_id, key.public_key)

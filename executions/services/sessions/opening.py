@@ -19,7 +19,7 @@ from executions.services.isolation import floor_for, require_provider, require_s
 from executions.services.key_bounds import allowed_steps, require_template
 from executions.services.languages import refuse_unsupported
 from executions.services.ledger.entering import enter_row
-from executions.services.ledger.head import refuse_if_altered
+from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_stopping
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
@@ -82,7 +82,7 @@ def opening(
     snapshot = None
     if request.source and former is None:
         snapshot = snapshot_of(caller.tenant, request.source, "from")
-    refuse_if_altered()
+    require_ledger()
     refuse_when_stopping()
     refuse_over_budget(slug)
     refuse_when_full()

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from executions.models import Execution, Session
 from executions.services.key_bounds import allowed_steps
-from executions.services.ledger.head import refuse_if_altered
+from executions.services.ledger.head import require_ledger
 from executions.services.live import EventLog
 from executions.services.policies.enforcing import Held
 from executions.services.record import (
@@ -68,7 +68,7 @@ def starting(
     request = _as_execution(session, wanted)
     command = wanted.to_command(seconds)
     allowed_steps(caller, request.language, [step_in(session, "", {}, _Command(wanted))])
-    refuse_if_altered()
+    require_ledger()
     execution, _ = open_record(request, caller)
     try:
         yield from _within_policy(session, execution, request)

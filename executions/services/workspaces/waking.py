@@ -21,7 +21,7 @@ from executions.services.asking import ask
 from executions.services.disk import refuse_when_full
 from executions.services.isolation import floor_for, require_provider, require_sandbox
 from executions.services.ledger.entering import enter_row
-from executions.services.ledger.head import refuse_if_altered
+from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
 from executions.services.routes import Step, lent
 from executions.services.sessions import bells
@@ -81,7 +81,7 @@ def awake(session: Session, turn: int | None = None) -> Waits[None]:
 def _claim(session: Session) -> Waits[datetime | None]:
     """When this call began to wake it; None where another does, or it is awake by now."""
     tenant = tenant_of(session)
-    refuse_if_altered()
+    require_ledger()
     refuse_when_stopping()
     refuse_over_budget(tenant.slug)
     refuse_when_full()
