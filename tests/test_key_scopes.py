@@ -103,6 +103,20 @@ def test_a_key_opens_what_its_scopes_are_for_and_nothing_else(
 
 
 @pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_code_that_names_a_session_needs_the_scope_of_sessions(alice: Caller, accept: str) -> None:
+    session = opened(alice)
+    body = {"code": "1", "session": session["id"]}
+    for scopes, status in (({"execute"}, 403), ({"execute", "sessions"}, 200)):
+        _, text = create_api_key(alice.tenant, "narrow", scopes=as_words(scopes))
+        CLIENT.credentials(HTTP_X_API_KEY=text, HTTP_ACCEPT=accept)
+        answer = CLIENT.post("/api/v1/executions", body)
+        assert answer.status_code == status
+        b"".join(answer.streaming_content) if answer.streaming else answer.content
+    CLIENT.credentials()
+
+
+@pytest.mark.usefixtures("kept_here")
 def test_what_is_a_colleagues_is_mine_and_a_strangers_is_not_there(
     alice: Caller, bob: Caller, charlie: Caller
 ) -> None:

@@ -6,7 +6,7 @@ what it needs (tests/test_key_scopes.py goes through all of them).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
@@ -98,20 +98,27 @@ OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "wor
 
 def has_scopes(request: Request) -> bool:
     """Whether the request's key is for this. Raises PermissionDenied saying what it lacks."""
-    key = cast("ApiKey", request.auth)
     name = request.resolver_match.url_name if request.resolver_match else None
     methods = NEEDS.get(name or "", {})
     method = "GET" if request.method == "HEAD" else str(request.method)
     if method not in methods:
         raise MethodNotAllowed(method)
-    missing = [scope.value for scope in methods[method] if not key.has_scope(scope)]
+    require_scopes(request, methods[method])
+    return True
+
+
+def require_scopes(request: Request, scopes: Sequence[Scope]) -> None:
+    """Raise PermissionDenied saying what the request's key lacks of these."""
+    key = cast("ApiKey", request.auth)
+    missing = [scope.value for scope in scopes if not key.has_scope(scope)]
     if not missing:
-        return True
+        return
     needed = " and ".join(missing)
+    name = request.resolver_match.url_name if request.resolver_match else None
     note_refusal(
         key,
         "scope",
-        detail=f"{method} {name} needs {needed}",
+        detail=f"{request.method} {name} needs {needed}",
         address=request.META.get("REMOTE_ADDR", ""),
     )
     raise PermissionDenied(f"The API key has not the scope for this: {needed}.")

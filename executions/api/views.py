@@ -21,8 +21,9 @@ from executions.api.files import download_response
 from executions.api.later import answer
 from executions.api.rendering import execution_detail, json_response, next_page
 from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
+from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
-from executions.models import Execution
+from executions.models import Execution, Scope
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.key_bounds import allowed_languages
 from executions.services.ledger import receipt_of
@@ -30,7 +31,7 @@ from executions.services.listing import LIST, list_executions
 from executions.services.owned import artifacts_of, executions_of
 from executions.services.policies.enforcing import languages_of
 from executions.services.record import Outcome
-from executions.services.requests import RUN
+from executions.services.requests import RUN, ExecutionRequest
 from executions.services.routing import languages_for
 from executions.services.run import running
 from executions.services.sessions.errors import CONFLICT
@@ -59,7 +60,7 @@ class ExecutionsView(RunningView):
     def post(self, request: Request) -> HttpResponseBase:
         form = wanted_form(request.headers.get("Accept", ""))
         # What is queued is answered at once; its events are followed under its id.
-        if form and (wanted := read_run(RUN, request)).mode == Execution.Mode.SYNC:
+        if form and (wanted := _read(request)).mode == Execution.Mode.SYNC:
             return run_stream(
                 self, request, form, lambda log: running(wanted, self.caller(), log=log)
             )
@@ -67,7 +68,7 @@ class ExecutionsView(RunningView):
 
     def _run(self, request: Request) -> Waits[HttpResponse]:
         is_detached(request)
-        wanted = refuse_unheard(read_run(RUN, request))
+        wanted = refuse_unheard(_read(request))
         outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
@@ -86,6 +87,13 @@ class ExecutionsView(RunningView):
         return json_response(
             {"results": results, "next": next_page(request, cursor=page.next_cursor)}
         )
+
+
+def _read(request: Request) -> ExecutionRequest:
+    wanted = read_run(RUN, request)
+    if wanted.session is not None:
+        require_scopes(request, [Scope.SESSIONS])
+    return wanted
 
 
 def outcome_response(outcome: Outcome, request: Request) -> HttpResponse:
