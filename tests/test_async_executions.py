@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.utils import timezone
 from django_q.brokers import get_broker
 
-from executions.models import Execution
+from executions.models import ApiKey, Execution
 from executions.services.queue import claim
 from executions.services.worker import run_queued
 from executions.tasks import run_queued_execution
@@ -95,6 +96,29 @@ def test_code_that_is_not_kept_runs_all_the_same(
     work()
 
     assert Execution.objects.get().stdout == "ran"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"revoked_at": timezone.now()}, "revoked"),
+        ({"scopes": "read"}, "may not run python"),
+        ({"languages": "bash"}, "may not run python"),
+    ],
+)
+def test_what_a_key_has_queued_is_not_run_once_the_key_may_not(
+    scripted: Callable[[], list[str]], alice: Caller, changed: dict[str, Any], said: str
+) -> None:
+    run(alice, "pass", mode="async")
+    ApiKey.objects.update(**changed)
+
+    work()
+
+    record = Execution.objects.get()
+    assert record.status == "error"
+    assert said in record.error_message
+    assert scripted() == []
 
 
 @pytest.mark.django_db(transaction=True)

@@ -32,13 +32,15 @@ def revoked_key(key: ApiKey) -> list[str]:
     if number := _counted(schedules):
         have = ngettext("%d schedule has", "%d schedules have", number) % number
         told.append(f"{have} its power: when due next, each pauses.")
-    # By the index of what has a time, and by that of the tenant's open rows.
-    later = Execution.objects.filter(
-        tenant_slug=key.tenant.slug, api_key=key, finished_at=None, run_at__isnull=False
+    queued = Execution.objects.filter(
+        tenant_slug=key.tenant.slug,
+        api_key=key,
+        finished_at=None,
+        status=Execution.Status.QUEUED,
     )
-    if number := _counted(later):
-        are = ngettext("%d run is not begun", "%d runs are not begun", number) % number
-        told.append(f"{are} that was asked for at a later time.")
+    if number := _counted(queued):
+        are = ngettext("%d run is", "%d runs are", number) % number
+        told.append(f"{are} not begun: queued now, or asked for at a later time.")
     if not _others(key).exists():
         told.append(f"It is the last valid key of {visible(key.tenant.slug)}: nobody else gets in.")
     return told

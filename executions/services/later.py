@@ -33,10 +33,11 @@ def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
 
 
 def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
-    """Raise what keeps a claimed execution from beginning; nothing for one that had no time.
+    """Raise what keeps a claimed execution from beginning.
 
-    What may have changed in so many days is asked again: ProviderUnavailable where its key is not
-    valid any more, or may not run code in this language, RateLimited where a budget is used up. The
+    What may have changed while it waited is asked again: ProviderUnavailable where its key was
+    revoked, or may not run code in this language. What had a time of its own is also not begun
+    with a key that has expired, and raises RateLimited where a budget is used up. The
     request is encrypted and the row is not: whoever changes the time there has nothing run sooner,
     and later only by changing it back.
     """
@@ -45,10 +46,9 @@ def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
             "The time that it was to run at is not the one that was asked for; it was not run. "
             "Send it again."
         )
-    if request.run_at is None and execution.schedule_id is None:
-        return
+    had_a_time = request.run_at is not None or execution.schedule_id is not None
     if (key := execution.api_key) is not None:
-        if not key.is_valid(timezone.now()):
+        if key.revoked_at is not None or (had_a_time and not key.is_valid(timezone.now())):
             raise ProviderUnavailable(
                 "The key that it was asked for with was revoked or has expired meanwhile."
             )
@@ -57,4 +57,5 @@ def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
             raise ProviderUnavailable(
                 f"The key that it was asked for with may not run {language} any more."
             )
-    refuse_over_budget(execution.tenant_slug)
+    if had_a_time:
+        refuse_over_budget(execution.tenant_slug)
