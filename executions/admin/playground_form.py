@@ -12,7 +12,8 @@ from django.http import HttpRequest
 
 from executions.models import Execution
 from executions.services.declared import refuse
-from executions.services.requests import CELL, MAX_FILES_BYTES, RUN, ExecutionRequest
+from executions.services.input_files import MAX_FILES_BYTES
+from executions.services.requests import CELL, RUN, ExecutionRequest
 from executions.services.sessions.requests import OPEN, SessionRequest
 from executions.services.tenants import INTERNAL
 from executions.text import from_json

@@ -1,0 +1,107 @@
+"""The files that come with a request: bounds, shape and paths."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
+
+from executions.services.declared import STRICT, Rule, refuse
+from executions.services.kinds import PATH_PART
+from executions.text import is_storable
+from providers.values import InputFile
+
+MAX_FILES = 100
+MAX_FILE_BYTES = 32 * 1024 * 1024
+MAX_FILES_BYTES = 40 * 1024 * 1024
+MAX_PATH_PARTS = 10
+MAX_PATH_BYTES = 512
+
+_PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
+def _decoded(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("Must be a string.")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("Must be base64.") from None
+
+
+class _SentFile(BaseModel):
+    """An input file as JSON has it. Its path is checked among those of the others."""
+
+    model_config = STRICT
+
+    path: Annotated[
+        str,
+        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": _PATH}),
+        Field(description="Relative to the workspace, without '..'."),
+    ]
+    content_base64: Annotated[
+        bytes,
+        BeforeValidator(_decoded),
+        WithJsonSchema({"type": "string", "pattern": _BASE64}),
+        Field(description=f"At most {MAX_FILE_BYTES} bytes, {MAX_FILES_BYTES} with the others."),
+    ]
+
+
+@dataclass(frozen=True)
+class _AsSent:
+    """An input file, or the JSON that describes one."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_wrap_validator_function(self._read, handler.generate_schema(_SentFile))
+
+    @staticmethod
+    def _read(file: Any, read: Callable[[Any], _SentFile]) -> InputFile:
+        if isinstance(file, InputFile):
+            return file
+        sent = read(file)
+        return InputFile(path=sent.path, content=sent.content_base64)
+
+
+Files = Annotated[
+    Sequence[Annotated[InputFile, _AsSent()]], Field(max_length=MAX_FILES), Rule(tuple)
+]
+
+
+def check_files(files: Sequence[InputFile]) -> None:
+    """Raises InvalidConfiguration for files that no workspace can have together."""
+    if sum(len(file.content) for file in files) > MAX_FILES_BYTES:
+        refuse("files", f"Must be at most {MAX_FILES_BYTES} bytes together.")
+    taken: set[tuple[str, ...]] = set()
+    folders: set[tuple[str, ...]] = set()
+    for index, file in enumerate(files):
+        name = f"files[{index}].path"
+        if len(file.content) > MAX_FILE_BYTES:
+            refuse(f"files[{index}]", f"Must be at most {MAX_FILE_BYTES} bytes.")
+        parts = _path_parts(name, file.path)
+        parents = {parts[:end] for end in range(1, len(parts))}
+        if parts in taken or parts in folders or parents & taken:
+            refuse(name, "Another file has this path, or is a folder of it.")
+        taken.add(parts)
+        folders |= parents
+
+
+def _path_parts(name: str, path: str) -> tuple[str, ...]:
+    if not path or not is_storable(path):
+        refuse(name, "Must not be empty and hold neither NUL nor lone surrogates.")
+    parts = tuple(path.split("/"))
+    if any(part in ("", ".", "..") for part in parts):
+        refuse(name, "Must be relative, without empty parts, '.' or '..'.")
+    if len(parts) > MAX_PATH_PARTS:
+        refuse(name, f"Must be at most {MAX_PATH_PARTS} levels deep.")
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > 255 for part in parts):
+        refuse(name, f"Must be at most {MAX_PATH_BYTES} bytes, and each part at most 255.")
+    return parts
