@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Alert, Approval, Execution, LedgerEntry
+from executions.models import Alert, Approval, Execution, LedgerEntry, Policy
 from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.keys import revoke
@@ -26,6 +26,7 @@ from executions.services.policies import approvals
 from executions.services.stale import end_stale_executions
 from executions.services.worker import run_queued
 from providers.errors import SandboxError
+from providers.services.kept import forget_all
 from tests.conftest import Caller
 from tests.policies import in_force
 from tests.routing import last_execution
@@ -67,6 +68,23 @@ def decided(client: Client, approval: Approval, how: str, **more: str) -> Execut
     assert client.post(page("decide", approval), {how: "1", **hashed}).status_code == 302
     approval.refresh_from_db()
     return Execution.objects.get(pk=approval.execution_id)
+
+
+def test_a_known_idempotency_key_stands_for_its_record_whatever_policy_came_or_went(
+    scripted: Callable[[], list[str]], alice: Caller
+) -> None:
+    first = run(alice, ASKED, idempotency_key="before").json()
+    in_force(alice.tenant.slug, **RULES)
+    waiting = run(alice, ASKED, idempotency_key="under it")
+    for key, known in (("before", first), ("under it", waiting.json())):
+        assert run(alice, ASKED, idempotency_key=key).json()["id"] == known["id"]
+        other = run(alice, f"{ASKED} ", idempotency_key=key)
+        assert (other.status_code, other.json()["error"]["field"]) == (409, "idempotency_key")
+    Policy.objects.all().delete()
+    forget_all()
+    again = run(alice, ASKED, idempotency_key="under it")
+    assert (again.status_code, again.json()["id"]) == (202, waiting.json()["id"])
+    assert Execution.objects.count() == 2
 
 
 def test_what_is_approved_runs_and_its_record_says_by_whom(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 from django.conf import settings
@@ -120,6 +120,7 @@ class ExecutionRequest:
     ] = ()
     provider: ShortName = ""
     arguments_json: str = field(init=False, default="")
+    asked_mode: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         if not self.language and self.session is None:
@@ -146,6 +147,12 @@ class ExecutionRequest:
         check_files(self.files)
         object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
 
+    def queued(self) -> ExecutionRequest:
+        """The same with mode async, for the idempotency key of the one that was asked for."""
+        queued = replace(self, mode="async")
+        object.__setattr__(queued, "asked_mode", self.mode)
+        return queued
+
     @property
     def code_hash(self) -> str:
         return "sha256:" + hashlib.sha256(self.code.encode()).hexdigest()
@@ -163,11 +170,11 @@ class ExecutionRequest:
 
     def run_hash(self) -> str:
         """Of all that decides what runs, and as what; a request that was stored has it still."""
-        return _hash_of(self._run_parts())
+        return _hash_of(self._run_parts(self.mode))
 
     def fingerprint(self) -> str:
         """What two requests with the same idempotency key must share."""
-        parts = self._run_parts()
+        parts = self._run_parts(self.asked_mode or self.mode)
         # Not the trace: a request that is sent again has another parent in it.
         if claims := {name: said for name in CLAIMS if (said := getattr(self, name))}:
             parts.append(to_json(claims))
@@ -177,12 +184,12 @@ class ExecutionRequest:
             parts.append(self.priority)
         return _hash_of(parts)
 
-    def _run_parts(self) -> list[str]:
+    def _run_parts(self, mode: str) -> list[str]:
         parts = [
             self.code_hash,
             self.language,
             self.entrypoint,
-            self.mode,
+            mode,
             self.subject,
             # The version before this one recorded its default for a request that names none.
             repr(float(settings.SANDBOX_TIMEOUT_SEC) if self.timeout is None else self.timeout),

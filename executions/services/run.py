@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from executions.models import Execution, Session
@@ -119,7 +118,7 @@ def _to_be_approved(
     found = yield from held.asking(request)
     if found is None:
         return request, None
-    queued = replace(request, mode=Execution.Mode.ASYNC)
+    queued = request.queued()
     return queued, lambda execution: ask_for(execution, queued, found)
 
 
