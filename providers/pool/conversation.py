@@ -7,6 +7,7 @@ operation, comes out of order, is over its bound or was not asked for ends the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 from collections import deque
@@ -257,8 +258,10 @@ class Conversation:
 
     def tell(self, header: Mapping[str, object], parts: Parts = ()) -> None:
         """Say what has no answer of its own. Nothing where the sandbox is gone."""
-        if not self._channel.closed.done():
-            self._channel.write(wire.pack(dict(header), list(parts)))
+        frame = wire.pack(dict(header), list(parts))
+        # Its end is there a while before `closed` says so: what it ended of is asked for first.
+        with contextlib.suppress(ChannelClosed, wire.FrameError):
+            self._channel.write(frame)
 
     def tell_bytes(self, data: bytes) -> None:
         """Say what is no frame. Raises ConversationEnded."""

@@ -137,7 +137,7 @@ class Memory:
                 found.append(remembered)
             elif self.is_ours:
                 logger.warning("not a kept sandbox's file, removed: %s", path.name)
-                path.unlink(missing_ok=True)
+                _remove(path)
         return found
 
     def of_container(self, container: str) -> Remembered | None:
@@ -158,13 +158,21 @@ class Memory:
         draft.replace(path)
 
     def forget(self, container: str) -> None:
-        self._path(container).unlink(missing_ok=True)
+        _remove(self._path(container))
 
     def _path(self, container: str) -> Path:
         return self._folder / f"{container}.json"
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("*.json")) if self._folder.is_dir() else []
+
+
+def _remove(path: Path) -> None:
+    """Whoever ends a sandbox ends it all the same: one that is gone is not found again."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("a kept sandbox's file stays: %s", error)
 
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {

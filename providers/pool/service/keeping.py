@@ -158,9 +158,13 @@ class Keeping:
     async def reap(self) -> None:
         """End those that nobody has renewed, until this is cancelled."""
         while True:
-            if count := self.sessions.reap():
-                logger.info("%d kept sandboxes are ended: nobody has renewed them", count)
-            self._outliving.look()
+            try:
+                if count := self.sessions.reap():
+                    logger.info("%d kept sandboxes are ended: nobody has renewed them", count)
+                self._outliving.look()
+            except Exception:
+                # Nobody else would end them, or tell guests of their leases.
+                logger.exception("kept sandboxes could not be looked after")
             await asyncio.sleep(REAP_SECONDS)
 
     async def _take(self, line: Line, template: str, owner: str) -> Instance:

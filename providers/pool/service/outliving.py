@@ -91,17 +91,24 @@ class Outliving:
     def look(self) -> None:
         """Have guests and memory know of the leases as they are now."""
         for session, entry in self._entries.items():
-            left = session.expires_at - time.monotonic()
-            renewed = entry.remembered and abs(entry.remembered.left - left) > SLACK_SECONDS
-            if renewed and (left > 0 or not session.kept.busy):
-                self._save(entry, left)
-            lives_for = entry.lives_until - time.monotonic()
-            # One that is busy is left beyond its lease.
-            if abs(lives_for - guest_seconds(left)) > SLACK_SECONDS and (
-                left > 0 or lives_for < GRACE_SECONDS / 2
-            ):
-                session.kept.lives_for(guest_seconds(left))
-                entry.lives_until = time.monotonic() + guest_seconds(left)
+            try:
+                self._look_at(session, entry)
+            except Exception:
+                # Whatever is wrong with one, the others are told.
+                logger.exception("the lease of a kept sandbox could not be told")
+
+    def _look_at(self, session: Session, entry: _Entry) -> None:
+        left = session.expires_at - time.monotonic()
+        renewed = entry.remembered and abs(entry.remembered.left - left) > SLACK_SECONDS
+        if renewed and (left > 0 or not session.kept.busy):
+            self._save(entry, left)
+        lives_for = entry.lives_until - time.monotonic()
+        # One that is busy is left beyond its lease.
+        if abs(lives_for - guest_seconds(left)) > SLACK_SECONDS and (
+            left > 0 or lives_for < GRACE_SECONDS / 2
+        ):
+            session.kept.lives_for(guest_seconds(left))
+            entry.lives_until = time.monotonic() + guest_seconds(left)
 
     def _save(self, entry: _Entry, left: float) -> None:
         if self._memory is None or entry.remembered is None:
