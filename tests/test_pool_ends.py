@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed, SandboxError
+from providers.pool.launcher import Launcher, ProcessGuest
+from providers.pool.launchers.gvisor import GvisorGuest, GvisorLauncher
+from providers.pool.launchers.unisolated import UnisolatedLauncher, _UnisolatedGuest
+from providers.pool.sandbox import Sandbox
+from providers.pool.template import Template
 from providers.values import SANDBOX_ENDED
+from tests.conftest import require
 from tests.impostor_pools import REQUEST, guests, idle, pool_over, until, use
 from tests.impostors import Impostor
 
@@ -104,5 +110,71 @@ def test_no_descriptor_is_left_of_a_sandbox() -> None:
                 with pytest.raises(CreationFailed):
                     await pool.acquire("python")
         assert descriptors() <= before
+
+    asyncio.run(scenario())
+
+
+async def give_up_ending(sandbox: Sandbox) -> None:
+    """End it as a caller does who leaves in the middle of that."""
+    ending = asyncio.create_task(sandbox.destroy())
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+
+
+def test_an_end_that_a_caller_gives_up_is_waited_for_by_the_next() -> None:
+    """The pool does, and has no place for another sandbox until then."""
+
+    async def scenario() -> None:
+        sandbox = await Sandbox.start(Impostor(), Template("python", "python"))
+        await give_up_ending(sandbox)
+        await asyncio.wait_for(sandbox.destroy(), 10)
+        assert not guests()
+
+    asyncio.run(scenario())
+
+
+def test_an_end_that_fails_is_told_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        guest = await Impostor().start(Template("python", "python"))
+        assert isinstance(guest, ProcessGuest)
+        end = guest._end
+
+        async def fail() -> None:
+            await end()
+            raise OSError("it is still there")
+
+        monkeypatch.setattr(guest, "_end", fail)
+        for _ in range(2):
+            with pytest.raises(OSError, match="still there"):
+                await asyncio.wait_for(guest.destroy(), 10)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["gvisor", "unisolated"])
+def test_no_folder_is_left_of_a_sandbox_whose_end_a_caller_gives_up(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "gvisor":
+        require("runsc")
+
+    async def scenario() -> None:
+        launcher: Launcher = (
+            GvisorLauncher(tmp_path, "ptrace") if kind == "gvisor" else UnisolatedLauncher(tmp_path)
+        )
+        await launcher.prepare()
+        try:
+            sandbox = await Sandbox.start(launcher, Template("python", "python"))
+            guest = sandbox.guest
+            assert isinstance(guest, GvisorGuest | _UnisolatedGuest)
+            folder = guest._state if isinstance(guest, GvisorGuest) else Path(guest._workspace)
+            assert folder.exists()
+            await give_up_ending(sandbox)
+            await until(lambda: not folder.exists(), 10)
+            await sandbox.destroy()
+        finally:
+            launcher.close()
 
     asyncio.run(scenario())

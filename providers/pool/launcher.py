@@ -195,12 +195,10 @@ class PidfdGuest:
 
     async def destroy(self) -> None:
         if self._gone is None:
-            self._gone = asyncio.get_running_loop().create_future()
             self._channel.close()
-            await self._end()
-            self._gone.set_result(None)
-        else:
-            await asyncio.shield(self._gone)
+            # Whoever gives up waiting does not take the end from the others.
+            self._gone = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._gone)
 
     async def _end(self) -> None:
         self.yield_processors(yields=True)

@@ -246,10 +246,10 @@ class GvisorGuest(ProcessGuest):
         if self._cgroup:
             self._cgroup.resize(memory_bytes)
 
-    async def destroy(self) -> None:
+    async def _end(self) -> None:
         if self._watch:
             self._watch.cancel()
-        await super().destroy()
+        await super()._end()
         shutil.rmtree(self._state, ignore_errors=True)
 
     def destroy_now(self) -> None:

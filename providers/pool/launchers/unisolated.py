@@ -90,7 +90,4 @@ class _UnisolatedGuest(ProcessGuest):
             async with asyncio.timeout(1):
                 await self._wait_for_end()
         await super()._end()
-
-    async def destroy(self) -> None:
-        await super().destroy()
         shutil.rmtree(self._workspace, ignore_errors=True)
