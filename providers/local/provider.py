@@ -335,6 +335,9 @@ async def _choose_launcher(wanted: str, platform: str) -> Launcher:
             _tell(launcher.runtime, error.message)
             if is_there and launcher.runtime in _proven:
                 raise failure from error
+        except BaseException:
+            launcher.close()
+            raise
     if settings.SANDBOX_LOCAL_UNISOLATED and not meets(NONE, settings.MINIMUM_ISOLATION):
         raise ProviderUnavailable(
             f"{failure.message} SANDBOX_LOCAL_UNISOLATED takes effect only with "

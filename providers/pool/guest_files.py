@@ -139,6 +139,19 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
         return final
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="guest-", dir=folder))
+    try:
+        _write(draft, python, hidden)
+        draft.rename(final)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        # Somebody else may have been faster.
+        if not (isinstance(error, OSError) and final.exists()):
+            raise
+    return final
+
+
+def _write(draft: Path, python: str, hidden: Sequence[Path]) -> None:
+    """Raises OSError and CalledProcessError."""
     etc_folder.write(draft / "etc", hidden)
     (draft / NOTHING / "folder").mkdir(parents=True)
     (draft / NOTHING / "file").touch()
@@ -155,10 +168,3 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
         if path.is_symlink():
             continue
         path.chmod(0o755 if path.is_dir() else 0o644)
-    try:
-        draft.rename(final)
-    except OSError:
-        if not final.exists():
-            raise
-        shutil.rmtree(draft)
-    return final

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from providers.errors import ProviderUnavailable, SandboxError
-from providers.pool.launcher import Launcher, TenantLauncher
+from providers.pool.launcher import Launcher, Starter, TenantLauncher
 from providers.pool.sandbox import Sandbox
 from providers.pool.settings import Isolation, Level
 from providers.pool.template import Template
@@ -52,5 +53,15 @@ async def _require_tenant_kernels(launcher: Launcher) -> None:
             "choose another isolation.",
             field="isolation",
         )
-    starter = launcher.for_owner(_NOBODY)
-    await (await Sandbox.start(starter, Template("python", "python"))).destroy()
+    await try_out(launcher.for_owner(_NOBODY))
+
+
+async def try_out(starter: Starter) -> None:
+    """Start a sandbox and end it. Raises SandboxError where that cannot be."""
+    sandbox = await Sandbox.start(starter, Template("python", "python"))
+    try:
+        await sandbox.destroy()
+    except asyncio.CancelledError:
+        # Whoever gives it up closes the launcher, of which nothing may be left then.
+        await sandbox.destroy()
+        raise

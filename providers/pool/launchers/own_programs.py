@@ -66,8 +66,10 @@ class OwnProgramsLauncher:
     def _remove_folder(self) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._folder_held)
             self._folder = None
+        if self._folder_held >= 0:
+            os.close(self._folder_held)
+            self._folder_held = -1
 
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]

@@ -20,7 +20,7 @@ from providers.pool.service.apart import Apart
 from providers.pool.service.instances import Instance
 from providers.pool.service.keeping import Keeping
 from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.lines import Line, open_line, same_sandboxes
+from providers.pool.service.lines import Line, open_line, same_sandboxes, why_not_opened
 from providers.pool.service.settings import ServiceSettings
 from providers.remote.owner import has_ended_here
 from providers.values import Emit, ExecutionResult, Job
@@ -310,10 +310,14 @@ class PoolKeeper:
                     if self._line is None:
                         self._line = await open_line(self._choice, self._settings)
                 break
-            except SandboxError as error:
-                if self._failure is None or self._failure.message != error.message:
-                    logger.error("the pool cannot be opened: %s", error.message)
-                self._failure = error
+            except Exception as error:
+                failure = why_not_opened(error)
+                if self._failure is None or self._failure.message != failure.message:
+                    unforeseen = None if failure is error else error
+                    logger.error(
+                        "the pool cannot be opened: %s", failure.message, exc_info=unforeseen
+                    )
+                self._failure = failure
             await asyncio.sleep(delay)
             delay = min(LONGEST_RETRY_SECONDS, delay * 2)
         self._failure = None

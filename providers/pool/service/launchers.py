@@ -11,11 +11,9 @@ from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.pool.launcher import Launcher
-from providers.pool.levels import Chosen, choose_level
+from providers.pool.levels import Chosen, choose_level, try_out
 from providers.pool.remembered import Memory
-from providers.pool.sandbox import Sandbox
 from providers.pool.service.settings import ServiceSettings
-from providers.pool.template import Template
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +64,15 @@ class LauncherChoice:
                     )
                 chosen = await choose_level(launcher, settings.isolation)
                 if self.kind == "auto" and kind != "docker":
-                    await (await Sandbox.start(launcher, Template("python", "python"))).destroy()
+                    await try_out(launcher)
             except SandboxError as error:
                 launcher.close()
                 failures.append(error.message)
                 continue
+            except BaseException:
+                # A full disk, or a caller who has left: nobody else knows of it.
+                launcher.close()
+                raise
             if failures:
                 logger.info("launcher %s in place of a better one: %s", kind, " ".join(failures))
             return kind, launcher, chosen

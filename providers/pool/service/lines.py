@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from providers.errors import ProviderUnavailable, SandboxError
 from providers.pool.launcher import Launcher
 from providers.pool.levels import Chosen, choose_level
 from providers.pool.pool import Pool
@@ -39,10 +40,18 @@ async def open_line(
 ) -> Line:
     """A pool for these settings, over the former's launcher if that fits them too."""
     if former is not None and choice.key(settings) == choice.key(former.settings):
-        kind, launcher = former.kind, former.launcher
-        chosen = await choose_level(launcher, settings.isolation)
-    else:
-        kind, launcher, chosen = await choice.open(settings)
+        chosen = await choose_level(former.launcher, settings.isolation)
+        return _over(former.kind, former.launcher, chosen, settings)
+    kind, launcher, chosen = await choice.open(settings)
+    try:
+        return _over(kind, launcher, chosen, settings)
+    except BaseException:
+        # Nobody else has it yet.
+        launcher.close()
+        raise
+
+
+def _over(kind: str, launcher: Launcher, chosen: Chosen, settings: ServiceSettings) -> Line:
     wanted = {language: language for language in launcher.languages()}
     if kind == "docker":
         wanted |= settings.templates
@@ -64,6 +73,18 @@ async def open_line(
         extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
     )
     return Line(settings, kind, launcher, pool, templates, chosen)
+
+
+def why_not_opened(error: Exception) -> SandboxError:
+    """What is told of a line that cannot be opened. What nobody has foreseen may name files and
+    commands of this machine, which are for its log alone."""
+    if isinstance(error, SandboxError):
+        return error
+    reason = (error.strerror if isinstance(error, OSError) else "") or type(error).__name__
+    return ProviderUnavailable(
+        f"The pool cannot be opened: {reason}. The log of the pool service has the whole of it, to "
+        "be mended on its machine. It is tried again until it works."
+    )
 
 
 def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
