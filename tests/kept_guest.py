@@ -202,11 +202,15 @@ class Guests:
 
     def nothing_runs(self) -> bool:
         """Whether no sandbox has a process beside its first."""
+        return not any(map(children, self.supervisors()))
+
+    def supervisors(self) -> list[int]:
+        """The first process of each sandbox, as this machine numbers it."""
         pids = []
         for guest in self._started:
             text = Path(f"/proc/self/fdinfo/{guest._pidfd}").read_text()
             pids.append(int(text.partition("Pid:")[2].split()[0]))
-        return not any(map(children, pids))
+        return pids
 
     def end_all(self) -> None:
         for guest in self._started:

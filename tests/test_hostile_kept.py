@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from providers.guest.capture import ORDER_LIMIT, Order
 from providers.guest.protocol import STOP_SECONDS
 from tests.kept_guest import Guests, KeptGuest
+from tests.test_exhausted_starts import bound_on_processes
 
 # How much later than it must a context may be lost on a busy machine.
 MARGIN = 15.0
@@ -326,6 +328,25 @@ def test_an_input_file_that_cannot_be_written_is_refused(kept: KeptGuest) -> Non
 
     assert (refused.failed, refused.header["field"]) == (True, "files")
     assert kept.run("1").shown == ["1"]
+
+
+def test_an_input_file_that_no_process_is_left_to_write_costs_that_run_alone(
+    guests: Guests,
+) -> None:
+    kept = guests.kept()
+    kept.run("x = 1")
+    (pid,) = guests.supervisors()
+    with bound_on_processes(pid) as bound:
+        before = os.listdir(f"/proc/{pid}/fd")
+        bound("now")
+        refused = kept.run("x", ("file:in", b"data"), timeout=0.1)
+        bound("max")
+        left = os.listdir(f"/proc/{pid}/fd")
+    assert (refused.failed, refused.header["code"]) == (True, "exhausted")
+    assert left == before
+    # For longer than what was refused might have gone on.
+    code = f"import time; time.sleep({STOP_SECONDS + 0.5}); x"
+    assert kept.run(code, ("file:in", b"data")).shown == ["1"]
 
 
 def test_artifacts_that_change_while_they_are_taken_lead_nowhere(kept: KeptGuest) -> None:

@@ -217,11 +217,15 @@ class Cell:
         if self.began:
             self._context.signal()
 
+    def cancel_timers(self) -> None:
+        """From now on no deadline of it ends what runs in its context."""
+        for timer in self._timers:
+            self._loop.cancel(timer)
+
     def finish(self, *, context_kept: bool, cpu_seconds: "float | None" = None) -> None:
         """Answer the operation. Nothing more of the run is looked at."""
         seconds = time.monotonic() - self._began_at
-        for timer in self._timers:
-            self._loop.cancel(timer)
+        self.cancel_timers()
         self._cpu_after = _tree_seconds(self._context.pid) if cpu_seconds is None else cpu_seconds
         self.stdout.drain(PIPE_BYTES)
         self.stderr.drain(PIPE_BYTES)

@@ -95,7 +95,12 @@ class Context:
             self.loop.watch(fd, select.POLLIN, lambda _, fd=fd: self._read_output(fd))  # type: ignore[misc]
         files = {name: part for name, part in parts.items() if name.startswith("file:")}
         if files:
-            self._write_files(files)
+            try:
+                self._write_files(files)
+            except OSError:
+                # Processes are used up, by whom it may be. The next run tries again.
+                self._forget_cell()
+                raise
         elif self._is_ready:
             self._feed_cell()
 
@@ -106,6 +111,9 @@ class Context:
             self._writer = os.fork()
             if self._writer == 0:
                 write_as_program(self._room.template, files, tell)
+        except OSError:
+            os.close(told)
+            raise
         finally:
             os.close(tell)
         self.loop.on_end(self._writer, lambda code, _: self._files_written(code, told))
@@ -127,6 +135,15 @@ class Context:
         assert self.cell is not None
         self._feed(self.cell.job)
         self.cell.job = []
+
+    def _forget_cell(self) -> None:
+        """It has not begun, and whoever asked for it is told so."""
+        assert self.cell is not None
+        assert self._child is not None
+        self.loop.unwatch(self._child.stdout)
+        self.loop.unwatch(self._child.stderr)
+        self.cell.cancel_timers()
+        self.cell = None
 
     def _end_cell(self, *, context_kept: bool, cpu_seconds: "float | None" = None) -> None:
         cell, self.cell = self.cell, None
