@@ -106,6 +106,8 @@ class WaitingThreads:
                         return
             else:
                 work()
+                # With what it holds, such as a file that nobody reads on: the next may be far off.
+                del work
 
 
 def submit(call: Callable[[], T], *, may_refuse: bool = False) -> Future[T]:

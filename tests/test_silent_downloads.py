@@ -15,11 +15,13 @@ from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
 from executions.api.later import LATER, Later, Placeholder
+from executions.services.sessions import place
+from providers.manager import manager
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from tests import kept_here
 from tests.conftest import Caller
-from tests.sessions import URL, in_thread, opened
+from tests.sessions import URL, in_thread, opened, wait_for
 
 SILENT, OTHER = "/api/v1/silent", "/api/v1/other"
 
@@ -141,3 +143,42 @@ def test_a_tenant_has_a_share_of_the_files_that_are_sent(
     assert b"".join(ask(alice, mine).streaming_content) == b"0123456789"
     assert ask(alice, mine).status_code == 200
     unread.clear()
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_who_leaves_a_file_gives_back_its_place_when_its_thread_comes_free(
+    alice: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.PROVIDER_WAITS = 16
+    gc.collect()
+    session = opened(alice)
+    url = f"{URL}/{session['id']}/files/content?path=f"
+    (sandbox,) = kept_here.sandboxes()
+    (sandbox.folder / "f").write_bytes(b"0123456789")
+    said = threading.Event()
+    read = sandbox.files.read
+
+    def silent(*given: Any) -> Iterator[bytes]:
+        assert said.wait(20)
+        yield from read(*given)
+
+    monkeypatch.setattr(sandbox.files, "read", silent)
+    slug = alice.tenant.slug
+
+    def ask() -> Any:
+        return alice.client.get(url)
+
+    try:
+        for _ in range(2):
+            answer = ask()
+            assert next(iter(answer.streaming_content)) == b""
+            answer.close()
+        assert place._streams._taken[slug] == 2
+        assert manager._slot is not None
+        assert manager._slot.users == 2
+        assert ask().status_code == 429
+    finally:
+        said.set()
+    wait_for(lambda: slug not in place._streams._taken)
+    assert manager._slot.users == 0
+    assert b"".join(ask().streaming_content) == b"0123456789"

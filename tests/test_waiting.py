@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -123,6 +124,20 @@ def test_a_call_that_was_cancelled_meanwhile_costs_no_thread(two_threads: Waitin
 
     for _ in range(3):
         assert two_threads.submit(here, may_refuse=False).result(20).startswith("provider-wait")
+
+
+def test_a_thread_that_is_idle_holds_nothing_of_its_last_call(
+    two_threads: WaitingThreads,
+) -> None:
+    let_go = threading.Event()
+
+    def begin() -> Future[None]:
+        held = Synchronous()
+        weakref.finalize(held, let_go.set)
+        return two_threads.submit(lambda: held.close(), may_refuse=False)
+
+    begin().result(20)
+    assert let_go.wait(20)
 
 
 def test_what_a_provider_raises_is_raised_where_its_outcome_is_asked_for(

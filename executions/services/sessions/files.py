@@ -10,7 +10,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack
 from typing import IO, Any, TypeVar
@@ -273,16 +274,7 @@ def _sent(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> It
         try:
             pieces = begin(held)
             while True:
-                awaited = submit(lambda: next(pieces, None))
-                patience = _PIECE_SECONDS
-                while True:
-                    try:
-                        piece = awaited.result(patience)
-                        break
-                    except NotYet:
-                        # Whoever asks again holds up nobody: there may be many.
-                        patience = 0
-                        yield b""
+                piece = yield from _come(submit(lambda: next(pieces, None)), held)
                 if piece is None:
                     return
                 if not isinstance(piece, bytes):
@@ -291,6 +283,26 @@ def _sent(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> It
         except KeptSandboxLost as error:
             lose(session, error.message)
             raise
+
+
+def _come(awaited: Future[T], held: ExitStack) -> Generator[bytes, None, T]:
+    """What comes of it, and an empty piece each time that it is asked for in vain.
+
+    Who leaves meanwhile still has a thread, and `held` is given back when that is free.
+    """
+    patience = _PIECE_SECONDS
+    try:
+        while True:
+            try:
+                return awaited.result(patience)
+            except NotYet:
+                # Whoever asks again holds up nobody: there may be many.
+                patience = 0
+                yield b""
+    except GeneratorExit:
+        lent = held.pop_all()
+        awaited.add_done_callback(lambda _: lent.close())
+        raise
 
 
 def _entries(answer: Any) -> list[FileEntry]:
