@@ -12,13 +12,9 @@ from e2b_code_interpreter import Sandbox
 from executions.api.e2b import watchers
 from executions.api.e2b.envelopes import messages_in
 from executions.api.e2b.errors import Refused
-from executions.api.e2b.process_stream import ProcessEvents, followed
 from executions.api.e2b.watchers import WatchEvents
 from executions.ids import uuid7
-from executions.models import Execution
-from executions.services.live import EventLog
 from executions.services.sessions.watching import Watch
-from providers.values import RunLimits
 from tests.e2b_door import headers_of, native_of, opened, post
 from tests.site import Site
 
@@ -163,23 +159,7 @@ def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.Monke
         watchers.events_of(session, number)
 
 
-def test_who_follows_for_long_is_noted_once() -> None:
-    """What is noted for each look would be there until the end."""
-    log, events = EventLog(RunLimits()), ProcessEvents(1, is_terminal=False)
-    told = followed(Execution(), events, log)
-    for _ in range(50):
-        assert not next(told).done()
-    watch, changes = Watch(), WatchEvents("", is_recursive=False)
-    seen = changes.follow(watch, None)
-    over = next(seen)
-    for future in (log.closed, events.left, watch.ended, changes.left):
-        assert len(future._done_callbacks) == 1
-    assert not over.done()
-    changes.leave()
-    assert over.done()
-    with pytest.raises(StopIteration):
-        next(seen)
-    assert not watch.is_wanted
+def test_the_time_of_a_call_that_watches_ends_it() -> None:
     late = WatchEvents("", is_recursive=False).follow(Watch(), 0.0)
     next(late).exception(30)
     with pytest.raises(Refused, match="time of the call"):

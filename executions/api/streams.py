@@ -9,7 +9,7 @@ from typing import Any
 
 from django.http import StreamingHttpResponse
 
-from executions.services.live import Entry, Source, tell
+from executions.services.live import Entry, Moment, Source, tell
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -61,7 +61,7 @@ class EventStream(StreamingHttpResponse):
         self["Cache-Control"] = "no-store"
         # Proxies that buffer would hold events back.
         self["X-Accel-Buffering"] = "no"
-        self.left: Future[None] = Future()
+        self.left = Moment()
         # Done when its head may be sent, which `open` completes.
         self.begins: Future[None] = Future()
         self.begins.set_result(None)
@@ -74,6 +74,7 @@ class EventStream(StreamingHttpResponse):
         self._last: Mapping[str, Any] | None = None
         self._is_over = False
         self._changed: Future[None] = Future()
+        self._asked: Future[None] = Future()
 
     @property
     def has_begun(self) -> bool:
@@ -121,8 +122,11 @@ class EventStream(StreamingHttpResponse):
     def changed(self) -> Future[None]:
         """Done when `take` may have something else to give. One reader waits at a time."""
         changed = self._changed = Future()
+        # What was asked for before would be held until something happens.
+        self._asked.cancel()
         if self._source is not None:
-            self._source.changed(self._after).add_done_callback(lambda _: tell([changed]))
+            self._asked = self._source.changed(self._after)
+            self._asked.add_done_callback(lambda _: tell([changed]))
         # Either this is seen here, or the future where it ends.
         if self._last is not None:
             tell([changed])
@@ -130,6 +134,7 @@ class EventStream(StreamingHttpResponse):
 
     def leave(self) -> None:
         """The client takes nothing more."""
+        self._asked.cancel()
         if not self.left.done():
             self.left.set_result(None)
             if not self._is_over:

@@ -11,12 +11,12 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from executions.models import Execution, RunSignal
 from executions.services import kept_events, ongoing, signals
-from executions.services.live import STREAMS, Entry, EventLog, Source, tell
+from executions.services.live import STREAMS, Entry, EventLog, Moment, Source, tell
 from executions.services.sessions import followers
 from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
@@ -36,7 +36,7 @@ AHEAD_BYTES = 256 * 1024
 class Follower(Protocol):
     """Where the events go."""
 
-    left: Future[None]
+    left: Moment
     is_waited_for: bool
 
     def begin(self, source: Source) -> None: ...
@@ -110,8 +110,7 @@ def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Wa
     while not follower.left.done() and not draining.is_draining():
         if log.closed.done() and not is_open.exists():
             return
-        nothing: Future[Any] = Future()
-        yield within(SLOW_LOOK_SECONDS, nothing)
+        yield first_of(follower.left, seconds=SLOW_LOOK_SECONDS)
 
 
 def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) -> Waits[None]:
@@ -133,8 +132,7 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
                 relay.push([entry for entry in recorded(execution_id) if entry.seq > after])
             return
         seconds = LOOK_SECONDS if found else min(SLOW_LOOK_SECONDS, seconds * 1.25)
-        nothing: Future[Any] = Future()
-        yield first_of(within(seconds, nothing), follower.left)
+        yield first_of(follower.left, seconds=seconds)
 
 
 def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
@@ -175,9 +173,11 @@ def in_order(execution: Execution) -> Iterator[tuple[str, bytes]]:
             yield stream, rest
 
 
-def first_of(*futures: Future[Any]) -> Future[None]:
-    """Done with the first of them, whatever came of it."""
+def first_of(*moments: Moment, seconds: float | None = None) -> Future[None]:
+    """Done with the first of them, whatever came of it, or after so many seconds."""
     first: Future[None] = Future()
-    for future in futures:
-        future.add_done_callback(lambda _: tell([first]))
+    for moment in moments:
+        moment.bring(first)
+    if seconds is not None:
+        within(seconds, first).add_done_callback(lambda _: tell([first]))
     return first

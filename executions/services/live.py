@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,15 +67,36 @@ class Source(Protocol):
         """Those that follow `after`, and whether they are the last there will be."""
 
     def changed(self, after: int) -> Future[None]:
-        """Done when `read` may have something else to say."""
+        """Done when `read` may have something else to say. Who waits no longer cancels it."""
 
 
-def tell(futures: Sequence[Future[None]]) -> None:
+def tell(futures: Iterable[Future[None]]) -> None:
     """Have them done, outside of any lock: what they call may want it."""
     for future in futures:
         # Whoever waited may have given up, or was told already.
         with suppress(InvalidStateError):
             future.set_result(None)
+
+
+class Moment(Future[None]):
+    """What comes once, and is waited for by many, or by one again and again.
+
+    Each has a future of his own for it. A callback would be held until it comes, which may be a
+    day, whoever has gone by then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = waiting = set[Future[None]]()
+        self.add_done_callback(lambda _: tell(list(waiting)))
+
+    def bring(self, future: Future[None]) -> None:
+        """Have a future be done when this comes. One that is done before is held no longer."""
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        # Either this is seen here, or the future there.
+        if self.done():
+            tell([future])
 
 
 class EventLog:
@@ -89,10 +110,10 @@ class EventLog:
         self.writing = threading.Lock()
         self.written = 0
         # Done when nothing more comes, and the record is closed as far as it can be.
-        self.closed: Future[None] = Future()
+        self.closed = Moment()
         self._limits = limits
         self._lock = threading.Lock()
-        self._waiting: list[Future[None]] = []
+        self._waiting: set[Future[None]] = set()
         self._entries: list[Entry] = []
         self._next = 1
         self._given = 0
@@ -174,14 +195,20 @@ class EventLog:
             return found, self._has_ended and last >= self._next - 1
 
     def changed(self, after: int) -> Future[None]:
+        future: Future[None] = Future()
         with self._lock:
             is_there = self._next - 1 > after
-            future: Future[None] = Future()
             if not is_there:
-                self._waiting.append(future)
+                self._waiting.add(future)
         if is_there:
             tell([future])
+        else:
+            future.add_done_callback(self._let_go_of)
         return future
+
+    def _let_go_of(self, future: Future[None]) -> None:
+        with self._lock:
+            self._waiting.discard(future)
 
     def _add(self, add: Any) -> None:
         with self._lock:
@@ -189,7 +216,7 @@ class EventLog:
                 return
             before, size = self._next, self._size_of_last()
             add()
-            told: list[Future[None]] = []
+            told: set[Future[None]] = set()
             if self._has_ended or self._next != before or self._size_of_last() != size:
                 told, self._waiting = self._waiting, told
         tell(told)

@@ -108,12 +108,10 @@ def followed(
     until = None if seconds is None else time.monotonic() + seconds
     if log is not None:
         events.begin(log)
-        # Asked for once: each would be held until the command ends, which may be a day.
-        over = first_of(log.closed, events.left)
-        while not (over.done() or draining.is_draining()):
+        while not (log.closed.done() or events.left.done() or draining.is_draining()):
             if until is not None and time.monotonic() >= until:
                 return _late()
-            yield within(_LOOK_SECONDS, over)
+            yield first_of(log.closed, events.left, seconds=_LOOK_SECONDS)
     execution.refresh_from_db()
     if log is not None and _is_told(execution, log):
         return _end_of(execution)
@@ -150,7 +148,7 @@ def _until_recorded(
     while execution.finished_at is None and not (events.left.done() or draining.is_draining()):
         if until is not None and time.monotonic() >= until:
             return
-        yield within(_ASK_SECONDS, events.left)
+        yield first_of(events.left, seconds=_ASK_SECONDS)
         if execution.session is not None:
             yield from record_if_ended(execution.session, execution)
         execution.refresh_from_db()

@@ -21,7 +21,6 @@ from executions.services.following import first_of
 from executions.services.live import Entry
 from executions.services.sessions.watching import Watch
 from executions.services.waiting import Waits
-from providers.waiting import within
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
@@ -57,11 +56,9 @@ class WatchEvents(KeptAlive):
     def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
         """Raises what ended the watch."""
         self.begin(watch)
-        # Asked for once: each would be held until the watch ends, which may be a day.
-        over = first_of(watch.ended, self.left)
         try:
-            yield over if seconds is None else within(seconds, over)
-            if not over.done():
+            yield first_of(watch.ended, self.left, seconds=seconds)
+            if not (watch.ended.done() or self.left.done()):
                 raise Refused(504, "deadline_exceeded", "The time of the call is over.")
         finally:
             watch.leave()

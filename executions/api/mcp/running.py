@@ -17,7 +17,7 @@ from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answ
 from executions.models import Execution, Session
 from executions.services.declared import refuse
 from executions.services.following import first_of, following
-from executions.services.live import Entry, EventLog, Source
+from executions.services.live import Entry, EventLog, Moment, Source
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
 from executions.services.requests import CELL, RUN, ExecutionRequest
@@ -150,7 +150,7 @@ class _Reader:
 
     def __init__(self, seconds: float) -> None:
         self.is_waited_for = True
-        self.left: Future[None] = Future()
+        self.left = Moment()
         self._source: Source | None = None
         within(seconds, Future[None]()).add_done_callback(lambda _: self._leave())
 
@@ -168,7 +168,7 @@ class _Reader:
 def _recorded(session: Session, execution: Execution, seconds: float) -> Waits[None]:
     """Its end, where it has one: who follows it writes that down a moment after its output."""
     if execution.finished_at is None:
-        yield first_of(within(min(seconds, 0.2), Future[None]()))
+        yield first_of(seconds=min(seconds, 0.2))
         yield from record_if_ended(session, execution)
         execution.refresh_from_db()
 

@@ -20,7 +20,7 @@ from executions.models import Session
 from executions.services.asking import guarded
 from executions.services.following import Relay
 from executions.services.kinds import MAX_PATH_BYTES
-from executions.services.live import Entry
+from executions.services.live import Entry, Moment
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionLost, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox
@@ -51,7 +51,7 @@ class Watch(Relay):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended: Future[None] = Future()
+        self.ended = Moment()
         self._left = threading.Event()
         self._wanted_until = time.monotonic() + UNREAD_SECONDS
         self._seq = 0
