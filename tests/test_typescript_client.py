@@ -80,7 +80,10 @@ def test_a_page_has_each_thing_that_is_shown() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    ["runs", "refusals", "keys", "later", "streams", "leaving", "sessions", "tool", "receipts"],
+    [
+        *("runs", "refusals", "keys", "later", "streams", "dawdling", "leaving", "sessions"),
+        *("tool", "receipts"),
+    ],
 )
 def test_it_talks_with_the_service(
     scenario: str, installed: Installed, streaming_site: Site

@@ -113,6 +113,33 @@ export async function streams(): Promise<void> {
   equal(lost.sent, true);
 }
 
+/** Who reads takes longer for each event than the service may be silent. */
+export async function dawdling(): Promise<void> {
+  const seconds = 7777;
+  const { setTimeout: set, clearTimeout: clear } = globalThis;
+  const due = new Map<unknown, () => void>();
+  globalThis.setTimeout = ((call: () => void, milliseconds: number) => {
+    const timer = set(call, milliseconds);
+    if (milliseconds === seconds * 1000) due.set(timer, call);
+    return timer;
+  }) as typeof set;
+  globalThis.clearTimeout = ((timer: Parameters<typeof clear>[0]) => {
+    due.delete(timer);
+    clear(timer);
+  }) as typeof clear;
+  try {
+    const events = new Cofferdam({ timeout: seconds }).stream("print(1, flush=True)");
+    const types: string[] = [];
+    for await (const event of events) {
+      types.push(event.type);
+      for (const call of due.values()) call();
+    }
+    equal([[...new Set(types)], events.execution?.status], [["started", "stdout", "done"], "succeeded"]);
+  } finally {
+    Object.assign(globalThis, { setTimeout: set, clearTimeout: clear });
+  }
+}
+
 export async function leaving(): Promise<void> {
   const left = client.stream(SLOW);
   for await (const event of left) if (event.type === "stdout") break;

@@ -130,6 +130,8 @@ export class Answer {
       while (reader !== undefined) {
         this.patience.renew();
         const { done, value } = await reader.read();
+        // The time that its reader takes for it is no silence of the service.
+        this.patience.rest();
         if (done) return;
         yield value;
       }
@@ -177,8 +179,12 @@ class Patience {
     return this.controller.signal;
   }
 
-  renew(): void {
+  rest(): void {
     clearTimeout(this.timer);
+  }
+
+  renew(): void {
+    this.rest();
     const milliseconds = this.timeout * 1000;
     if (milliseconds > MOST_MILLISECONDS) return;
     this.timer = setTimeout(() => {
@@ -188,7 +194,7 @@ class Patience {
   }
 
   leave(): void {
-    clearTimeout(this.timer);
+    this.rest();
     this.wanted?.removeEventListener("abort", this.leaving);
     this.controller.abort();
   }
