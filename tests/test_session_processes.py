@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from executions.models import Execution
+from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
 from executions.services.sessions import followers
 from executions.services.sessions.tending import tend
@@ -182,6 +183,28 @@ def test_what_runs_in_the_background_ends_as_cancelled_with_its_session(
         assert alice.client.post(f"{URL}/{session['id']}/reset").status_code == 200
     assert sandbox.processes.list()[0].exit_code is not None
     assert Execution.objects.get(pk=execution).status == "cancelled"
+
+
+def test_while_it_is_started_in_the_background_it_is_its_processs_and_not_given_up(
+    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which it is closed where that process dies before it has a number."""
+    session = opened(alice)
+    (sandbox,) = kept_here.sandboxes()
+    start = sandbox.processes.start
+    seen: list[tuple[UUID | None, int]] = []
+
+    def look(wanted: Command) -> Process:
+        found = Execution.objects.get().process_id
+        seen.append((found, lease.close_unattended(seconds=0)))
+        return start(wanted)
+
+    monkeypatch.setattr(sandbox.processes, "start", look)
+    answer = command(alice, session, shell="sleep 60", background=True)
+    assert answer.status_code == 201
+    assert seen == [(lease.mine(), 0)]
+    record = Execution.objects.get()
+    assert (record.process, record.finished_at) == (None, None)
 
 
 def test_background_processes_stand_outside_the_bound_of_what_runs(alice: Caller) -> None:

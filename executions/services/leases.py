@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.conf import settings
 from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connection
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
 from executions.models import Execution, Process
@@ -50,6 +51,9 @@ FRESH_SECONDS = 6.0
 # How long a record of this process stays open when nothing here runs it any more.
 UNATTENDED_SECONDS = 60.0
 _UNATTENDED_LOOK_SECONDS = 10.0
+# How long a command may be being started in the background, which nothing here counts as a run:
+# its session may have to be woken first, with all of its files.
+_STARTING = timedelta(minutes=20)
 _FORGET_SECONDS = 3600.0
 _JOIN_SECONDS = 2.0
 
@@ -287,7 +291,8 @@ class Keeper:
         if lease is None:
             return 0
         open_rows = Execution.objects.filter(process_id=lease.id, finished_at=None)
-        mine = set(open_rows.values_list("pk", flat=True))
+        starting = Q(background=True, created_at__gt=Now() - _STARTING)
+        mine = set(open_rows.exclude(starting).values_list("pk", flat=True))
         # What waits in the journal is recorded from there, as soon as anything can be written.
         found = mine - {run.execution_id for run in ongoing.runs()} - kept_ids()
         self._unattended = {pk: self._unattended.get(pk, now) for pk in found}

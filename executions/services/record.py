@@ -235,8 +235,8 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         context=request.context,
         background=request.background,
         status=status,
-        # What runs in the background outlives whoever has started it.
-        process_id=None if queued or request.background else leases.mine(),
+        # What runs in the background outlives whoever starts it, and is his until it runs.
+        process_id=None if queued else leases.mine(),
         created_at=now,
         run_at=request.run_at,
         started_at=None if queued else now,

@@ -83,6 +83,8 @@ def starting(
         "runtime": session.runtime,
         "isolation": session.isolation,
         "sharing": SHARING,
+        # From now on it is no process's of ours.
+        "process_id": None,
     }
     if not Execution.objects.filter(pk=execution.pk, finished_at=None).update(**facts):
         session.refresh_from_db()
