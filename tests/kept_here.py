@@ -135,6 +135,7 @@ class _Processes(Processes):
         self._count = 0
 
     def start(self, command: Command) -> Process:
+        self._sandbox.require_there()
         argv = list(command.argv) or ["/bin/bash", "-c", command.shell]
         try:
             started = subprocess.Popen(

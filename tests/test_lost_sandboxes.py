@@ -35,6 +35,22 @@ def test_a_lost_sandbox_with_something_saved_is_a_session_asleep(alice: Caller) 
     assert Execution.objects.count() == 2
 
 
+def test_a_command_in_the_background_that_finds_it_lost_begins_in_the_next(alice: Caller) -> None:
+    session = opened(alice, saves="answer")
+    cell(alice, session, write("f", "kept"))
+    url = f"{URL}/{session['id']}/processes"
+    body = {"shell": "cat", "stdin": True, "background": True}
+    former = alice.client.post(url, body).json()
+    kept_here.sandboxes()[0].close()
+    started = alice.client.post(url, body)
+    assert started.status_code == 201, started.content
+    (sandbox,) = kept_here.sandboxes()
+    assert sandbox.processes.of(started.json()["pid"]).poll() is None
+    assert Execution.objects.get(pk=started.json()["execution"]).is_open
+    # What ran in the one that is gone ended with it.
+    assert Execution.objects.get(pk=former["execution"]).status == "cancelled"
+
+
 def test_the_cell_that_may_have_run_in_a_lost_sandbox_is_not_run_again(alice: Caller) -> None:
     session = opened(alice, saves="answer")
     cell(alice, session, write("f", "kept"))

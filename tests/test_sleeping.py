@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models import Session, Workspace
+from executions.models import Execution, Session, Workspace
 from executions.services.ledger.verification import verify
 from executions.services.record import Caller as Asker
+from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
@@ -18,6 +19,8 @@ from executions.services.sessions.tending import OPENING_SECONDS, tend
 from executions.services.waiting import wait_for as carry_out
 from executions.services.workspaces import blobs, saving, sleeping, threads
 from executions.storage import WORKSPACES, kept
+from providers.sandbox import Process
+from providers.values import Command
 from tests import kept_here
 from tests.conftest import Caller
 from tests.saved_files import actions, asleep, saved, write
@@ -132,6 +135,58 @@ def test_what_ran_in_the_background_when_it_fell_asleep_is_not_said_to_be_saved(
     assert cell(alice, session, "1").json()["files_saved"] is True
     found = alice.client.get(f"/api/v1/executions/{started['execution']}").json()
     assert (found["status"], found["files_saved"]) == ("cancelled", False)
+
+
+def in_background(caller: Caller, session: dict[str, Any]) -> Any:
+    body = {"shell": "cat", "stdin": True, "background": True}
+    return caller.client.post(f"{URL}/{session['id']}/processes", body)
+
+
+def test_what_begins_in_its_next_sandbox_while_the_former_is_let_go_is_not_ended(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice)
+    former = in_background(alice, session).json()
+    (sandbox,) = kept_here.sandboxes()
+    close, begun = sandbox.close, []
+
+    def close_slowly() -> bool:
+        begun.append(in_background(alice, session))
+        return close()
+
+    monkeypatch.setattr(sandbox, "close", close_slowly)
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    (started,) = begun
+    assert started.status_code == 201, started.content
+    (following,) = kept_here.sandboxes()
+    assert following.processes.of(started.json()["pid"]).poll() is None
+    assert Execution.objects.get(pk=started.json()["execution"]).is_open
+    assert Execution.objects.get(pk=former["execution"]).status == "cancelled"
+
+
+@pytest.mark.parametrize("how", ["asleep", "lost"])
+def test_a_command_whose_sandbox_goes_while_it_is_started_there_is_recorded_and_told(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its number is another's in the next sandbox: there is nothing to be ended there."""
+    session = opened(alice, saves="answer" if how == "asleep" else "never")
+    cell(alice, session, write("f", "kept"))
+    (sandbox,) = kept_here.sandboxes()
+    start = sandbox.processes.start
+
+    def start_slowly(wanted: Command) -> Process:
+        started = start(wanted)
+        sandbox.close()
+        lose(row(session), "it is gone")
+        return started
+
+    monkeypatch.setattr(sandbox.processes, "start", start_slowly)
+    answer = in_background(alice, session)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    assert (row(session).state, row(session).wakes) == (how, 0)
+    record = Execution.objects.get(background=True)
+    assert (record.status, record.pid) == ("cancelled", None)
+    assert kept_here.sandboxes() == []
 
 
 def test_over_its_total_age_a_sleeping_session_is_closed_and_its_files_go(alice: Caller) -> None:

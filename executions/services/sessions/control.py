@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.db.models.functions import Now
 
-from executions.models import Execution, Session
+from executions.models import Session
 from executions.services.declared import refuse
 from executions.services.ledger.entering import enter_row
 from executions.services.sessions import followers
-from executions.services.sessions.ending import end_leftovers, lose
+from executions.services.sessions.ending import end_leftovers, in_background, lose
 from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, asked
 from executions.services.sessions.requests import ContextRequest, SessionChanges
@@ -84,9 +84,9 @@ def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> Waits[bool
 
 def resetting(session: Session, by: str) -> Waits[Session]:
     """End its processes and contexts, and begin with an empty default one. Files stay."""
-    running = Execution.objects.filter(session=session.pk, finished_at=None, background=True)
+    running = in_background(session)
     # Before they are killed, which is not how they are to be recorded.
-    ends = [followers.take(pk) for pk in running.values_list("pk", flat=True)]
+    ends = [followers.take(pk) for pk in running]
     yield from done_in(session, lambda kept: kept.reset(), lambda _: None)
     for end in ends:
         end()
@@ -96,7 +96,7 @@ def resetting(session: Session, by: str) -> Waits[Session]:
         if row.update(contexts=[default], used_at=Now()):
             session.refresh_from_db()
             enter_row(session, "reset", {"by": by})
-    end_leftovers(session, only_background=True, because="Its session was reset.")
+    end_leftovers(session, only=running, because="Its session was reset.")
     session.refresh_from_db()
     refuse_ended(session)
     return session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from typing import Any
 from uuid import UUID
@@ -159,13 +159,14 @@ def lose(session: Session, because: str) -> None:
         if row is None or row.state != Session.State.OPEN or row.ref != session.ref:
             session.refresh_from_db()
             return
+        left = in_background(row)
         if not _falls_asleep(row, because):
             _end(row, Session.State.LOST, because)
             # There is nothing left of it to be released.
             Session.objects.filter(pk=session.pk).update(released_at=Now())
     forget(session)
     session.refresh_from_db()
-    end_leftovers(session, only_background=True)
+    end_leftovers(session, only=left)
     bells.ring(session.pk)
 
 
@@ -216,13 +217,26 @@ def release(session: Session) -> Waits[None]:
     bells.ring(session.pk)
 
 
+def in_background(session: Session) -> list[UUID]:
+    """What runs in its sandbox and nobody waits for. What has no number yet is still being started,
+    maybe in its next sandbox: who starts it closes it."""
+    found = Execution.objects.filter(
+        session=session.pk, finished_at=None, background=True, pid__isnull=False
+    )
+    return list(found.values_list("pk", flat=True))
+
+
 def end_leftovers(
-    session: Session, *, only_background: bool = False, because: str = "Its session ended."
+    session: Session,
+    *,
+    only: Collection[UUID] | None = None,
+    because: str = "Its session ended.",
 ) -> int:
-    """End as cancelled what is still open of a session that has ended. How many."""
+    """End as cancelled what is still open of a session that has ended; `only` these of a sandbox
+    that has. How many."""
     left = Execution.objects.filter(session=session.pk, finished_at=None)
-    if only_background:
-        left = left.filter(background=True)
+    if only is not None:
+        left = left.filter(pk__in=only)
     ended = 0
     for execution in left.defer("pending", "code", "arguments"):
         if followers.take(execution.pk)():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -30,11 +31,13 @@ from executions.services.sessions.background import Follower
 from executions.services.sessions.cells import PID
 from executions.services.sessions.commands import CommandRequest
 from executions.services.sessions.control import done_in
-from executions.services.sessions.errors import Conflict, named_as, refuse_ended
+from executions.services.sessions.ending import end_leftovers
+from executions.services.sessions.errors import Conflict, SessionAsleep, named_as, refuse_ended
 from executions.services.sessions.finding import ends_by
 from executions.services.sessions.place import SHARING, lender_of, step_in
 from executions.services.sessions.process_claims import MOST_PID, checked_pid, checked_processes
 from executions.services.sessions.process_output import Output
+from executions.services.statements import use_session
 from executions.services.waiting import Waits
 from providers.errors import (
     SandboxError,
@@ -86,16 +89,35 @@ def starting(
         # From now on it is no process's of ours.
         "process_id": None,
     }
-    if not Execution.objects.filter(pk=execution.pk, finished_at=None).update(**facts):
-        session.refresh_from_db()
-        refuse_ended(session)
-        # It was cancelled before it had a number.
-        yield from signalling(session, pid, "SIGKILL")
-        raise Conflict("It was cancelled while it was being started, and has been ended.")
+    if not _has_number(session, execution, facts):
+        yield from _given_up(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)
     following(Follower(session, execution).begin())
     return execution
+
+
+def _has_number(session: Session, execution: Execution, facts: Mapping[str, Any]) -> bool:
+    """Write down where a command runs. False where it was cancelled, or the sandbox that it was
+    started in is not the session's any more: what has a number by then ends with that sandbox."""
+    with transaction.atomic():
+        is_there = use_session(session.pk, session.wakes)
+        row = Execution.objects.filter(pk=execution.pk, finished_at=None)
+        return is_there and bool(row.update(**facts))
+
+
+def _given_up(session: Session, execution: Execution, pid: int) -> Waits[NoReturn]:
+    """End what was started and has no number. Raises Conflict."""
+    wakes = session.wakes
+    session.refresh_from_db()
+    if session.state != Session.State.OPEN or session.wakes != wakes:
+        # It went with its sandbox; in the next one the number is another's.
+        because = "Its session ended or went to sleep while it was being started."
+        end_leftovers(session, only=[execution.pk], because=because)
+        refuse_ended(session)
+        raise SessionAsleep("The session went to sleep meanwhile. Send this again.")
+    yield from signalling(session, pid, "SIGKILL")
+    raise Conflict("It was cancelled while it was being started, and has been ended.")
 
 
 def _within_policy(

@@ -16,6 +16,7 @@ from executions.services.sessions.ending import (
     OVER_IDLE,
     busy,
     end_leftovers,
+    in_background,
     let_go,
     lose,
 )
@@ -51,11 +52,15 @@ def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) ->
     except KeptSandboxLost as error:
         lose(session, error.message)
         return False
-    if not saved.is_complete or not _fallen_asleep(session, saved, because, condition):
+    if not saved.is_complete:
+        return False
+    left = _fallen_asleep(session, saved, because, condition)
+    if left is None:
         return False
     logger.info("session %s is asleep: %s", session_id, because)
     wait_for(let_go(session))
-    end_leftovers(session, only_background=True, because="Its session went to sleep.")
+    # It may have been woken meanwhile, and more be running in its next sandbox.
+    end_leftovers(session, only=left, because="Its session went to sleep.")
     bells.ring(session_id)
     return True
 
@@ -70,7 +75,8 @@ def sleeping(session: Session, because: str) -> Waits[bool]:
     return slept.result()
 
 
-def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> bool:
+def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> list[UUID] | None:
+    """What ran in its sandbox in the background; None where it stays awake."""
     with transaction.atomic():
         # Whoever begins something in it writes its row first.
         rows = Session.objects.select_for_update().defer("env", "ref")
@@ -82,13 +88,14 @@ def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -
             wakes=saved.wakes,
         )
         if mine.first() is None or busy([session.pk]):
-            return False
+            return None
+        left = in_background(session)
         Session.objects.filter(pk=session.pk).update(
             state=Session.State.ASLEEP, ref=None, unsaved_since=None
         )
         _note_cut_off(session)
         enter_row(Session.objects.get(pk=session.pk), "asleep", {"because": because})
-    return True
+    return left
 
 
 def _note_cut_off(session: Session) -> None:
