@@ -13,6 +13,7 @@ from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
 from executions.services.sessions import followers
 from executions.services.sessions.tending import tend
+from executions.services.workspaces.sleeping import put_to_sleep
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
 from providers.values import Command
@@ -80,6 +81,20 @@ def test_a_background_process_takes_input_and_ends_with_its_output(alice: Caller
     assert gone.json() == {"signalled": False}
     assert alice.client.post(f"{url}/signal", {"signal": "SIGNAL"}).status_code == 400
     assert alice.client.post(f"{url}0/signal", {"signal": "SIGTERM"}).status_code == 404
+
+
+def test_a_number_that_was_given_out_in_two_sandboxes_is_that_of_the_later_execution(
+    alice: Caller,
+) -> None:
+    session = opened(alice)
+    former = command(alice, session, shell="true", background=True).json()
+    ended_before = Execution.objects.filter(pk=former["execution"], finished_at__isnull=False)
+    wait_for(ended_before.exists)
+    assert put_to_sleep(row(session).pk, "a test")
+    later = command(alice, session, shell="sleep 60", background=True).json()
+    assert (former["pid"], later["pid"]) == (1, 1)
+    (found,) = alice.client.get(f"{URL}/{session['id']}/processes").json()["results"]
+    assert (found["execution"], found["state"]) == (later["execution"], "running")
 
 
 def test_a_signal_ends_it_as_128_and_its_number(alice: Caller) -> None:

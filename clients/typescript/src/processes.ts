@@ -19,7 +19,7 @@ export class BackgroundProcess {
     this.path = `${sessionPath}/processes/${info.pid}`;
   }
 
-  /** Its number in the session, which no other ever has. */
+  /** Its number in this sandbox of the session. The next sandbox counts from 1 again. */
   get pid(): number {
     return this.info.pid;
   }

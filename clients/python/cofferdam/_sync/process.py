@@ -19,7 +19,7 @@ class BackgroundProcess:
 
     @property
     def pid(self) -> int:
-        """Its number in the session, which no other ever has."""
+        """Its number in this sandbox of the session. The next sandbox counts from 1 again."""
         return self.info.pid
 
     def follow(self, after: int = 0) -> RunStream:
