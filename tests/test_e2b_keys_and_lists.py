@@ -12,10 +12,12 @@ from django.core.management import call_command
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from executions.api.e2b.envelopes import STREAM_TYPE, message
 from executions.models import ApiKey, Session
 from executions.services.keys import create_api_key, rotate
 from executions.services.sessions import room
 from executions.services.sessions.finding import living_sessions, opened_by_keys
+from tests import kept_here
 from tests.conftest import Caller
 from tests.sessions import opened, row
 
@@ -90,6 +92,29 @@ def test_a_key_whose_tokens_are_used_is_used(alice: Caller) -> None:
     headers = {"E2b-Sandbox-Id": made["sandboxID"], "X-Access-Token": made["envdAccessToken"]}
     assert APIClient().get("/contexts", headers=headers).status_code == 200
     assert key.get().last_used_at is not None
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_a_command_is_held_to_the_isolation_that_its_key_demands(alice: Caller) -> None:
+    made = alice.client.post("/v2/sandboxes", {}).json()["sandboxID"]
+    strict = Caller(*create_api_key(alice.tenant, "strict", None, minimum_isolation="microvm"))
+    wanted = message({"process": {"cmd": "/bin/true", "args": []}})
+    ends = []
+    for caller in (alice, strict):
+        answer = caller.client.generic(
+            "POST",
+            "/process.Process/Start",
+            wanted,
+            content_type=STREAM_TYPE,
+            headers={"E2b-Sandbox-Id": made},
+        )
+        assert answer.status_code == 200, answer.content
+        # The flag says that it is the last one.
+        ends.append(answer.getvalue().rpartition(b"\x02")[2])
+    assert b"error" not in ends[0]
+    assert b"minimum_isolation is microvm" in ends[1]
+    (sandbox,) = kept_here.sandboxes()
+    assert len(sandbox.processes.list()) == 1
 
 
 @pytest.mark.usefixtures("kept_here")

@@ -125,7 +125,13 @@ def test_in_a_session_who_asks_is_held_and_not_who_opened_it(
         elsewhere.post(f"{session}/processes", {"shell": "true", "background": True}), "provider"
     )
     strict = held(alice, minimum_isolation="microvm").client
-    assert strict.post(f"{session}/executions", {"code": "1"}).status_code == 503
+    for path, body in (
+        ("/executions", {"code": "1"}),
+        ("/processes", {"shell": "true"}),
+        ("/processes", {"shell": "true", "background": True}),
+    ):
+        unmet = strict.post(session + path, body)
+        assert (unmet.status_code, unmet.json()["error"]["field"]) == (503, "minimum_isolation")
     assert strict.post(URL, {}).status_code == 503
     shaped = held(alice, templates="data").client
     for body in ({}, {"template": "other"}):

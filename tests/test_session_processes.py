@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from executions.models import Execution
+from executions.models import Execution, Session
+from executions.services.keys import create_api_key
 from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
 from executions.services.sessions import followers
@@ -16,9 +17,12 @@ from executions.services.sessions.tending import tend
 from executions.services.workspaces.sleeping import put_to_sleep
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
+from providers.services.kept import forget_all
 from providers.values import Command
 from tests import kept_here
 from tests.conftest import Caller
+from tests.policies import in_force
+from tests.routing import make_route
 from tests.sessions import URL, aged, cell, opened, row, wait_for
 
 pytestmark = pytest.mark.usefixtures("kept_here")
@@ -305,6 +309,55 @@ def test_a_bad_command_is_refused_by_name_and_nothing_is_started(
     refused = command(alice, opened(alice), **body)
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, field)
     assert not Execution.objects.exists()
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+@pytest.mark.parametrize("who", ["deployment", "tenant", "policy", "route"])
+def test_in_the_background_as_elsewhere_a_floor_holds_that_was_raised_since_it_was_opened(
+    alice: Caller, settings: Any, who: str
+) -> None:
+    session = opened(alice)
+    if who == "deployment":
+        settings.MINIMUM_ISOLATION = "gvisor"
+    elif who == "tenant":
+        type(alice.tenant).objects.update(minimum_isolation="gvisor")
+    elif who == "policy":
+        in_force(minimum_isolation="gvisor")
+    else:
+        make_route("kept_here", language="bash", minimum_isolation="gvisor")
+    # What is in force is known for a moment longer.
+    forget_all()
+    for background in (False, True):
+        refused = command(alice, session, shell="true", background=background)
+        assert refused.status_code == 503, refused.content
+        assert refused.json()["error"]["field"] == "minimum_isolation"
+    assert {(e.status, e.error_field) for e in Execution.objects.all()} == {
+        ("error", "minimum_isolation")
+    }
+    (sandbox,) = kept_here.sandboxes()
+    assert not sandbox.processes.list()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_command_is_held_to_the_sandbox_that_is_woken_for_it(
+    alice: Caller, is_lost: bool
+) -> None:
+    session = opened(alice, saves="answer")
+    cell(alice, session, "open('f', 'w').close()")
+    (sandbox,) = kept_here.sandboxes()
+    if is_lost:
+        sandbox.close()
+    else:
+        assert put_to_sleep(row(session).pk, "a test")
+    # The former one was better than what its provider has now.
+    Session.objects.update(isolation="microvm")
+    strict = Caller(*create_api_key(alice.tenant, "strict", None, minimum_isolation="microvm"))
+    refused = command(strict, session, shell="true", background=True)
+    assert (refused.status_code, refused.json()["error"]["field"]) == (503, "minimum_isolation")
+    (sandbox,) = kept_here.sandboxes()
+    assert not sandbox.processes.list()
+    assert Execution.objects.get(background=True).status == "error"
+    assert command(alice, session, shell="true", background=True).status_code == 201
 
 
 def test_one_that_cannot_be_started_is_recorded_so(alice: Caller) -> None:

@@ -48,9 +48,14 @@ def require_provider(lease: Lease, floor: str) -> None:
 def require_sandbox(lease: Lease, sandbox: Sandbox, floor: str) -> tuple[str, str]:
     """Isolation and sharing of the sandbox. Raises IsolationUnmet where it is below the floor."""
     isolation, sharing = guarded(lease.provider_id, lambda: of_sandbox(lease.provider, sandbox))
+    require_isolation(lease, isolation, floor)
+    return isolation, sharing
+
+
+def require_isolation(lease: Lease, isolation: str, floor: str) -> None:
+    """As `require_sandbox`, of one whose isolation is known."""
     if not meets(isolation, floor):
         raise _unmet(lease.provider_id, isolation, floor)
-    return isolation, sharing
 
 
 def _demands(tenant: Tenant | None, execution: Execution) -> tuple[str, ...]:

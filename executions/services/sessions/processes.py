@@ -14,6 +14,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.models import Execution, Session
+from executions.services.isolation import floor_of, require_isolation
 from executions.services.key_bounds import allowed_steps
 from executions.services.ledger.head import require_ledger
 from executions.services.live import EventLog
@@ -74,8 +75,14 @@ def starting(
     require_ledger()
     execution, _ = open_record(request, caller)
     try:
-        yield from _within_policy(session, execution, request)
-        pid = yield from done_in(session, lambda kept: _started(kept, command), checked_pid)
+        refuse = yield from _within_policy(session, execution, request)
+
+        def start(kept: KeptSandbox) -> Any:
+            # Only here it is known which sandbox it is: the session may have been woken for this.
+            refuse()
+            return _started(kept, command)
+
+        pid = yield from done_in(session, start, checked_pid)
     except SandboxError as error:
         close_unrun(execution, error)
         raise
@@ -122,14 +129,21 @@ def _given_up(session: Session, execution: Execution, pid: int) -> Waits[NoRetur
 
 def _within_policy(
     session: Session, execution: Execution, request: ExecutionRequest
-) -> Waits[None]:
+) -> Waits[Callable[[], None]]:
+    """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
+    raises where the sandbox that the session then has is not as they demand."""
     held = Held.of_execution(execution)
     yield from held.to_request(request, execution)
-    if held.rules is not None:
-        with ExitStack() as lending:
-            lease = yield from lent(Step(lender_of(session)), lending)
-            held.to_lease(lease)
-            held.to_sandbox(lease, session.isolation)
+    floor = floor_of(execution)
+    with ExitStack() as lending:
+        lease = yield from lent(Step(lender_of(session)), lending)
+        held.to_lease(lease)
+
+    def refuse() -> None:
+        require_isolation(lease, session.isolation, floor)
+        held.to_sandbox(lease, session.isolation)
+
+    return refuse
 
 
 def seen(session: Session) -> Waits[list[Process]]:
