@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
+from django.db.models import QuerySet
 
-from executions.models import Execution
+from executions.models import Execution, Tenant
+from executions.services.deaths import Watcher
+from executions.services.leases import Keeper
+from executions.services.waiting import Waits
 from executions.services.waiting import wait_for as carry_out
 from executions.services.workspaces import sleeping, threads, waking
 from executions.storage import WORKSPACES, kept
@@ -196,6 +202,40 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
     assert row(session).waking_since is not None
     aged(session, waking_since=2000)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+@pytest.mark.parametrize("step", ["_put", "making_room"])
+def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_again(
+    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    session = asleep(alice)
+    room, update, away = waking.making_room, QuerySet.update, [True]
+
+    def fail(*_: object) -> None:
+        raise OperationalError("away")
+
+    def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> Waits[int]:
+        assert (yield from room(tenant, reserve)) == 1
+        raise OperationalError("the answer to the commit was lost")
+
+    def update_if_there(rows: QuerySet[Any], **values: Any) -> int:
+        if away and values == {"waking_since": None, "process": None}:
+            raise OperationalError("away")
+        return update(rows, **values)
+
+    monkeypatch.setattr(QuerySet, "update", update_if_there)
+    with monkeypatch.context() as patch:
+        patch.setattr(waking, step, fail if step == "_put" else claim_unanswered)
+        assert cell(alice, session, "1").status_code == 503
+    assert row(session).waking_since is not None
+    watcher = Watcher()
+    with pytest.raises(OperationalError):
+        lease.turn(watcher)
+    away.clear()
+    lease.turn(watcher)
+    assert (row(session).waking_since, row(session).process) == (None, None)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+    assert not waking._left
 
 
 def test_after_a_wake_only_what_changes_is_fetched(

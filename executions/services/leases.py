@@ -266,6 +266,7 @@ class Keeper:
         """
         from executions.services.deaths import forget_ended
         from executions.services.signals import attend
+        from executions.services.workspaces.waking import give_back_left
 
         now = self._now()
         if now - self._beat_at >= self._beat_seconds:
@@ -273,6 +274,7 @@ class Keeper:
             self._beat_at = now
         attend(self._lease.id if self._lease else None)
         watcher.look(self._lease.id if self._lease else None)
+        give_back_left()
         if now - self._unattended_at >= _UNATTENDED_LOOK_SECONDS:
             self._unattended_at = now
             self.close_unattended()

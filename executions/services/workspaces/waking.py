@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -47,6 +48,9 @@ CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
 LOOK_SECONDS = 0.1
 DEAD_AFTER = timedelta(seconds=RESTORE_SECONDS + 300)
+
+# What this process wakes no longer, and could not write down: sessions, and since when.
+_left: set[tuple[UUID, datetime]] = set()
 
 
 def awake(session: Session, turn: int | None = None) -> Waits[None]:
@@ -94,13 +98,37 @@ def _claim(session: Session) -> Waits[datetime | None]:
     if not free.exists():
         return None
     mine = {"waking_since": now, "process": leases.mine()}
-    won = yield from making_room(tenant, lambda: free.update(**mine))
+    try:
+        won = yield from making_room(tenant, lambda: free.update(**mine))
+    except DatabaseFailure:
+        # A commit that was not answered may have been carried out.
+        _give_back(session.pk, now)
+        raise
     return now if won else None
 
 
 def _give_back(session_id: UUID, claimed_at: datetime) -> None:
+    """Let others wake it; where the database is away, once it is back (`give_back_left`)."""
+    _left.add((session_id, claimed_at))
+    try:
+        _give_back_one(session_id, claimed_at)
+    except DatabaseFailure as problem:
+        logger.warning("session %s cannot be woken by others yet: %s", session_id, problem)
+
+
+def give_back_left() -> None:
+    """Give back what could not be, while the database was away. Raises what the database does.
+
+    Nobody else does while this process lives, and they would wait for it until DEAD_AFTER.
+    """
+    for session_id, claimed_at in list(_left):
+        _give_back_one(session_id, claimed_at)
+
+
+def _give_back_one(session_id: UUID, claimed_at: datetime) -> None:
     mine = Session.objects.filter(pk=session_id, waking_since=claimed_at)
     mine.update(waking_since=None, process=None)
+    _left.discard((session_id, claimed_at))
     bells.ring(session_id)
 
 
