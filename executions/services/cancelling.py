@@ -16,9 +16,9 @@ from django.db import transaction
 
 from executions.models import Execution, RunSignal
 from executions.services import ongoing, signals
+from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.ledger import append
-from executions.services.record import close_record
 from executions.services.sessions.stopping import stopping
 from executions.services.signals import message_for
 from executions.services.waiting import Waits
@@ -87,7 +87,7 @@ def _close(execution: Execution, asked_by: str, *, only_if: str = "") -> bool:
         if execution.background:
             message += " Whether its process has ended is not known."
         changes = {"error_message": message}
-        won = close_record(execution, Execution.Status.CANCELLED, changes, only_if=only_if)
+        won = end_by_others(execution, Execution.Status.CANCELLED, changes, only_if=only_if)
         if won and only_if:
             _enter(execution, asked_by)
     if won:

@@ -22,6 +22,7 @@ from django.utils import timezone
 from executions.models import Execution
 from executions.services.artifacts import remove_files
 from executions.services.away import DatabaseAway, problem_of
+from executions.services.charging import record_end
 from executions.services.disk import disk_problem
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import (
@@ -36,12 +37,7 @@ from executions.services.journal_files import (
 )
 from executions.services.late_results import attach
 from executions.services.ledger import LedgerUnavailable
-from executions.services.record import (
-    Outcome,
-    close_unrun,
-    error_changes,
-    record_end,
-)
+from executions.services.record import Outcome, close_unrun, error_changes
 from executions.services.spending import cost_of
 from providers.errors import UNAVAILABLE, SandboxError
 

@@ -37,7 +37,7 @@ from executions.services.policies.in_force import POLICY, rules_for
 from executions.services.requests import ExecutionRequest
 from executions.services.sessions import turns
 from executions.services.sessions.errors import Conflict
-from executions.services.spending import refuse_over_budget, spend
+from executions.services.spending import refuse_over_budget
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import Webhook
 from executions.text import storable
@@ -267,23 +267,6 @@ def file_facts(file: InputFile) -> dict[str, Any]:
 def deadline_after(seconds: float) -> datetime:
     """When an execution that starts now must have ended, whatever became of its process."""
     return timezone.now() + timedelta(seconds=seconds) + START_ALLOWANCE
-
-
-def record_end(
-    execution: Execution,
-    status: Execution.Status,
-    values: Mapping[str, Any],
-    artifacts: Sequence[Artifact] = (),
-) -> bool:
-    """Close what ran and count what it cost, in one transaction. As `close_record`."""
-    cost = values.get("cost")
-    if not cost:
-        return close_record(execution, status, values, artifacts)
-    with transaction.atomic():
-        won = close_record(execution, status, values, artifacts)
-        if won:
-            spend(execution.tenant_slug, cost)
-    return won
 
 
 def close_record(

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from django.db import connection
-from django.utils import timezone
 
 from executions.models import Execution, Session
 from executions.services import kept_events
+from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.live import EventLog, tell
-from executions.services.record import close_record, error_changes
+from executions.services.record import error_changes
 from executions.services.sessions import followers
 from executions.services.sessions.place import asked, lent_sandbox
 from executions.services.sessions.process_claims import checked_processes
@@ -187,11 +187,7 @@ def _cancel(execution: Execution, output: Output) -> bool:
 
 
 def _record(execution: Execution, status: Execution.Status, facts: Mapping[str, Any]) -> bool:
-    ran = timezone.now() - execution.created_at
-    milliseconds = round(ran.total_seconds() * 1000, 3)
-    won = close_record(
-        execution, status, {**facts, "run_ms": milliseconds, "total_ms": milliseconds}
-    )
+    won = end_by_others(execution, status, facts)
     if won:
         log_execution(execution)
     return won

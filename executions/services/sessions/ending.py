@@ -15,9 +15,9 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.models import Execution, Session, Workspace
+from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.ledger.entering import enter_row
-from executions.services.record import close_record
 from executions.services.sessions import bells, followers
 from executions.services.sessions.place import asked, forget
 from executions.services.waiting import Waits
@@ -244,7 +244,7 @@ def end_leftovers(
             continue
         # One that was claimed meanwhile is read again, and closed as it is then.
         while execution.is_open:
-            if close_record(execution, Execution.Status.CANCELLED, {"error_message": because}):
+            if end_by_others(execution, Execution.Status.CANCELLED, {"error_message": because}):
                 log_execution(execution)
                 ended += 1
     return ended
