@@ -16,6 +16,7 @@ from executions.models import Process
 from executions.services import in_background, journal, process_figures
 from executions.services.leases import Keeper
 from executions.services.ledger.checkpoint_places import Behind
+from executions.services.policies import analysts
 from executions.services.workspaces import threads
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
@@ -117,6 +118,16 @@ def test_deadlines() -> None:
 def test_a_call_to_a_service_is_not_made() -> None:
     with no_thread_left(), pytest.raises(RateLimited, match="thread"):
         call_within(5, lambda: pytest.fail("it was made"))
+
+
+def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysts, "look", lambda code, rules: ("looked", []))
+    lookers = analysts._Lookers()
+    with no_thread_left():
+        for _ in range(analysts.OF_ONE_TENANT + 1):
+            with pytest.raises(RateLimited, match="thread"):
+                lookers.submit("1", {}, "alice")
+    assert lookers.submit("1", {}, "alice").result(20) == ("looked", [])
 
 
 def test_what_could_not_be_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
