@@ -7,9 +7,11 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from executions.models import Budget, Execution, Spending, SpendingAlert
+from executions.models import Alert, Budget, Execution, Spending, SpendingAlert
+from executions.services.alerts.watching import watch
 from executions.services.spending import spend
 from executions.tasks import watch_spending
 from providers.models import ProviderPrice
@@ -136,3 +138,34 @@ def test_twice_the_daily_average_is_told(alice: Caller) -> None:
     alert = SpendingAlert.objects.get()
     assert (alert.kind, alert.tenant_slug) == ("spike", "wonderland")
     assert "3.0100 today, against 1.5000" in alert.message
+
+
+def test_a_days_and_a_months_budget_are_each_told(alice: Caller) -> None:
+    for period in ("day", "month"):
+        Budget.objects.create(tenant_slug="wonderland", period=period, limit=Decimal("10"))
+    spend("wonderland", Decimal("9"))
+    assert (watch_spending(), watch_spending()) == (2, 0)
+    spend("wonderland", Decimal("1"))
+    assert "budget for this day" in run(alice, "pass").json()["error"]["message"]
+    # The day's is raised, and the month's stops the next.
+    Budget.objects.get(period="day").delete()
+    assert "budget for this month" in run(alice, "pass").json()["error"]["message"]
+    told = SpendingAlert.objects.order_by("kind", "period").values_list("kind", "period")
+    assert [*told] == [("stop", "day"), ("stop", "month"), ("warning", "day"), ("warning", "month")]
+    assert watch() >= 4
+    opened = Alert.objects.filter(rule__startswith="budget_").values_list("rule", "subject")
+    assert sorted(opened) == [
+        ("budget_nearly_used_up", "wonderland (day)"),
+        ("budget_nearly_used_up", "wonderland (month)"),
+        ("budget_used_up", "wonderland (day)"),
+        ("budget_used_up", "wonderland (month)"),
+    ]
+
+
+def test_two_of_one_kind_and_period_on_one_day_are_one(alice: Caller) -> None:
+    told = {"kind": "stop", "tenant_slug": "wonderland", "day": timezone.now().date()}
+    # As those have it that were told before periods were.
+    SpendingAlert.objects.create(**told)
+    SpendingAlert.objects.create(**told, period="day")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        SpendingAlert.objects.create(**told, period="day")

@@ -73,5 +73,5 @@ class SpendingAdmin(ReadOnly, _SpendingAdmin):
 
 @admin.register(SpendingAlert)
 class SpendingAlertAdmin(ReadOnly, _AlertAdmin):
-    list_display = ("created_at", "kind", "tenant_slug", "message")
+    list_display = ("created_at", "kind", "tenant_slug", "period", "message")
     list_filter = ("kind",)

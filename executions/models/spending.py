@@ -69,7 +69,8 @@ class Budget(models.Model):
 
 
 class SpendingAlert(models.Model):
-    """Something about spending that somebody should know, told once a day."""
+    """Something about spending that somebody should know, told once a day; of a tenant's budgets of
+    a day and of a month each."""
 
     class Kind(models.TextChoices):
         WARNING = "warning", "Budget nearly used up"
@@ -78,6 +79,10 @@ class SpendingAlert(models.Model):
 
     kind = models.CharField(max_length=8, choices=Kind.choices)
     tenant_slug = models.CharField("tenant", max_length=64, blank=True)
+    # Empty for what is of no budget.
+    period = models.CharField(
+        max_length=8, choices=Budget.Period.choices, blank=True, default="", db_default=""
+    )
     day = models.DateField()
     message = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
@@ -85,7 +90,9 @@ class SpendingAlert(models.Model):
     class Meta:
         ordering = ("-created_at",)
         constraints = (
-            models.UniqueConstraint(fields=("kind", "tenant_slug", "day"), name="alert_once_a_day"),
+            models.UniqueConstraint(
+                fields=("kind", "tenant_slug", "period", "day"), name="alert_once_a_day"
+            ),
         )
 
     def __str__(self) -> str:

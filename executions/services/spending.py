@@ -58,7 +58,8 @@ def refuse_over_budget(tenant_slug: str) -> None:
         if spent >= budget.limit:
             whose = "The tenant's" if budget.tenant_slug else "The"
             message = f"{whose} budget for this {budget.period} is used up."
-            _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, f"{message} {spent:.4f} spent.")
+            told = f"{message} {spent:.4f} spent."
+            _alert(SpendingAlert.Kind.STOP, budget.tenant_slug, told, budget.period)
             raise RateLimited(
                 f"{message} An administrator can raise it.",
                 field=_quota_of(budget).value if budget.tenant_slug else OF_ALL_BUDGETS,
@@ -111,7 +112,7 @@ def watch_spending() -> int:
             message = (
                 f"{spent:.4f} of {budget.limit:.4f} for this {budget.period} spent by {whose}."
             )
-            alerts += _alert(SpendingAlert.Kind.WARNING, budget.tenant_slug, message)
+            alerts += _alert(SpendingAlert.Kind.WARNING, budget.tenant_slug, message, budget.period)
     today = _today()
     for row in Spending.objects.filter(day=today, amount__gt=0):
         average = _daily_average(row.tenant_slug, today)
@@ -145,10 +146,14 @@ def _daily_average(tenant_slug: str, today: date) -> Decimal | None:
     return sum(amounts, Decimal(0)) / len(amounts) if amounts else None
 
 
-def _alert(kind: SpendingAlert.Kind, tenant_slug: str, message: str) -> bool:
+def _alert(kind: SpendingAlert.Kind, tenant_slug: str, message: str, period: str = "") -> bool:
     """Tell, unless it was told today. Whether it is news."""
     _, is_new = SpendingAlert.objects.get_or_create(
-        kind=kind, tenant_slug=tenant_slug, day=_today(), defaults={"message": message}
+        kind=kind,
+        tenant_slug=tenant_slug,
+        period=period,
+        day=_today(),
+        defaults={"message": message},
     )
     if is_new:
         logger.warning("spending: %s", message, extra={"alert": kind, "tenant_id": tenant_slug})

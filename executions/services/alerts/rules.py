@@ -165,7 +165,10 @@ def _spending(kind: SpendingAlert.Kind) -> Callable[[datetime, float], Iterator[
     def look(now: datetime, _: float) -> Iterator[Found]:
         told = SpendingAlert.objects.filter(kind=kind, day=now.date())
         for alert in told.order_by("created_at"):
-            yield Found(alert.tenant_slug or ALL_TENANTS, None, alert.message)
+            whose = alert.tenant_slug or ALL_TENANTS
+            # A budget of a day and one of a month are used up each for itself.
+            subject = f"{whose} ({alert.period})" if alert.period else whose
+            yield Found(subject, None, alert.message)
 
     return look
 
