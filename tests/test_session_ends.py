@@ -10,7 +10,7 @@ import pytest
 from executions.models import Execution, LedgerEntry, Session
 from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
-from executions.services.sessions import background, followers, place, tending
+from executions.services.sessions import background, ending, followers, place, tending
 from executions.services.sessions.ending import lose
 from executions.services.sessions.place import LEASE_SECONDS, NEW_SECONDS
 from executions.services.sessions.tending import tend
@@ -222,6 +222,21 @@ def test_the_schedule_finds_what_is_lost_and_renews_what_is_there(alice: Caller)
     assert tend() == 1
     assert [row(each).state for each in (there, gone)] == ["open", "lost"]
     assert len(living.renewals) > before
+
+
+def test_the_living_are_renewed_before_what_ends_is_saved(
+    alice: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of those that end may be waited for, and all of them longer than a lease lasts."""
+    settings.DELETE_S3_ON_CLEANUP = False
+    old, _ = opened(alice), opened(alice)
+    _, living = kept_here.sandboxes()
+    before, renewed = len(living.renewals), []
+    monkeypatch.setattr(ending, "save", lambda _: renewed.append(len(living.renewals) > before))
+    aged(old, created_at=1801)
+    assert tend() == 1
+    assert renewed == [True]
+    assert row(old).state == "closed"
 
 
 def test_what_cannot_be_renewed_is_asked_for_anew(

@@ -48,18 +48,17 @@ SAVING_SECONDS = 30.0
 
 
 def tend() -> int:
-    """Close what is over age, renew what is living, release what is left of the rest; save what
+    """Renew what is living, close what is over age, release what is left of the rest; save what
     nobody saves, and put to sleep what nobody uses.
 
     How many were closed or lost.
     """
-    ended = 0
+    # First: whatever holds up the rest must not cost anybody his sandbox.
+    ended = renew_living()
     for session in list(Session.objects.filter(DUE).defer("env")[:_AT_ONCE]):
         wait_for(saved_last(session))
         ended += close_if_due(session.pk)
     ended += close_never_opened()
-    # First: whatever holds up the rest must not cost anybody his sandbox.
-    ended += renew_living()
     follow_the_unattended()
     release_ended()
     save_left()
