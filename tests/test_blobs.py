@@ -188,6 +188,54 @@ def test_a_storage_that_takes_nothing_leaves_nothing(
     assert counted(alice.tenant) == 0
 
 
+def test_files_that_cannot_be_deleted_keep_no_others_in_storage(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [bytes([number]) for number in range(8)]
+    files = [str(blob.file) for blob in stored(alice.tenant, *contents)]
+    stuck = {*files[:4], files[5]}
+    tried: list[str] = []
+    really = Folder.delete
+
+    def delete(self: Folder, name: str) -> None:
+        tried.append(name)
+        if name in stuck:
+            raise PermissionError(name)
+        really(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "delete", delete)
+        grow_old()
+        # The first three look as if storage were away.
+        for _ in range(3):
+            blobs.collect()
+        assert in_storage() == stuck
+        assert len(tried) == len(files)
+        assert counted(alice.tenant) == len(stuck)
+        stuck.clear()
+        assert blobs.collect() == 0
+    LooseFile.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    assert blobs.collect() == 5
+    assert in_storage() == set()
+    assert counted(alice.tenant) == 0
+
+
+def test_a_storage_that_is_away_is_not_asked_for_every_file(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(alice.tenant, *(bytes([number]) for number in range(8)))
+    grow_old()
+    asked: list[str] = []
+
+    def fail(self: Folder, name: str) -> None:
+        asked.append(name)
+        raise OSError("away")
+
+    monkeypatch.setattr(Folder, "delete", fail)
+    assert blobs.remove_unnamed(alice.tenant.pk) == 0
+    assert len(asked) == blobs._AWAY_AFTER
+
+
 @pytest.mark.parametrize("left", [None, b"", b"bytex and more"])
 def test_what_storage_has_lost_goes_up_again(alice: Caller, left: bytes | None) -> None:
     (blob,) = stored(alice.tenant, b"bytes")

@@ -37,6 +37,8 @@ PIECE_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 1024 * 1024
 _AT_ONCE = 500
 _TRIES = 3
+# After so many failures in a row storage is taken to be away.
+_AWAY_AFTER = 3
 
 
 class Damaged(OSError):
@@ -144,7 +146,8 @@ def by_number(rows: Iterable[WorkspaceFile]) -> list[WorkspaceFile]:
 def collect() -> int:
     """Remove blobs that no row names, and what dead processes have left. How many files.
 
-    What storage does not let go of now is tried again the next time.
+    What storage does not let go of now is tried again in an hour, so that it keeps nothing else
+    from its turn.
     """
     removed = 0
     unnamed = _unnamed().filter(kept_until__lt=Now()).order_by("pk")
@@ -152,7 +155,7 @@ def collect() -> int:
         if not (dropped := _drop(pks)):
             break
         removed += _remove(dropped)
-    due = LooseFile.objects.filter(due_at__lt=Now()).order_by("pk")
+    due = LooseFile.objects.filter(due_at__lt=Now()).order_by("due_at", "pk")
     return removed + _remove(list(due[:_AT_ONCE]))
 
 
@@ -310,13 +313,18 @@ def _dropped(pks: Sequence[int]) -> list[LooseFile]:
 
 def _remove(loose: Sequence[LooseFile]) -> int:
     storage = kept(WORKSPACES)
-    removed = 0
+    removed = failed = 0
     for each in loose:
         try:
             storage.delete(each.file)
         except OSError as error:
             logger.warning("a file of workspaces is still in storage: %s", error)
-            break
+            LooseFile.objects.filter(pk=each.pk).update(due_at=timezone.now() + GRACE)
+            failed += 1
+            if failed == _AWAY_AFTER:
+                break
+            continue
+        failed = 0
         with transaction.atomic():
             if LooseFile.objects.filter(pk=each.pk).delete()[0]:
                 removed += 1
