@@ -218,7 +218,11 @@ class Folder(FileSystemStorage):
 
     @contextmanager
     def _draft(self, path: Path, pieces: Iterable[bytes]) -> Iterator[tuple[Path, int]]:
-        """A whole file beside `path`, and its size. What is not moved away is removed."""
+        """A whole file beside `path`, and its size. What is not moved away is removed.
+
+        Its bytes are on the disk by then: a row that outlives a power cut may name it. The folder
+        is not written out as well, which would cost as much again.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -227,6 +231,8 @@ class Folder(FileSystemStorage):
             with os.fdopen(descriptor, "wb") as stream:
                 for piece in pieces:
                     size += stream.write(piece)
+                stream.flush()
+                os.fsync(descriptor)
             yield draft, size
         finally:
             draft.unlink(missing_ok=True)

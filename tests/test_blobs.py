@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
@@ -170,6 +171,38 @@ def test_what_a_dead_process_was_uploading_is_removed(
     assert blobs.collect() == 1
     assert in_storage() == set()
     assert counted(alice.tenant) == 0
+
+
+def test_a_file_has_its_name_only_when_its_bytes_are_on_the_disk(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[int, int] = {}
+    really = os.fsync
+
+    def note(descriptor: int) -> None:
+        assert all("/." in name for name in in_storage())
+        really(descriptor)
+        found = os.fstat(descriptor)
+        written[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    (blob,) = stored(alice.tenant, b"bytes")
+    path = Path(kept(WORKSPACES).open(str(blob.file)).name)
+    assert written[path.stat().st_ino] == len(b"bytes")
+
+
+def test_a_disk_that_fails_to_write_leaves_nothing(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="lost"):
+            stored(alice.tenant, b"x")
+    assert in_storage() == set()
+    assert not Blob.objects.exists()
 
 
 def test_a_storage_that_takes_nothing_leaves_nothing(
