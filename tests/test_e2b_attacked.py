@@ -15,6 +15,8 @@ from executions.api.e2b.errors import Refused
 from executions.api.e2b.watchers import WatchEvents
 from executions.ids import uuid7
 from executions.services.sessions.watching import Watch
+from providers.errors import KeptSandboxLost
+from providers.sandbox import FileChange
 from tests.e2b_door import headers_of, native_of, opened, post
 from tests.site import Site
 
@@ -142,6 +144,27 @@ def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(watchers, "UNASKED_SECONDS", -1.0)
     assert watchers.events_of(session, number) == []
     assert not watch.is_wanted
+
+
+@pytest.mark.parametrize("error", [None, KeptSandboxLost("It is gone.")])
+def test_a_watch_that_has_ended_tells_the_rest_and_then_says_so(
+    error: KeptSandboxLost | None,
+) -> None:
+    watch, session = Watch(), uuid7()
+    number = watchers.keep(session, watch, "", is_recursive=False)
+    watch.tell(FileChange("created", "last"))
+    watch.end()
+    if error is None:
+        watch.ended.set_result(None)
+    else:
+        watch.ended.set_exception(error)
+    (told,) = watchers.events_of(session, number)
+    assert told["name"] == "last"
+    with pytest.raises(Refused, match="has ended: It is gone" if error else "has ended") as caught:
+        watchers.events_of(session, number)
+    assert (caught.value.http_status, caught.value.word) == (404, "not_found")
+    with pytest.raises(Refused, match="no such watcher"):
+        watchers.events_of(session, number)
 
 
 def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:

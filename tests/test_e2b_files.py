@@ -7,7 +7,12 @@ import os
 
 import httpx
 import pytest
-from e2b import FileNotFoundException, FilesystemEventType, InvalidArgumentException
+from e2b import (
+    FileNotFoundException,
+    FilesystemEventType,
+    InvalidArgumentException,
+    NotFoundException,
+)
 from e2b.exceptions import NotEnoughSpaceException
 from e2b_code_interpreter import Sandbox
 
@@ -113,6 +118,21 @@ def test_changes_are_told_to_who_asks(sandbox: Sandbox) -> None:
     wait_until(lambda: "top" in {each.name for each in flat.get_new_events()}, 20)
     flat.stop()
     deep.stop()
+
+
+def test_a_watch_whose_folder_is_gone_is_no_folder_where_nothing_happens(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("brief")
+    watch = sandbox.files.watch_dir("brief")
+    sandbox.files.remove("brief")
+
+    def is_over() -> bool:
+        try:
+            watch.get_new_events()
+        except NotFoundException:
+            return True
+        return False
+
+    wait_until(is_over, 20)
 
 
 def test_links_that_are_signed_need_no_key(door: Site, sandbox: Sandbox) -> None:

@@ -21,6 +21,7 @@ from executions.services.following import first_of
 from executions.services.live import Entry
 from executions.services.sessions.watching import Watch
 from executions.services.waiting import Waits
+from providers.errors import SandboxError
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
@@ -95,10 +96,16 @@ def keep(session_id: UUID, watch: Watch, folder: str, *, is_recursive: bool) -> 
 
 
 def events_of(session_id: UUID, number: Any) -> list[Mapping[str, Any]]:
-    """What has happened since this was asked for last. Raises Refused where nobody watches."""
+    """What has happened since this was asked for last. Raises Refused where nobody watches, or
+    does no more: an empty answer would say for ever that nothing happens."""
     kept = _found(session_id, number)
     kept.watch.keep_for(UNASKED_SECONDS)
+    # In this order: whatever has ended by now has told all that it will.
+    has_ended = kept.watch.ended.done()
     entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
+    if has_ended and not entries:
+        _forget(number)
+        raise Refused(404, "not_found", _end_of(kept.watch))
     told = [event_of(each, kept.folder, is_recursive=kept.is_recursive) for each in entries]
     return [each for each in told if each is not None]
 
@@ -106,9 +113,19 @@ def events_of(session_id: UUID, number: Any) -> list[Mapping[str, Any]]:
 def remove(session_id: UUID, number: Any) -> None:
     """Raises Refused where nobody watches."""
     kept = _found(session_id, number)
-    with _lock:
-        _kept.pop(str(number), None)
+    _forget(number)
     kept.watch.leave()
+
+
+def _forget(number: Any) -> None:
+    with _lock:
+        _kept.pop(number, None)
+
+
+def _end_of(watch: Watch) -> str:
+    error = watch.ended.exception()
+    why = f": {error.message}" if isinstance(error, SandboxError) else "."
+    return f"This watcher has ended{why}"
 
 
 def _found(session_id: UUID, number: Any) -> _Kept:
