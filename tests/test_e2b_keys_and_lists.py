@@ -6,10 +6,13 @@ import io
 import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 from django.core.management import call_command
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
 from executions.api.e2b.envelopes import STREAM_TYPE, message
@@ -17,6 +20,7 @@ from executions.models import ApiKey, Session
 from executions.services.keys import create_api_key, rotate
 from executions.services.sessions import room
 from executions.services.sessions.finding import living_sessions, opened_by_keys
+from executions.text import is_storable
 from tests import kept_here
 from tests.conftest import Caller
 from tests.sessions import opened, row
@@ -55,6 +59,64 @@ def test_sessions_are_found_by_all_of_their_metadata_and_by_their_keys(
     assert holders[first["id"]] == (alice.api_key.pk, alice.api_key.key_hash)
     assert len(holders) == 3
     assert [pk for pk, *_ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
+
+
+ODD_NAMES = (
+    "42",
+    "-1",
+    "0",
+    "99999999999999999999",
+    " 7",
+    "1_0",
+    "٣",
+    'a"b',
+    "a\\",
+    '"',
+    "",
+    "é😀",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_metadata_is_found_by_a_name_that_looks_like_a_place_or_a_path(
+    alice: Caller, name: str
+) -> None:
+    assert found_by(alice, {name: "x", "other": "y"}, name, "x")
+    assert not found_by(alice, {name: "z", f"{name}.": "x"}, name, "x")
+    asked = alice.client.get("/v2/sandboxes", {"metadata": urlencode({quote(name): "x"})})
+    assert (asked.status_code, len(asked.json())) == (200, 1)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_metadata_is_found_by_any_name_and_any_text(alice: Caller, data: st.DataObject) -> None:
+    texts = st.text().filter(is_storable)
+    metadata = data.draw(st.dictionaries(texts, texts, min_size=1, max_size=5))
+    name = data.draw(st.sampled_from(sorted(metadata)))
+    assert found_by(alice, metadata, name, metadata[name])
+    assert not found_by(alice, metadata, name, f"{metadata[name]}.")
+    assert not found_by(alice, metadata, f"{max(metadata)}.", "")
+
+
+@pytest.mark.parametrize(("value", "text"), [(2, "2"), (1.5, "1.5"), (True, "true")])
+def test_metadata_that_is_no_text_is_found_by_how_json_writes_it(
+    alice: Caller, value: object, text: str
+) -> None:
+    assert found_by(alice, {"n": value}, "n", text)
+    assert not found_by(alice, {"n": value}, "n", "1")
+
+
+def found_by(caller: Caller, metadata: dict[str, Any], name: str, value: str) -> bool:
+    """Whether a session of this metadata is found by a name and a value."""
+    made = Session.objects.create(
+        tenant=caller.tenant,
+        tenant_slug=caller.tenant.slug,
+        metadata=metadata,
+        idle_seconds=600,
+        max_seconds=600,
+    )
+    page = living_sessions(caller.tenant, ["open"], {name: value}, None, 1)
+    return [each.pk for each in page.sessions] == [made.pk]
 
 
 @pytest.mark.usefixtures("kept_here")

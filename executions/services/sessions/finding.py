@@ -37,6 +37,24 @@ class SessionFilter:
 LIST = Query(SessionFilter, empty_is_none=True)
 
 
+class _TextNamed(KeyTextTransform):
+    """The text under a name, whatever that is. Django takes digits for a place in a list, and
+    in the paths of older SQLite no name can hold a quotation mark."""
+
+    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        lhs, params, (name,) = self.preprocess_lhs(compiler, connection)
+        return f"({lhs} ->> %s::text)", (*params, name)
+
+    def as_sqlite(
+        self, compiler: Any, connection: Any, **extra_context: Any
+    ) -> tuple[str, tuple[Any, ...]]:
+        lhs, params, (name,) = self.preprocess_lhs(compiler, connection)
+        # Which has true and false as numbers.
+        text = "CASE WHEN type IN ('true', 'false') THEN type ELSE CAST(atom AS TEXT) END"
+        sql = f"(SELECT {text} FROM json_each({lhs}) WHERE key = %s)"  # noqa: S608
+        return sql, (*params, name)
+
+
 @dataclass(frozen=True)
 class Page:
     sessions: list[Session]
@@ -106,7 +124,7 @@ def living_sessions(
         close_if_due(due)
     found = sessions_of(tenant).filter(state__in=list(states), closed_at=None).defer("env")
     for name, value in metadata.items():
-        found = found.filter(Exact(KeyTextTransform(name, "metadata"), Value(value)))
+        found = found.filter(Exact(_TextNamed(name, "metadata"), Value(value)))
     return Page(*newest_first(found, cursor, limit))
 
 
