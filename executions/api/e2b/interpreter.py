@@ -29,6 +29,7 @@ from executions.services.sessions import control
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.requests import ContextRequest
 from executions.services.waiting import Waits
+from executions.text import is_storable
 from providers.errors import InvalidConfiguration
 from providers.languages import normalize_language
 from providers.sandbox import DEFAULT_CONTEXT
@@ -158,6 +159,9 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
         return DEFAULT_CONTEXT, known.get(DEFAULT_CONTEXT, session.language)
     if not isinstance(language, str):
         raise invalid("language: Must be a text.")
+    if not is_storable(language):
+        # A context is looked for under its name, which no database can be asked for.
+        raise invalid("language: Must hold neither NUL nor lone surrogates.")
     named = normalize_language(language.lower())
     is_usual = named == normalize_language(session.language)
     return (DEFAULT_CONTEXT if is_usual else f"default-{named}"), named

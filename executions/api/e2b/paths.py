@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from executions.api.e2b.errors import Refused, invalid
+from executions.services.workspaces.paths import is_name
 from executions.text import storable
 from providers.pool.template import WORKSPACE
 
@@ -16,7 +17,7 @@ USER = "user"
 
 def to_workspace(path: object, field: str = "path") -> str:
     """Relative to the workspace; "" for the home itself. Raises Refused for what lies outside."""
-    if not isinstance(path, str) or "\0" in path:
+    if not isinstance(path, str) or (path and not is_name(path)):
         raise invalid(f"{field}: Must be a path.")
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
