@@ -107,13 +107,15 @@ class ConnectView(SandboxApiView):
     def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
-        seconds = shapes.connecting_for(session, self.body())
+        wanted = shapes.seconds_in(self.body()) or shapes.DEFAULT_SECONDS
         slept = session.state == Session.State.ASLEEP
         if slept:
             yield from awake(session)
-            control.change(session, shapes.ending_in(session, seconds), self.by())
-        elif _left(session) < seconds:
-            control.change(session, shapes.ending_in(session, seconds), self.by())
+        # Not before: it has grown older while it was woken.
+        seconds = shapes.at_most_left(session, wanted)
+        if slept or _left(session) < seconds:
+            changes = shapes.ending_in(session, seconds, is_bounded=True)
+            control.change(session, changes, self.by())
         return json_response(shapes.created(session, self.api_key), 201 if slept else 200)
 
 

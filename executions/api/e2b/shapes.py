@@ -74,23 +74,25 @@ def age_of(session: Session) -> int:
     return math.ceil((timezone.now() - session.created_at).total_seconds())
 
 
-def connecting_for(session: Session, body: Mapping[str, Any]) -> int:
-    """For how many seconds who connects wants it to live, or as long as it may."""
-    wanted = seconds_in(body) or DEFAULT_SECONDS
-    return max(1, min(wanted, settings.SESSION_MAX_SECONDS - age_of(session)))
+def at_most_left(session: Session, seconds: int) -> int:
+    """So many seconds, or as many as it may still live."""
+    return max(1, min(seconds, settings.SESSION_MAX_SECONDS - age_of(session)))
 
 
 def pauses_at_its_end(session: Session) -> bool:
     return session.idle_seconds < session.max_seconds
 
 
-def ending_in(session: Session, seconds: int) -> SessionChanges:
-    """What has it end so many seconds from now, in the way in which it does."""
+def ending_in(session: Session, seconds: int, *, is_bounded: bool = False) -> SessionChanges:
+    """What has it end so many seconds from now, in the way in which it does. If it `is_bounded`, as
+    old as any may be at most; else this raises InvalidConfiguration where it would be older."""
     age = age_of(session)
+    longest = settings.SESSION_MAX_SECONDS
     if pauses_at_its_end(session):
-        longest = min(age + seconds + 1, settings.SESSION_MAX_SECONDS)
-        return SessionChanges(idle_seconds=seconds, max_seconds=max(session.max_seconds, longest))
-    return SessionChanges(idle_seconds=age + seconds, max_seconds=age + seconds)
+        most = max(session.max_seconds, min(age + seconds + 1, longest))
+        return SessionChanges(idle_seconds=seconds, max_seconds=most)
+    total = min(age + seconds, longest) if is_bounded else age + seconds
+    return SessionChanges(idle_seconds=total, max_seconds=total)
 
 
 def kept_paused(session: Session) -> SessionChanges:

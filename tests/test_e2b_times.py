@@ -1,0 +1,60 @@
+"""How long a sandbox of E2B's SDKs lives, whatever comes in between."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from executions.api.e2b import sandboxes, shapes
+from executions.models import Session
+from executions.services.waiting import Waits
+from executions.services.workspaces.waking import awake
+from tests.conftest import Caller
+from tests.sessions import aged
+
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("kept_here")]
+
+
+def made(caller: Caller, **body: object) -> str:
+    return str(caller.client.post("/v2/sandboxes", body).json()["sandboxID"])
+
+
+def told(caller: Caller, sandbox: str, what: str, body: object) -> int:
+    return int(caller.client.post(f"/sandboxes/{sandbox}/{what}", body).status_code)
+
+
+def paused(caller: Caller, **body: object) -> str:
+    sandbox = made(caller, **body)
+    assert told(caller, sandbox, "pause", {}) == 204
+    return sandbox
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_who_connects_for_as_long_as_may_be_is_given_that_however_long_waking_takes(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any, pauses: bool
+) -> None:
+    sandbox = paused(alice, autoPause=pauses)
+
+    def slowly(session: Session) -> Waits[None]:
+        aged({"id": session.pk}, created_at=600)
+        yield from awake(session)
+
+    monkeypatch.setattr(sandboxes, "awake", slowly)
+    longest = settings.SESSION_MAX_SECONDS
+    assert told(alice, sandbox, "connect", {"timeout": longest}) == 201
+    session = Session.objects.get(pk=sandbox)
+    assert (session.state, session.max_seconds) == (Session.State.OPEN, longest)
+    assert shapes.pauses_at_its_end(session) is pauses
+
+
+def test_who_connects_when_a_second_passes_is_not_refused(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    sandbox, ages = made(alice), count(10)
+    monkeypatch.setattr(shapes, "age_of", lambda _: next(ages))
+    longest = settings.SESSION_MAX_SECONDS
+    assert told(alice, sandbox, "connect", {"timeout": longest}) == 200
+    assert Session.objects.get(pk=sandbox).max_seconds == longest
+    assert told(alice, sandbox, "timeout", {"timeout": longest}) == 400
