@@ -9,6 +9,12 @@ import pytest
 
 from executions.api.e2b import sandboxes, shapes
 from executions.models import Session
+from executions.services.sessions.errors import (
+    Conflict,
+    SessionAsleep,
+    SessionClosed,
+    SessionLost,
+)
 from executions.services.waiting import Waits
 from executions.services.workspaces.waking import awake
 from tests.conftest import Caller
@@ -58,3 +64,29 @@ def test_who_connects_when_a_second_passes_is_not_refused(
     assert told(alice, sandbox, "connect", {"timeout": longest}) == 200
     assert Session.objects.get(pk=sandbox).max_seconds == longest
     assert told(alice, sandbox, "timeout", {"timeout": longest}) == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Conflict("It is being opened."), 423),
+        (SessionAsleep("It is gone."), 423),
+        (SessionLost("It is lost."), 404),
+        (SessionClosed("It was closed."), 404),
+    ],
+)
+def test_what_could_not_be_paused_is_not_told_as_paused_already(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, error: Conflict, status: int
+) -> None:
+    def refused(session: Session, because: str) -> Waits[bool]:
+        raise error
+        yield
+
+    sandbox = made(alice)
+    monkeypatch.setattr(sandboxes, "sleeping", refused)
+    assert told(alice, sandbox, "pause", {}) == status
+    assert Session.objects.get(pk=sandbox).state == Session.State.OPEN
+
+
+def test_one_that_is_paused_already_is_told_as_that(alice: Caller) -> None:
+    assert told(alice, paused(alice), "pause", {}) == 409

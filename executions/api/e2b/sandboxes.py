@@ -21,7 +21,13 @@ from executions.api.rendering import json_response
 from executions.models import Session
 from executions.services.sessions import control
 from executions.services.sessions.ending import close
-from executions.services.sessions.errors import Conflict, NoSuchSession
+from executions.services.sessions.errors import (
+    Conflict,
+    NoSuchSession,
+    SessionClosed,
+    SessionLost,
+    refuse_ended,
+)
 from executions.services.sessions.finding import (
     expires_at,
     living_session_of,
@@ -133,11 +139,19 @@ class PauseView(SandboxApiView):
     @answered_later
     def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
         """Its files are kept, and neither memory nor processes."""
-        session = self.session(sandbox_id)
-        if session.state == Session.State.ASLEEP:
-            raise Refused(409, "failed_precondition", "The sandbox is paused already.")
-        if not (yield from sleeping(session, f"by {self.by()}")):
-            raise Conflict("Something runs in the sandbox, or its files are not kept.")
+        try:
+            session = self.session(sandbox_id)
+            if session.state == Session.State.ASLEEP:
+                raise Refused(409, "failed_precondition", "The sandbox is paused already.")
+            if not (yield from sleeping(session, f"by {self.by()}")):
+                session.refresh_from_db()
+                refuse_ended(session)
+                raise Conflict("Something runs in the sandbox, or its files are not kept.")
+        except (SessionClosed, SessionLost):
+            raise
+        except Conflict as error:
+            # 409 means to clients that it is paused, and its files are kept.
+            raise Refused(423, "failed_precondition", error.message) from None
         # Not before: one that goes on ends when it was to.
         control.change(session, shapes.kept_paused(session), self.by())
         return HttpResponse(status=204)
