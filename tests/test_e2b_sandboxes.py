@@ -58,6 +58,8 @@ def test_pausing_keeps_files_and_connecting_resumes(door: Site) -> None:
         assert not sandbox.pause()
         assert not sandbox.is_running()
         assert sandbox.get_info().state == SandboxState.PAUSED
+        with pytest.raises(SandboxNotFoundException):
+            sandbox.set_timeout(60)
         again = Sandbox.connect(sandbox.sandbox_id, timeout=120)
         assert again.is_running()
         assert again.files.read("kept.txt") == "kept"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from executions.api.e2b import sandboxes, shapes
-from executions.models import Session
+from executions.models import Session, Tenant
 from executions.services.sessions.errors import (
     Conflict,
     SessionAsleep,
@@ -90,3 +91,36 @@ def test_what_could_not_be_paused_is_not_told_as_paused_already(
 
 def test_one_that_is_paused_already_is_told_as_that(alice: Caller) -> None:
     assert told(alice, paused(alice), "pause", {}) == 409
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_late_call_to_keep_a_paused_sandbox_alive_removes_nothing_of_it(
+    alice: Caller, settings: Any, pauses: bool
+) -> None:
+    sandbox = paused(alice, autoPause=pauses)
+    assert told(alice, sandbox, "timeout", {"timeout": 60}) == 404
+    session = Session.objects.get(pk=sandbox)
+    assert (session.state, session.max_seconds) == (
+        Session.State.ASLEEP,
+        settings.SESSION_MAX_SECONDS,
+    )
+    assert told(alice, sandbox, "connect", {"timeout": 60}) == 201
+    assert told(alice, sandbox, "timeout", {"timeout": 90}) == 204
+
+
+def test_a_sandbox_that_is_paused_meanwhile_is_paused(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """The call has looked at it by then, and found that it runs."""
+    sandbox = made(alice)
+    found = sandboxes.living_session_of
+
+    def and_then_paused(tenant: Tenant | None, session_id: UUID) -> Session:
+        session = found(tenant, session_id)
+        monkeypatch.setattr(sandboxes, "living_session_of", found)
+        assert told(alice, sandbox, "pause", {}) == 204
+        return session
+
+    monkeypatch.setattr(sandboxes, "living_session_of", and_then_paused)
+    assert told(alice, sandbox, "timeout", {"timeout": 60}) == 404
+    assert Session.objects.get(pk=sandbox).max_seconds == settings.SESSION_MAX_SECONDS

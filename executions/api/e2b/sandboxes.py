@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 from uuid import UUID
 
+from django.db import transaction
 from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
@@ -131,7 +132,13 @@ class TimeoutView(SandboxApiView):
         seconds = shapes.seconds_in(self.body())
         if seconds is None:
             raise invalid("timeout: This field is required.")
-        control.change(session, shapes.ending_in(session, seconds), self.by())
+        with transaction.atomic():
+            # Who puts it to sleep writes its row first, and how long it is kept after that.
+            row = Session.objects.select_for_update().filter(pk=session.pk)
+            if row.values_list("state", flat=True).first() == Session.State.ASLEEP:
+                # What is kept has no timeout: a late call to keep it alive would have it removed.
+                raise NoSuchSession("The sandbox is paused. Connect to it.")
+            control.change(session, shapes.ending_in(session, seconds), self.by())
         return HttpResponse(status=204)
 
 
