@@ -50,7 +50,8 @@ class EventStream(StreamingHttpResponse):
     """Events as they come, then one that says how it ended. The server takes them piece by piece.
 
     It is given out as soon as it `has_begun`; the work that it tells of goes on meanwhile, and
-    calls `end`. `on_leave` is called when the client goes before that.
+    calls `end`. `on_leave` is called when the client goes before that, and once more when it begins
+    after that: there was nothing to be ended yet.
     """
 
     def __init__(
@@ -86,6 +87,9 @@ class EventStream(StreamingHttpResponse):
     def begin(self, source: Source) -> None:
         self._source = source
         tell([self._changed])
+        # In this order: whoever leaves now finds what there is to be ended.
+        if self.left.done():
+            self._on_leave()
 
     def end(self, said: Mapping[str, Any]) -> None:
         """The last event, once nothing more comes from the source, if there ever was one."""

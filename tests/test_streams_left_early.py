@@ -1,0 +1,87 @@
+"""Who leaves a stream before its run has a record stops the run all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from rest_framework.request import Request
+from rest_framework.test import APIRequestFactory
+
+from executions.api.base import ApiView
+from executions.api.e2b.interpreter import ExecuteView
+from executions.api.later import LATER, Later
+from executions.api.running import run_stream
+from executions.api.streams import NDJSON, EventStream
+from executions.ids import uuid7
+from executions.models import Execution
+from executions.services import ongoing
+from executions.services.live import EventLog
+from executions.services.record import Outcome
+from executions.services.waiting import Waits
+from providers.errors import RateLimited
+from tests.conftest import Caller
+
+
+@contextmanager
+def one_run() -> Iterator[Mock]:
+    run = Mock(execution_id=uuid7())
+    with ongoing.counted(run):
+        yield run
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_run_that_begins_for_nobody_is_cancelled_unless_it_is_detached(detached: bool) -> None:
+    waited: Future[None] = Future()
+    with one_run() as recorded:
+
+        def run(log: EventLog) -> Waits[Outcome]:
+            yield waited
+            log.begin(recorded.execution_id)
+            raise RateLimited("It does not go on.")
+
+        later = Later()
+        query = "/?detach=true" if detached else "/"
+        request = Request(APIRequestFactory().post(query, **{LATER: later}))
+        events = run_stream(ApiView(), request, NDJSON, run)
+        assert isinstance(events, EventStream)
+        events.leave()
+        assert not recorded.cancel.called
+        later.go_on(lambda job: job())
+        waited.set_result(None)
+    assert recorded.cancel.called is not detached
+
+
+@pytest.mark.database
+@pytest.mark.usefixtures("kept_here")
+def test_a_cell_that_begins_for_nobody_runs_nothing(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: Future[None] = Future()
+    run = ExecuteView._run
+
+    def later_on(self: ExecuteView, *given: Any) -> Waits[dict[str, Any]]:
+        yield waited
+        return (yield from run(self, *given))
+
+    monkeypatch.setattr(ExecuteView, "_run", later_on)
+    made = alice.client.post("/v2/sandboxes", {}).json()
+    later = Later()
+    events = alice.client.post(
+        "/execute",
+        {"code": "print(1)"},
+        headers={"E2b-Sandbox-Id": made["sandboxID"]},
+        **{LATER: later},
+    )
+    assert isinstance(events, EventStream)
+    events.leave()
+    later.go_on(lambda job: job())
+    waited.set_result(None)
+    later.answer.result(30)
+    record = Execution.objects.get(session=made["sandboxID"])
+    assert (record.status, record.exit_code) == (Execution.Status.CANCELLED, None)
+    assert "left the stream" in record.error_message
