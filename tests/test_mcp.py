@@ -79,6 +79,24 @@ def test_code_runs_and_is_answered_as_an_object_and_as_text(
     go(work)
 
 
+def test_a_page_of_files_may_end_at_a_name_that_is_no_utf8(streaming_site: Site) -> None:
+    async def work() -> None:
+        async with connected(streaming_site) as client:
+            opened = await called(client, "session_open")
+            here = {"session_id": opened["session_id"]}
+            # Beside them there is the folder of artifacts.
+            names = [*(b"a%d" % n for n in range(198)), b"b\xff", b"c\xff"]
+            code = f"for name in {names}: open(name, 'w').close()"
+            await called(client, "session_run", code=code, **here)
+            page = await called(client, "file_list", **here)
+            rest = await called(client, "file_list", after=page["next"], **here)
+            assert (len(page["entries"]), len(rest["entries"])) == (200, 1)
+            assert rest["next"] is None
+            await called(client, "session_close", **here)
+
+    go(work)
+
+
 def test_a_session_keeps_its_variables_its_files_and_its_processes(streaming_site: Site) -> None:
     async def work() -> None:
         async with connected(streaming_site) as client:

@@ -123,6 +123,32 @@ def test_a_long_list_comes_in_pages(alice: Caller, monkeypatch: pytest.MonkeyPat
     assert rest["next"] is None
 
 
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_a_page_may_end_at_a_name_that_is_no_utf8_or_looks_like_one_that_is_escaped(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, is_asleep: bool
+) -> None:
+    monkeypatch.setattr("executions.services.sessions.files.MOST_LISTED", 1)
+    session = opened(alice)
+    names = [b"a%", b"a%FE", b"a\xfe", b"a\xff", b"b" * 100 + b"\xff" * 155, b"c"]
+    made = cell(alice, session, f"for name in {names}: open(name, 'w').close()")
+    assert made.json()["status"] == "succeeded"
+    sandbox = session["id"].replace("-", "")
+    if is_asleep:
+        assert alice.client.post(f"/sandboxes/{sandbox}/pause", {}).status_code == 204
+    seen: list[str] = []
+    page = f"{URL}/{session['id']}/files"
+    while page and len(seen) < 10:
+        told = alice.client.get(page)
+        assert told.status_code == 200, told.content
+        seen += [entry["path"] for entry in told.json()["entries"]]
+        page = told.json()["next"]
+    assert seen == [name.decode(errors="replace") for name in names]
+    listed = alice.client.post(
+        "/filesystem.Filesystem/ListDir", {"path": ""}, headers={"E2b-Sandbox-Id": sandbox}
+    )
+    assert len(listed.json()["entries"]) == len(names)
+
+
 def test_an_archive_goes_in_and_comes_out(alice: Caller) -> None:
     session = opened(alice)
     packed = io.BytesIO()
@@ -144,7 +170,10 @@ def test_a_bad_path_is_refused_before_anybody_is_asked(alice: Caller, path: str)
         assert (answer.status_code, answer.json()["error"]["field"]) == (400, "path")
 
 
-@pytest.mark.parametrize("lie", [None, "text", [3], [FileEntry("x", "file", size=-1)]])
+@pytest.mark.parametrize(
+    "lie",
+    [None, "text", [3], [FileEntry("x", "file", size=-1)], [FileEntry("\ud800", "file", size=1)]],
+)
 def test_what_a_provider_says_that_is_no_list_of_files_is_its_failure(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, lie: Any
 ) -> None:

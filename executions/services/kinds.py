@@ -12,7 +12,7 @@ from django.conf import settings
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from executions.services.declared import Rule, at_most
-from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES
+from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES, from_text
 from executions.text import is_storable
 
 MAX_ENVIRONMENT = 100
@@ -178,6 +178,8 @@ Environment = Annotated[
 ]
 # Of the files of a session.
 Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_RELATIVE}"})]
+# Where a list of them goes on. Neither a URL nor JSON can hold a name that is not UTF-8.
+PlaceOfPath = Annotated[str, Field(max_length=3 * MAX_PATH_BYTES), STORABLE, Rule(from_text)]
 Path = Annotated[
     str,
     Rule(

@@ -32,6 +32,7 @@ from executions.services.sessions.opening import opening
 from executions.services.sessions.place import OPERATION_SECONDS
 from executions.services.sessions.requests import OPEN
 from executions.services.waiting import Waits
+from executions.services.workspaces.paths import to_text
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry
 from providers.waiting import within
@@ -99,7 +100,7 @@ async def file_list(call: Call) -> types.CallToolResult:
         found, more = yield from files.listing(session, wanted)
         page = found[:MOST_LISTED]
         if len(found) > MOST_LISTED:
-            more = page[-1].path
+            more = to_text(page[-1].path)
         return {"entries": [entry_detail(entry) for entry in page], "next": more or None}
 
     return answered(await call.door.do(work))

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from executions.services.declared import declared
-from executions.services.kinds import Folder, Path
+from executions.services.kinds import Folder, Path, PlaceOfPath
 from executions.services.shapes import Body, Query
 
 MOST_DEPTH = 32
@@ -18,11 +18,12 @@ MOST_DEPTH = 32
 
 @declared
 class FileListing:
-    """What is in a folder, to a depth, from the entry behind `after` on."""
+    """What is in a folder, to a depth, from the entry behind `after` on, which is given as the text
+    that a page said, and is here the path itself."""
 
     path: Annotated[Folder, Field(description="The workspace where none is given.")] = ""
     depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 1
-    after: Annotated[Folder, Field(description="Where the previous page said to go on.")] = ""
+    after: Annotated[PlaceOfPath, Field(description="Where the previous page said to go on.")] = ""
 
 
 @declared

@@ -25,6 +25,7 @@ from executions.services.sessions.file_requests import FileListing
 from executions.services.sessions.place import OPERATION_SECONDS, counted_stream, lent_sandbox
 from executions.services.waiting import Waits, at_once
 from executions.services.workspaces import browsing, changing, quota
+from executions.services.workspaces.paths import is_name, to_text
 from executions.services.workspaces.unpacking import unpack
 from providers.errors import KeptSandboxLost, ProviderUnavailable
 from providers.sandbox import FileEntry, KeptSandbox
@@ -49,12 +50,12 @@ def listing(
     *,
     is_use: bool = True,
 ) -> Waits[tuple[list[FileEntry], str]]:
-    """What is in a folder, sorted by path, and where to go on: "" when that is all."""
+    """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all."""
     if session.state == Session.State.ASLEEP:
         page, more = browsing.listing(
             _saved(session), wanted.path, wanted.depth, wanted.after, MOST_LISTED
         )
-        return page, page[-1].path if more else ""
+        return page, to_text(page[-1].path) if more else ""
     found: Sequence[FileEntry] = yield from done_in(
         session,
         lambda kept: kept.files.list(wanted.path, wanted.depth),
@@ -65,7 +66,7 @@ def listing(
     page = [entry for entry in found if entry.path > wanted.after]
     more = len(page) > MOST_LISTED
     page = page[:MOST_LISTED]
-    return page, page[-1].path if more else ""
+    return page, to_text(page[-1].path) if more else ""
 
 
 def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
@@ -315,6 +316,7 @@ def _entry(answer: Any) -> FileEntry:
     if (
         not isinstance(answer, FileEntry)
         or not isinstance(answer.path, str)
+        or (answer.path and not is_name(answer.path))
         or not isinstance(answer.target, str)
         or answer.type not in ("file", "directory", "symlink", "other")
         or type(answer.size) is not int
