@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cofferdam_jupyter
 import pytest
-from cofferdam import Cofferdam
+from cofferdam import Cofferdam, ServiceError
 from jupyter_client.manager import KernelManager, start_new_kernel
 
 HERE = Path(__file__).parent
@@ -131,6 +132,21 @@ def test_a_restart_forgets_names_and_keeps_files_and_the_end_closes_the_session(
         assert session.info.state == "open"
         manager.shutdown_kernel()
         assert session.refresh().state == "closed"
+
+
+def test_a_notebook_in_use_outlives_the_time_that_it_may_be_idle(kernel: Any) -> None:
+    with Cofferdam() as cofferdam:
+        info = next(cofferdam.sessions()).info
+        assert info.max_seconds > info.idle_seconds == cofferdam_jupyter.IDLE_SECONDS
+
+
+def test_who_asks_for_longer_than_the_service_allows_is_given_what_it_does() -> None:
+    with Cofferdam() as cofferdam:
+        session = cofferdam_jupyter.open_for_long(cofferdam, 10**9)
+        assert session.info.max_seconds == 86_400
+        session.close()
+        with pytest.raises(ServiceError):
+            cofferdam_jupyter.open_for_long(cofferdam, 0)
 
 
 @pytest.fixture

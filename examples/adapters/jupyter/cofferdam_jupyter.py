@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from typing import Any
 
-from cofferdam import Cofferdam, CofferdamError
+from cofferdam import Cofferdam, CofferdamError, ServiceError
 from ipykernel.kernelbase import Kernel
 from jupyter_client.provisioning import LocalProvisioner
 
 SESSION = "COFFERDAM_SESSION"
 # Seconds without a cell, after which a session sleeps or is closed. Its own bounds hold as well.
 IDLE_SECONDS = int(os.environ.get("COFFERDAM_NOTEBOOK_IDLE_SECONDS", "1800"))
+# Seconds after which a session is closed however much it is used; fewer where the service allows no
+# more.
+MAX_SECONDS = int(os.environ.get("COFFERDAM_NOTEBOOK_MAX_SECONDS", "86400"))
 # Seconds that one cell may take; the provider's usual time where it is not set.
 CELL_SECONDS = os.environ.get("COFFERDAM_NOTEBOOK_CELL_SECONDS", "")
 INTERRUPTED = 130
@@ -73,8 +77,8 @@ class SessionProvisioner(LocalProvisioner):
             except CofferdamError:
                 # It has ended meanwhile; the notebook goes on with another.
                 self._session = None
-        self._session = self._client.open_session(
-            idle_seconds=IDLE_SECONDS, metadata={"kernel": str(self.kernel_id)}
+        self._session = open_for_long(
+            self._client, MAX_SECONDS, metadata={"kernel": str(self.kernel_id)}
         )
 
     def _close(self) -> None:
@@ -84,6 +88,21 @@ class SessionProvisioner(LocalProvisioner):
             session.close()
         if client is not None:
             client.close()
+
+
+def open_for_long(client: Cofferdam, seconds: int, **options: Any) -> Any:
+    """A session that may grow so old, or as old as the service lets one grow. Unasked it would be
+    closed after half an hour, with its files, while the notebook is in use."""
+    options["idle_seconds"] = min(IDLE_SECONDS, seconds)
+    try:
+        return client.open_session(max_seconds=seconds, **options)
+    except ServiceError as error:
+        allowed = re.search("at most ([0-9]+)", error.message)
+        if error.field not in ("idle_seconds", "max_seconds") or allowed is None:
+            raise
+        if (most := int(allowed[1])) >= seconds:
+            raise
+    return open_for_long(client, most, **options)
 
 
 def read_cell(code: str) -> tuple[str, str]:
