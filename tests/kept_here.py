@@ -182,10 +182,7 @@ class _Processes(Processes):
 
     def signal(self, pid: int, name: str) -> bool:
         started = self._running[pid][0]
-        if started.poll() is not None:
-            return False
-        os.killpg(started.pid, signal.Signals[name])
-        return True
+        return _signalled(started, signal.Signals[name])
 
     def resize(self, pid: int, columns: int, rows: int) -> None:
         raise InvalidConfiguration("pty: The process has no terminal.", field="pty")
@@ -195,14 +192,24 @@ class _Processes(Processes):
 
     def end(self) -> None:
         for started, _ in self._running.values():
-            if started.poll() is None:
-                os.killpg(started.pid, signal.SIGKILL)
-                started.wait()
+            _signalled(started, signal.SIGKILL)
+            started.wait()
 
     def _as_seen(self, pid: int) -> Process:
         started, command = self._running[pid]
         code = None if started.poll() is None else _code(started)
         return Process(pid, [], command.cwd, code)
+
+
+def _signalled(started: subprocess.Popen[bytes], number: signal.Signals) -> bool:
+    if started.poll() is not None:
+        return False
+    try:
+        os.killpg(started.pid, number)
+    except ProcessLookupError:
+        # Who follows it saw its end first.
+        return False
+    return True
 
 
 def _code(started: subprocess.Popen[bytes]) -> int:
