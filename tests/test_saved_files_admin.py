@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -11,9 +12,10 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
+from executions.admin import saved_files
 from executions.models import Snapshot
 from executions.services.roles import AUDITOR
-from executions.services.workspaces import preview
+from executions.services.workspaces import changing, preview
 from tests import kept_here
 from tests.conftest import Caller
 from tests.saved_files import asleep, packed, still_asleep
@@ -61,6 +63,27 @@ def test_folders_and_files_are_looked_at_and_nobody_is_woken(alice: Caller) -> N
     assert saved["Content-Disposition"].startswith("attachment")
     assert "Saved files" in page_of(auditor, f"/admin/executions/session/{pk}/change/")
     assert still_asleep(session)
+
+
+def test_names_that_are_not_utf_8_are_looked_at_like_all_others(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_files, "MOST_LISTED", 1)
+    session = asleep(alice)
+    names = ["b\udcff", "b\udcffc", "f", "100%"]
+    for name in (*names[:2], names[3]):
+        changing.write(row(session), name, [f"it is {name!a}".encode()])
+    auditor, pk = member(AUDITOR), session["id"]
+    page, url, seen = page_of(auditor, at(pk)), at(pk), []
+    while True:
+        seen += re.findall(r'href="([^"]*/saved/file\?[^"]*)"', page)
+        if not (following := re.search(r'href="(\?path=[^"]*after=[^"]*)"', page)):
+            break
+        page = page_of(auditor, url.partition("?")[0] + unescape(following[1]))
+    assert len(seen) == len(names)
+    told = "".join(page_of(auditor, unescape(link)) for link in seen)
+    for name in (names[0], names[1], names[3]):
+        assert f"it is &#x27;{ascii(name)[1:-1]}&#x27;" in told
 
 
 def test_what_is_hostile_is_text_and_never_a_document(alice: Caller) -> None:

@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from django.http import HttpRequest
+
 from executions.services.presentation import visible
+from executions.services.workspaces.paths import from_text, to_text
 from providers.sandbox import FileEntry
 
 _LATEST = 253_402_300_799
@@ -31,6 +34,13 @@ def readable(name: str) -> str:
     return told_bytes.replace("\n", "[U+000A]").replace("\t", "[U+0009]")
 
 
-def link_to(folder: str, after: str = "") -> str:
-    asked = {"path": folder, **({"after": after} if after else {})}
-    return "?" + urlencode(asked, errors="surrogateescape")
+def link_to(path: str, after: str = "") -> str:
+    """The query of a page about this path. As the database has it: no query that Django reads holds
+    a name that is not UTF-8. `after` is such a text already."""
+    asked = {"path": to_text(path), **({"after": after} if after else {})}
+    return "?" + urlencode(asked)
+
+
+def named_in(request: HttpRequest) -> str:
+    """The path of such a query."""
+    return from_text(request.GET.get("path", ""))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
-from urllib.parse import urlencode
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
@@ -17,12 +16,13 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
-from executions.admin.entries import link_to, readable, shown_entry
+from executions.admin.entries import link_to, named_in, readable, shown_entry
 from executions.api.downloading import download
 from executions.downloads import INERT
 from executions.models import Blob, Workspace
 from executions.services.presentation import visible
 from executions.services.workspaces import browsing
+from executions.services.workspaces.paths import from_text, to_text
 from executions.services.workspaces.preview import image_of, preview_of
 from providers.errors import SandboxError
 
@@ -50,7 +50,7 @@ class SavedFiles:
     def folder(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
         """What is in one of its folders."""
         workspace = self._workspace(request, pk)
-        name, after = request.GET.get("path", ""), request.GET.get("after", "")
+        name, after = named_in(request), from_text(request.GET.get("after", ""))
 
         def found() -> dict[str, Any]:
             entries, more = browsing.listing(workspace, name, 1, after, MOST_LISTED)
@@ -61,7 +61,7 @@ class SavedFiles:
                     {**shown_entry(each), "file": self._link(pk, "_file", each.path)}
                     for each in entries
                 ],
-                "following": link_to(name, entries[-1].path) if more else "",
+                "following": link_to(name, to_text(entries[-1].path)) if more else "",
                 "workspace": workspace,
             }
 
@@ -69,7 +69,7 @@ class SavedFiles:
 
     def file(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
         """The beginning of one of its files."""
-        workspace, name = self._workspace(request, pk), request.GET.get("path", "")
+        workspace, name = self._workspace(request, pk), named_in(request)
 
         def found() -> dict[str, Any]:
             blob = browsing.blob_at(workspace, name)
@@ -95,7 +95,7 @@ class SavedFiles:
     def download(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
         """A file for saving: neither run, rendered nor guessed at by a browser."""
         blob = self._blob(request, pk)
-        response = download(_begun(blob), request.GET.get("path", ""))
+        response = download(_begun(blob), named_in(request))
         response["Content-Length"] = str(blob.size)
         return response
 
@@ -109,13 +109,12 @@ class SavedFiles:
     def _blob(self, request: HttpRequest, pk: UUID) -> Blob:
         workspace = self._workspace(request, pk)
         try:
-            return browsing.blob_at(workspace, request.GET.get("path", ""))
+            return browsing.blob_at(workspace, named_in(request))
         except SandboxError:
             raise Http404 from None
 
     def _link(self, pk: UUID, view: str, name: str) -> str:
-        asked = urlencode({"path": name}, errors="surrogateescape")
-        return reverse(f"admin:{self._name}{view}", args=[pk]) + "?" + asked
+        return reverse(f"admin:{self._name}{view}", args=[pk]) + link_to(name)
 
     def _page(
         self, request: HttpRequest, pk: UUID, find: Callable[[], dict[str, Any]]

@@ -14,7 +14,7 @@ from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 
 from executions.admin.details import told
-from executions.admin.entries import link_to, shown_entry
+from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.later import answer
 from executions.models import Session
 from executions.services.actor import current_actor
@@ -96,7 +96,7 @@ class SessionViews:
 
     def _files(self, request: HttpRequest, session: Session) -> Waits[dict[str, Any]]:
         living = living_session_of(None, session.pk)
-        folder, after = request.GET.get("path", ""), request.GET.get("after", "")
+        folder, after = named_in(request), request.GET.get("after", "")
         entries, following = yield from looking_into(living, folder, after)
         return {
             "title": "Files",
