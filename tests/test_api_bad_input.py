@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 from executions.models import Execution
-from executions.services.requests import (
-    MAX_FILE_BYTES,
-    MAX_FILES_BYTES,
-    RUN,
-    ExecutionRequest,
-)
+from executions.services.input_files import MAX_FILE_BYTES, MAX_FILES_BYTES
+from executions.services.requests import RUN, ExecutionRequest
 from providers.errors import InvalidConfiguration
 from providers.values import InputFile
 from tests.conftest import Caller

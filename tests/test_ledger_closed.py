@@ -20,7 +20,7 @@ from executions.services.queue import claim_next
 from tests.conftest import Caller
 from tests.running import run
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 # What another host does, which has the new key already.
 ROTATED = """
