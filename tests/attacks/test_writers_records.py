@@ -314,9 +314,7 @@ def test_replaced_bytes_of_an_artifact_show(everything: None) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("years", [0, 20])
 def test_a_made_up_run_shows_whenever_it_claims_to_have_been(everything: None, years: int) -> None:
-    made_up = Execution.objects.filter(status="succeeded")[0]
-    made_up.pk = uuid4()
-    made_up.idempotency_key = None
+    made_up = _made_up()
     for name in ("created_at", "started_at", "finished_at"):
         setattr(made_up, name, getattr(made_up, name) - timedelta(days=365 * years))
     Execution.objects.bulk_create([made_up])
@@ -325,3 +323,40 @@ def test_a_made_up_run_shows_whenever_it_claims_to_have_been(everything: None, y
     # Starting anew does not launder it.
     take_stock()
     assert not verify().is_intact
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("column", "value"), [("finished_at", None), ("status", Execution.Status.RUNNING)]
+)
+@pytest.mark.parametrize("has_taken_stock", [True, False])
+def test_a_made_up_run_shows_that_ended_in_one_of_its_columns_alone(
+    everything: None, column: str, value: Any, has_taken_stock: bool
+) -> None:
+    without_checks()
+    with undone():
+        if not has_taken_stock:
+            LedgerEntry.objects.filter(kind="baseline").delete()
+        made_up = _made_up()
+        setattr(made_up, column, value)
+        Execution.objects.bulk_create([made_up])
+        assert any(str(made_up.pk) in finding.detail for finding in verify().findings)
+
+
+@pytest.mark.django_db
+def test_a_made_up_run_that_borrows_an_entry_of_another_kind_shows(everything: None) -> None:
+    without_checks()
+    with undone():
+        made_up = _made_up()
+        Execution.objects.bulk_create([made_up])
+        lent = LedgerEntry.objects.filter(kind="tenant")[0]
+        LedgerEntry.objects.filter(pk=lent.pk).update(execution_id=made_up.pk)
+        found = {(finding.kind, finding.sequence): finding.detail for finding in verify().findings}
+        assert "execution_id" in found["altered", lent.sequence]
+        assert any(kind == "missing" and str(made_up.pk) in found[kind, at] for kind, at in found)
+
+
+def _made_up() -> Execution:
+    made_up = Execution.objects.filter(status="succeeded")[0]
+    made_up.pk, made_up.idempotency_key = uuid4(), None
+    return made_up

@@ -144,12 +144,14 @@ def alteration_of(
 def unentered(since: datetime | None) -> Iterator[UUID]:
     """Executions that ended, or ended since then, and are not in the ledger.
 
-    What ended before a ledger began is entered once, when it takes stock (`adoption`).
+    What ended before a ledger began is entered once, when it takes stock (`adoption`). A row that
+    says that it ended in one of its two columns alone counts: pages and answers go by the other.
     """
-    entered = LedgerEntry.objects.filter(execution_id=OuterRef("pk"))
-    ended = Execution.objects.filter(finished_at__isnull=False).exclude(Exists(entered))
+    entered = LedgerEntry.objects.filter(kind="execution", execution_id=OuterRef("pk"))
+    has_ended = Q(finished_at__isnull=False) | ~Q(status__in=Execution.OPEN)
+    ended = Execution.objects.filter(has_ended).exclude(Exists(entered))
     if since is not None:
-        ended = ended.filter(finished_at__gte=since)
+        ended = ended.filter(Q(finished_at__gte=since) | Q(finished_at=None))
     yield from ended.order_by("pk").values_list("pk", flat=True).iterator()
 
 

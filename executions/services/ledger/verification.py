@@ -268,9 +268,11 @@ class _Reading:
             "key_id": entry.key_id,
             "at": moment(entry.at),
         }
-        if entry.kind == "execution":
-            repeated["subject"] = str(entry.execution_id)
         differing = [name for name, value in repeated.items() if stated.get(name) != value]
+        # Entries of other kinds have none: with one, they would pass for a made-up execution's.
+        named = stated["subject"] if stated["kind"] == "execution" else None
+        if named != (str(entry.execution_id) if entry.execution_id else None):
+            differing.append("execution_id")
         if entry.digest != digest(entry.statement):
             differing.append("digest")
         if differing:
