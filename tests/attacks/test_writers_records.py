@@ -356,6 +356,24 @@ def test_a_made_up_run_that_borrows_an_entry_of_another_kind_shows(everything: N
         assert any(kind == "missing" and str(made_up.pk) in found[kind, at] for kind, at in found)
 
 
+@pytest.mark.django_db
+def test_a_row_added_behind_our_back_is_not_laundered_by_the_next_release(
+    everything: None, alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which binds one more column of its model, so that the rows of it are entered anew."""
+    ours = {"model": "executions.apikey", "row": str(alice.api_key.pk)}
+    twin = copy.copy(alice.api_key)
+    twin.pk, twin.prefix, twin.key_hash = None, "forged", "0" * 64
+    type(twin)._base_manager.bulk_create([twin])
+    monkeypatch.setitem(NOT_PROVEN, "executions.apikey", {})
+    assert take_stock() > 0
+    entered = LedgerEntry.objects.filter(kind="api_key").order_by("-sequence")
+    last = next(each.stated for each in entered if ours.items() <= each.stated.items())
+    assert "last_used_at" in last["columns"]
+    (finding,) = verify().findings
+    assert (finding.kind, "behind our back" in finding.detail) == ("missing", True)
+
+
 def _made_up() -> Execution:
     made_up = Execution.objects.filter(status="succeeded")[0]
     made_up.pk, made_up.idempotency_key = uuid4(), None
