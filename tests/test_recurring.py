@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from executions.models import Execution, LedgerEntry, Schedule, Tenant
 from executions.services.keys import create_api_key, revoke
+from executions.services.ledger.bindings import BINDINGS
 from executions.services.ledger.verification import verify
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
@@ -272,9 +273,11 @@ def test_what_had_come_due_before_a_restore_is_paused(scripted: object, alice: C
 def test_one_that_is_held_back_in_its_row_is_found(scripted: object, alice: Caller) -> None:
     schedule = made(alice, cron="30 * * * *")
     row = Schedule.objects.filter(pk=schedule.pk)
+    away = timezone.now() + timedelta(days=10)
     assert verify().is_intact
     for changed, said in (
-        ({"next_at": timezone.now() + timedelta(days=10)}, "later than its expression says"),
+        ({"next_at": away}, "later than its expression says"),
+        ({"next_at": away, "last_at": away}, "later than its expression says"),
         ({"cron": "30 6 1 * *"}, "was changed"),
         ({"api_key_prefix": "another"}, "was changed"),
     ):
@@ -283,6 +286,16 @@ def test_one_that_is_held_back_in_its_row_is_found(scripted: object, alice: Call
         assert said in str(finding)
         row.update(**{name: getattr(schedule, name) for name in changed})
     assert verify().is_intact
+
+
+def test_one_that_is_paused_or_resumed_in_its_next_time_alone_is_found(alice: Caller) -> None:
+    """The database refuses it, of whoever is held by constraints."""
+    check = BINDINGS["executions.schedule"].check
+    going, paused = made(alice), made(alice, paused=True)
+    assert [check(going), check(paused)] == ["", ""]
+    going.next_at, paused.next_at = paused.next_at, going.next_at
+    assert check(going) == "it is never due although it is not paused"
+    assert check(paused) == "it is due although it is paused"
 
 
 def test_what_it_began_runs_by_no_key_that_was_revoked(

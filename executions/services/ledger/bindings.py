@@ -25,6 +25,7 @@ from providers.services.history import config_of
 
 # More than the clocks of hosts do.
 _CLOCKS_DIFFER = timedelta(hours=1)
+_A_DAY = timedelta(days=1)
 _PERMISSION = ("content_type__app_label", "content_type__model", "codename")
 
 
@@ -62,13 +63,18 @@ def _config_is_its_versions(row: Any) -> str:
 def _is_due_in_time(row: Any) -> str:
     """Its next time follows from its expression: whoever moves it away has nothing run meanwhile.
 
-    A clock of ours may have been ahead when it was written, or set back since.
+    A clock of ours may have been ahead when it was written, or set back since. `last_at` is not
+    bound, so it excuses no more than a day.
     """
     from executions.services.recurring.cron import next_time
 
+    if row.paused_because:
+        return "" if row.next_at is None else "it is due although it is paused"
     if row.next_at is None:
-        return ""
-    begin = max(timezone.now(), row.last_at or row.created_at) + _CLOCKS_DIFFER
+        return "it is never due although it is not paused"
+    now = timezone.now()
+    last = min(row.last_at or row.created_at, now + _A_DAY)
+    begin = max(now, row.created_at, last) + _CLOCKS_DIFFER
     try:
         latest = next_time(row.cron, row.timezone, begin)
     except (ValueError, KeyError):
