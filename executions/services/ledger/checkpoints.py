@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from django.db import DatabaseError
@@ -105,7 +106,8 @@ def _note_far(point: Point, previous: Head | None) -> bool:
 
 
 def write_checkpoint() -> Point | None:
-    """Add a signed line for the newest entry, unless it has one. Returns what was written.
+    """Add a signed line for the newest entry, unless it has one, behind those that are missing.
+    Returns what was written.
 
     Raises LedgerUnavailable where the files cannot be read.
     """
@@ -113,8 +115,12 @@ def write_checkpoint() -> Point | None:
     newest = LedgerEntry.objects.order_by("-sequence").first()
     if place is None or newest is None:
         return None
-    known = history(trusted_keys()).points
-    if known and known[-1].sequence >= newest.sequence:
+    known = {each.sequence: each.digest for each in history(trusted_keys()).points}
+    with _readable():
+        is_behind = _add_missing_lines(place, sorted(known), newest.sequence)
+    # Behind an older one that was added, the newest entry's is written again: it is to be the last.
+    is_again = is_behind and known.get(newest.sequence) == newest.digest
+    if known and max(known) >= newest.sequence and not is_again:
         return None
     point = _signed_point(newest)
     with _readable():
@@ -122,6 +128,29 @@ def write_checkpoint() -> Point | None:
         _raise_head(place, point)
         _write_line(place, point, begun=is_missing)
     return point
+
+
+def _add_missing_lines(place: Place, noted: list[int], end: int) -> bool:
+    """Add the lines that are due and were never written: what names a key is not noted, and the
+    files may be full or away for a moment, or the process killed, when an entry is committed.
+
+    Only where all entries between the lines before and after it are signed and follow each other,
+    with these lines too: a late line must say nothing that they do not prove.
+    """
+    from executions.services.ledger.verification import verify_entries
+
+    is_added = False
+    for before, after in pairwise([*noted, end]):
+        due = range(before - before % EVERY + EVERY, min(after, end), EVERY)
+        if not due:
+            continue
+        found = verify_entries(before, after)
+        if found.omitted or any(each.kind != "missing checkpoint" for each in found.findings):
+            continue
+        for entry in LedgerEntry.objects.filter(sequence__in=due).order_by("sequence"):
+            _write_line(place, _signed_point(entry))
+            is_added = True
+    return is_added
 
 
 def head() -> Point | None:
