@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -191,6 +192,47 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
 def test_a_worker_reads_in_a_thread_what_waits() -> None:
     ask("ada")
     begin_waiting()
+    wait_for(lambda: not LedgerCheck.objects.get().is_open)
+    assert LedgerCheck.objects.get().state == "intact"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_this_process_could_not_close_is_closed_and_may_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: object, **more: object) -> int:
+        raise OperationalError("the database is away")
+
+    ask("ada")
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_checks, "_end", away)
+        with pytest.raises(OperationalError):
+            carry_out()
+    assert LedgerCheck.objects.get().state == "running"
+    assert ask("ben") is None
+
+    begin_waiting()
+    wait_for(lambda: not LedgerCheck.objects.get().is_open)
+    check = LedgerCheck.objects.get()
+    assert (check.state, "could not be written down" in check.problem) == ("failed", True)
+    assert ask("ben") is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    verify = ledger_checks.verify
+
+    def slow(**options: Any) -> Any:
+        may_end.wait(30)
+        return verify(**options)
+
+    monkeypatch.setattr(ledger_checks, "verify", slow)
+    ask("ada")
+    begin_waiting()
+    wait_for(lambda: LedgerCheck.objects.get().state == "running")
+    begin_waiting()
+    may_end.set()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     assert LedgerCheck.objects.get().state == "intact"
 
