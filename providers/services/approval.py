@@ -115,6 +115,8 @@ def _approve(change: PendingChange, approver: Any) -> None:
         guarded_rows.refuse_to(approver, guarded_rows.asked_for(change, config))
         guarded_rows.make(change, config, approved_by)
         return
+    if change.action in _SAVES:
+        _refuse_another(change, config)
     _make(
         change.subject,
         Action(change.action),
@@ -124,6 +126,40 @@ def _approve(change: PendingChange, approver: Any) -> None:
         expected_version=change.base_version,
         clear=_emptied(change.subject, config),
         approved_by=approved_by,
+    )
+
+
+@sensitive_variables()
+def _refuse_another(change: PendingChange, config: dict[str, Any] | None) -> None:
+    """Raise ConfigurationConflict unless what would be saved is what the approver was shown.
+
+    What waits is encrypted for its column and not for its row: whoever writes to the database can
+    put there what another change asks for.
+    """
+    row = ProviderConfig.objects.filter(provider_id=change.subject).defer("config").first()
+    if (row.version if row else 0) != change.base_version:
+        raise _changed_meanwhile(change.subject)
+    _, diff = _asked_for(change.subject, row, config, _emptied(change.subject, config))
+    history.refuse_another(diff, change.diff)
+
+
+@sensitive_variables()
+def _asked_for(
+    provider_id: str,
+    row: ProviderConfig | None,
+    config: Mapping[str, Any] | None,
+    clear: Collection[str],
+) -> tuple[dict[str, Any], history.Diff]:
+    """What would be stored, and what an approver is shown of it."""
+    provider = registry.get(provider_id)
+    before = stored_config(row) or {}
+    cleaned = merged_config(provider, config or {}, before, clear)
+    return cleaned, history.difference_of(provider.config_fields, before, cleaned)
+
+
+def _changed_meanwhile(provider_id: str) -> ConfigurationConflict:
+    return ConfigurationConflict(
+        f"The configuration of {provider_id!r} was changed in the meantime."
     )
 
 
@@ -181,9 +217,7 @@ def _make(
                 approved_by=approved_by,
             )
         elif expected_version not in (None, row.version if row else 0):
-            raise ConfigurationConflict(
-                f"The configuration of {provider_id!r} was changed in the meantime."
-            )
+            raise _changed_meanwhile(provider_id)
         if action in _ACTIVATES:
             row = activate(provider_id, author=author, reason=reason)
         if action == Action.REMOVE and row is not None:
@@ -210,16 +244,11 @@ def _leave_waiting(
     row = ProviderConfig.objects.filter(provider_id=provider_id).defer("config").first()
     version = row.version if row else 0
     if expected_version not in (None, version):
-        raise ConfigurationConflict(
-            f"The configuration of {provider_id!r} was changed in the meantime."
-        )
+        raise _changed_meanwhile(provider_id)
     diff: history.Diff = []
     cleaned = None
     if action in _SAVES:
-        provider = registry.get(provider_id)
-        before = stored_config(row) or {}
-        cleaned = merged_config(provider, config or {}, before, clear)
-        diff = history.difference_of(provider.config_fields, before, cleaned)
+        cleaned, diff = _asked_for(provider_id, row, config, clear)
     elif row is None:
         raise InvalidConfiguration(
             f"Provider {provider_id!r} has no configuration yet. Save one first.", field="provider"

@@ -99,6 +99,8 @@ def make(waiting: PendingChange, config: Values | None, approved_by: str) -> Non
     versioned = change.before is not None and not change.guarded.removal_only
     if versioned and _found(change.subject, change) != waiting.base_version:
         raise ConfigurationConflict(f"{waiting.shown_as} was changed in the meantime.")
+    if change.after is not None:
+        history.refuse_another(difference(change), waiting.diff)
     with collecting() as touched:
         if change.after is None:
             row = guarded.find(change.guarded, change.pk)

@@ -16,6 +16,7 @@ from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 from providers.models import ConfigVersion
 from providers.schema import Schema, mask
+from providers.services.rule import ConfigurationConflict
 from providers.signals import configuration_changed, setting_changed
 
 SYSTEM = "system"
@@ -154,6 +155,14 @@ def difference_of(schema: Schema, before: Mapping[str, Any], after: Mapping[str,
             }
         )
     return diff
+
+
+def refuse_another(diff: Diff, shown: Diff) -> None:
+    """Raise ConfigurationConflict when a change would not do what its approver was shown."""
+    if json.loads(json.dumps(diff)) != shown:
+        raise ConfigurationConflict(
+            "It would change something else than what is shown. Reject it, and ask for it anew."
+        )
 
 
 def summary(diff: Diff) -> str:

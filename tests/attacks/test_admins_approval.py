@@ -9,7 +9,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Group, Permission, User
 from django.core.management import call_command
-from django.db import transaction
+from django.db import connection, transaction
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
@@ -27,6 +27,7 @@ from providers.models import (
     Route,
 )
 from providers.services import save_config
+from providers.services.approval import request_change
 from providers.services.approvers import can_approve
 from tests.attacks.administrators import (
     GOOD,
@@ -65,6 +66,57 @@ def test_she_renames_herself_and_approves() -> None:
 
     assert approve(ann, change).status == "waiting"
     assert not ProviderConfig.objects.get().is_active
+
+
+def _put_in_the_place_of(shown: PendingChange, other: PendingChange) -> None:
+    """As whoever writes to the database does: the ciphertext, as it stands there."""
+    table = PendingChange._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {table} SET config = (SELECT config FROM {table} WHERE id = %s) WHERE id = %s",
+            [other.pk, shown.pk],
+        )
+
+
+@pytest.mark.parametrize("action", ["save", "save_and_activate"])
+def test_she_has_another_configuration_made_than_the_one_that_is_approved(action: str) -> None:
+    ann, ben = superuser("ann"), superuser("ben")
+    save_config("probe", GOOD)
+    asked = [
+        request_change(
+            "probe",
+            PendingChange.Action(action),
+            {"endpoint": address, "token": "tok-0123456789-wxyz"},
+            author="user:ann",
+            author_id=ann.pk,
+        )
+        for address in ("http://b", "http://evil")
+    ]
+    shown, other = asked
+    assert isinstance(shown, PendingChange)
+    assert isinstance(other, PendingChange)
+    _put_in_the_place_of(shown, other)
+    assert approve(ben, shown).status == "waiting"
+    assert ProviderConfig.objects.get().config["endpoint"] == "http://a"
+    assert approve(ben, other).status == "approved"
+    assert ProviderConfig.objects.get().config["endpoint"] == "http://evil"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_she_has_another_row_made_than_the_one_that_is_approved(is_new: bool) -> None:
+    ann, ben = superuser("ann"), superuser("ben")
+    where = reverse("admin:executions_budget_add")
+    if not is_new:
+        where = page(Budget.objects.create(limit=1))
+    for limit in (2, 99):
+        form = {"period": "day", "limit": limit, "warn_percent": 80}
+        signed_in(ann).post(where, form)
+    shown, other = PendingChange.objects.order_by("pk")
+    _put_in_the_place_of(shown, other)
+    assert approve(ben, shown).status == "waiting"
+    assert not Budget.objects.filter(limit=99).exists()
+    assert approve(ben, other).status == "approved"
+    assert Budget.objects.filter(limit=99).exists()
 
 
 def test_she_makes_a_second_account_and_approves_with_it() -> None:

@@ -202,7 +202,10 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.apikey": {"last_used_at": "Written while the key is used."},
     "auth.user": {"last_login": "Written at every login."},
     "providers.pendingchange": {
-        "config": "What waits, encrypted; `diff`, which is bound, is what its approver sees of it."
+        "config": (
+            "What waits, encrypted; `diff`, which is bound, is what its approver sees of it, "
+            "and nothing else is made."
+        )
     },
     "otp_totp.totpdevice": dict.fromkeys(
         (
