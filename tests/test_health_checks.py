@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from providers.errors import ConnectionFailed
-from providers.models import CircuitBreaker, ProviderHealth
+from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from providers.services import breaker, health
 from tests.agentrun_server import AgentRunServer
 from tests.e2b_server import E2BServer
@@ -55,6 +55,20 @@ def test_one_that_is_slow_holds_up_no_other(liar: Liar, services: Services) -> N
     liar.does("health_check", healthy)
     assert health.check_all() == 3
     assert not in_vain
+
+
+def test_one_whose_configuration_cannot_be_read_holds_up_no_other(
+    services: Services, settings: Any
+) -> None:
+    rows = ProviderConfig.objects.defer("config")
+    keys = settings.FERNET_KEYS
+    settings.FERNET_KEYS = ["a key that was lost"]
+    rows.filter(provider_id="e2b").update(config={"api_key": "k"})
+    settings.FERNET_KEYS = keys
+    assert health.check_all() == 1
+    assert told("aliyun_codeinterpreter").healthy
+    assert (told("e2b").healthy, told("e2b").code) == (False, "SB002")
+    assert "FERNET_KEYS" in told("e2b").message
 
 
 def test_one_that_has_not_answered_is_not_asked_again(

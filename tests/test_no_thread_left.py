@@ -21,12 +21,13 @@ from executions.services.workspaces import threads
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager
-from providers.models import CircuitBreaker
+from providers.models import CircuitBreaker, ProviderHealth
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.reclaim import end_later
-from providers.services import probing
+from providers.services import breaker, health, probing
 from providers.services.probing import _start as start_probe
 from tests.managers import configure, eventually, leased
+from tests.routing import make_route
 from tests.sandboxes import wait_until
 
 pytest_plugins = ["tests.manager_fixtures"]
@@ -147,6 +148,19 @@ def test_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probing.doubt("ill")
     assert decided.wait(20)
     probing._end("ill")
+
+
+@pytest.mark.django_db
+def test_checks_of_providers(services: object) -> None:
+    """None is taken out of service for it, and each is looked at again."""
+    make_route("e2b", "aliyun_codeinterpreter")
+    with no_thread_left():
+        for _ in range(breaker.THRESHOLD + 1):
+            assert health.check_all() == 0
+    said = ProviderHealth.objects.values_list("message", flat=True)
+    assert all("no thread left" in message for message in said)
+    assert not CircuitBreaker.objects.exclude(state="closed", failed_checks=0).exists()
+    assert health.check_all() == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -19,11 +19,11 @@ from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.addresses import check_resolved
-from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
+from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.figures import figures_of, region_of
 from providers.models import ProviderCheckCount, ProviderConfig, ProviderHealth, RouteStep
 from providers.services import breaker
-from providers.services.configuration import stored_config
+from providers.services.configuration import Unreadable, stored_config
 from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def check_all() -> int:
     ProviderCheckCount.objects.filter(hour__lt=long_ago).delete()
     routed = set(RouteStep.objects.values_list("provider__provider_id", flat=True))
     deadline = monotonic() + CHECK_SECONDS
-    looks = [(row, _look_in_background(row.provider_id, stored_config(row) or {})) for row in rows]
+    looks = [(row, _begin(row)) for row in rows]
     return sum(
         _note(row, _found(row.provider_id, look, deadline), tell_breaker=row.provider_id in routed)
         for row, look in looks
@@ -72,8 +72,23 @@ class _Found:
 
 
 @sensitive_variables()
-def _look_in_background(provider_id: str, config: dict[str, Any]) -> Future[_Found] | None:
+def _begin(row: ProviderConfig) -> Future[_Found] | None:
     """None while an earlier look has not ended."""
+    try:
+        return _look_in_background(row.provider_id, stored_config(row) or {})
+    except Unreadable as error:
+        # The others are looked at all the same.
+        return _ended(error)
+
+
+def _ended(failure: SandboxError) -> Future[_Found]:
+    found: Future[_Found] = Future()
+    found.set_result(_Found(failure, "", 0.0))
+    return found
+
+
+@sensitive_variables()
+def _look_in_background(provider_id: str, config: dict[str, Any]) -> Future[_Found] | None:
     with _lock:
         if provider_id in _going_on:
             return None
@@ -91,7 +106,13 @@ def _look_in_background(provider_id: str, config: dict[str, Any]) -> Future[_Fou
         latency_ms = (perf_counter() - began) * 1000
         found.set_result(_Found(failure, enforced_by, latency_ms, figures))
 
-    threading.Thread(target=look, name="health", daemon=True).start()
+    try:
+        threading.Thread(target=look, name="health", daemon=True).start()
+    except RuntimeError as error:
+        with _lock:
+            _going_on.discard(provider_id)
+        # It says nothing against the provider, so it is a failure that no breaker counts.
+        return _ended(RateLimited(f"The process has no thread left to check it: {error}."))
     return found
 
 
