@@ -15,7 +15,7 @@ from executions.services import (
     stale,
     worker,
 )
-from executions.services.alerts import sending, watching
+from executions.services.alerts import watching
 from executions.services.audit_export import exporting
 from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
@@ -73,9 +73,7 @@ def watch_spending() -> int:
 
 
 def watch_alerts() -> int:
-    opened = watching.watch()
-    sending.send_in_background()
-    return opened
+    return watching.watch_and_tell()
 
 
 def export_ledger() -> None:

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import hmac
 import json
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +27,8 @@ from executions.models import (
 from executions.services import checked_post
 from executions.services.alerts import sending
 from executions.services.alerts.acknowledging import acknowledge
-from executions.services.alerts.watching import QUIET, watch
+from executions.services.alerts.watching import QUIET, watch, watch_without_workers
+from executions.services.ledger import append
 from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from executions.services.statistics import bucket_of, hour_of
@@ -372,3 +374,26 @@ def test_a_slow_receiver_holds_no_task_and_is_given_up(
         watch_alerts()
         wait_for(lambda: bool(Alert.objects.get(pk=alert.pk).problem))
     assert slow.connections == 1
+
+
+@pytest.mark.parametrize("look", [watch_alerts, watch_without_workers])
+def test_while_the_ledger_takes_no_entry_what_is_open_is_told(
+    look: Callable[[], object], settings: Any, transactional_db: None
+) -> None:
+    append("note", "the first", {})
+    keys = settings.LEDGER_KEYS
+    settings.LEDGER_KEYS = [secrets.token_urlsafe(32)]
+    settings.ALERT_ALLOWED_NETWORKS = ["127.0.0.1"]
+    receiver = Receiver()
+    settings.ALERTING = to(receiver.url)
+    quiet = datetime.now(UTC) - QUIET - timedelta(minutes=1)
+    over = an_alert(subject="over", active_key="error_rate over", seen_at=quiet, posted="open")
+    news = an_alert()
+    look()
+    wait_for(lambda: Alert.objects.get(pk=news.pk).posted == "open")
+    receiver.close()
+    assert Alert.objects.get(pk=over.pk).state == "open"
+
+    settings.LEDGER_KEYS, settings.ALERTING = keys, Alerting()
+    look()
+    assert Alert.objects.get(pk=over.pk).state == "resolved"

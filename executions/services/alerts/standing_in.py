@@ -8,7 +8,6 @@ import threading
 from django.db import Error as DatabaseFailure
 from django.db import close_old_connections
 
-from executions.services.alerts.sending import send_in_background
 from executions.services.alerts.watching import watch_without_workers
 from sandbox_site import draining
 
@@ -26,8 +25,7 @@ def _watch_forever() -> None:
     stop = threading.Event()
     while not (stop.wait(EVERY_SECONDS) or draining.is_draining()):
         try:
-            if watch_without_workers():
-                send_in_background()
+            watch_without_workers()
         except DatabaseFailure as error:
             logger.info("alerts could not be looked at: %s", error)
         except Exception:

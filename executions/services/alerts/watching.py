@@ -11,7 +11,7 @@ from django.utils import timezone
 from executions.models import Alert, Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
-from executions.services.alerts.sending import WAYS
+from executions.services.alerts.sending import WAYS, send_in_background
 from executions.services.ledger import append
 
 logger = logging.getLogger(__name__)
@@ -35,17 +35,29 @@ def watch(now: datetime | None = None) -> int:
             unknown.append(rule.name)
     over = Alert.objects.filter(active_key__isnull=False, seen_at__lt=moment - QUIET)
     for alert in over.exclude(rule__in=unknown):
-        _resolve(alert, moment)
+        try:
+            _resolve(alert, moment)
+        except Exception:
+            # It stays open until its end can be entered.
+            logger.exception("the alert %s could not be resolved", alert)
     Alert.objects.filter(state=Alert.State.RESOLVED, resolved_at__lt=moment - KEPT).delete()
     return opened
 
 
+def watch_and_tell() -> int:
+    """What is open is told whatever becomes of the looking. How many alerts were opened."""
+    try:
+        return watch()
+    finally:
+        send_in_background()
+
+
 def watch_without_workers() -> bool:
-    """Look at the rules where no worker is there to do so: that none is, is one of them. Whether
-    that was so."""
+    """Look at the rules, and tell, where no worker is there to do so: that none is, is one of
+    them. Whether that was so."""
     if Process.objects.filter(kind=Process.Kind.WORKER, ended_at=None).exists():
         return False
-    watch()
+    watch_and_tell()
     return True
 
 
