@@ -82,19 +82,11 @@ def _put_in_the_place_of(shown: PendingChange, other: PendingChange) -> None:
 def test_she_has_another_configuration_made_than_the_one_that_is_approved(action: str) -> None:
     ann, ben = superuser("ann"), superuser("ben")
     save_config("probe", GOOD)
-    asked = [
-        request_change(
-            "probe",
-            PendingChange.Action(action),
-            {"endpoint": address, "token": "tok-0123456789-wxyz"},
-            author="user:ann",
-            author_id=ann.pk,
-        )
-        for address in ("http://b", "http://evil")
-    ]
-    shown, other = asked
-    assert isinstance(shown, PendingChange)
-    assert isinstance(other, PendingChange)
+    for address in ("http://b", "http://evil"):
+        asked = GOOD | {"endpoint": address}
+        what = PendingChange.Action(action)
+        request_change("probe", what, asked, author="user:ann", author_id=ann.pk)
+    shown, other = PendingChange.objects.order_by("pk")
     _put_in_the_place_of(shown, other)
     assert approve(ben, shown).status == "waiting"
     assert ProviderConfig.objects.get().config["endpoint"] == "http://a"
