@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.admin.models import LogEntry, LogEntryManager
 from django.contrib.auth import get_user_model
 from django.db.models import Model
-from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
+from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from executions.models import ApiKey, LegalHold, Schedule, Tenant, WebhookSecret
 from executions.services.holds import keep_held_tenant
@@ -44,7 +44,7 @@ def connect() -> None:
         for name in binding.related:
             relation: Any = model._meta.get_field(name).remote_field
             m2m_changed.connect(_relation, sender=relation.through, dispatch_uid="ledger")
-            for signal, receiver in ((pre_delete, _related_goes), (post_delete, _related_gone)):
+            for signal, receiver in _OF_RELATED:
                 signal.connect(receiver, sender=relation.model, dispatch_uid=f"ledger {label}")
     LogEntryManager.bulk_create = _save_each  # type: ignore[assignment]
 
@@ -162,6 +162,39 @@ def _related_goes(sender: Any, instance: Model, **sent: Any) -> None:
 def _related_gone(sender: Any, instance: Model, **sent: Any) -> None:
     for row in instance.__dict__.pop("_held_by", ()):
         enter_row(row, "changed")
+
+
+def _related_changes(sender: Any, instance: Model, **sent: Any) -> None:
+    """A role under another name is another one to everybody who has it."""
+    instance._said_before = _said_of(instance)  # type: ignore[attr-defined]
+
+
+def _related_changed(sender: Any, instance: Model, **sent: Any) -> None:
+    before = instance.__dict__.pop("_said_before", None)
+    if before and before != _said_of(instance):
+        _related_goes(sender, instance)
+        _related_gone(sender, instance)
+
+
+def _said_of(instance: Model) -> list[tuple[Any, ...]]:
+    """What others say of it, as the database has it now."""
+    row = type(instance)._base_manager.filter(pk=instance.pk)
+    return [
+        said
+        for label, binding in BINDINGS.items()
+        for name, columns in binding.related.items()
+        if (model := model_of(label)) is not None
+        and model._meta.get_field(name).related_model is type(instance)
+        for said in row.values_list(*columns)
+    ]
+
+
+_OF_RELATED = (
+    (pre_save, _related_changes),
+    (post_save, _related_changed),
+    (pre_delete, _related_goes),
+    (post_delete, _related_gone),
+)
 
 
 def _all_of(through: Any, instance: Model) -> list[Model]:

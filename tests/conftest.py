@@ -8,6 +8,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+import hypothesis
 import pytest
 from django.db import connection
 from django.test import TransactionTestCase
@@ -21,6 +22,12 @@ from providers.services import probing, trial
 from providers.services.kept import forget_all
 from tests.emptying import empty_database
 from tests.required import require as require
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 pytest_plugins = [
     "tests.provider_fixtures",

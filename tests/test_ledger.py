@@ -233,6 +233,19 @@ def test_a_role_given_or_taken_is_entered_with_who_did_it(admin_client: Client) 
     assert [said["object"] for said in stated("admin_action")] == ["dora", "dora"]
 
 
+def test_a_role_under_another_name_changes_nobody_behind_our_back(db: None) -> None:
+    user = get_user_model().objects.create_user("dora")
+    group = Group.objects.create(name="Inspector")
+    user.groups.add(group)
+    entered = len(stated("user"))
+    group.save()
+    assert len(stated("user")) == entered
+    group.name = "Reader"
+    group.save()
+    assert [said["subject"] for said in stated("user")[entered:]] == ["dora"]
+    assert [str(finding) for finding in verify().findings] == []
+
+
 def test_roles_are_entered_from_either_side_and_when_cleared(db: None) -> None:
     user = get_user_model().objects.create_user("dora")
     group = Group.objects.create(name="Inspector")
