@@ -55,7 +55,7 @@ def tend() -> int:
     """
     # First: whatever holds up the rest must not cost anybody his sandbox.
     ended = renew_living()
-    for session in list(Session.objects.filter(DUE).defer("env")[:_AT_ONCE]):
+    for session in _each(Session.objects.filter(DUE).defer("env")):
         wait_for(saved_last(session))
         ended += close_if_due(session.pk)
     ended += close_never_opened()
@@ -65,6 +65,15 @@ def tend() -> int:
     rest_unused()
     clean_ended()
     return ended
+
+
+def _each(sessions: QuerySet[Session]) -> Iterator[Session]:
+    """All of them, so many read at a time: what stays as it is keeps no other from its turn."""
+    rows = sessions.order_by("pk")
+    page = list(rows[:_AT_ONCE])
+    while page:
+        yield from page
+        page = list(rows.filter(pk__gt=page[-1].pk)[:_AT_ONCE])
 
 
 def save_left() -> int:
@@ -80,15 +89,13 @@ def save_left() -> int:
         tenant__isnull=False,
         unsaved_since__lt=before,
     )
-    return _one_by_one(
-        left.order_by("unsaved_since"), lambda session: save_soon(session.pk, session.tenant_slug)
-    )
+    return _one_by_one(left, lambda session: save_soon(session.pk, session.tenant_slug))
 
 
 def rest_unused() -> int:
     """Put to sleep what was unused for its time. How many."""
     return _one_by_one(
-        Session.objects.filter(TIRED).order_by("used_at"),
+        Session.objects.filter(TIRED),
         lambda session: threads.submit(
             ("sleep", session.pk), session.tenant_slug, lambda: _rested(session)
         ),
@@ -105,8 +112,12 @@ def _rested(session: Session) -> bool:
 
 
 def _one_by_one(sessions: QuerySet[Session], begin: Callable[[Session], Future[Any]]) -> int:
-    """Side by side, as many as there are threads for, and waited for so long together."""
-    begun = [begin(session) for session in sessions.defer("env", "ref")[:_AT_ONCE]]
+    """Side by side, as many as there are threads for, and waited for so long together.
+
+    Others each time: those that cannot be dealt with must not keep the rest from their turn.
+    """
+    some = sessions.defer("env", "ref").order_by("?")[:_AT_ONCE]
+    begun = [begin(session) for session in some]
     done, _ = wait(begun, SAVING_SECONDS)
     return sum(bool(each.exception() is None and each.result()) for each in done)
 
@@ -158,9 +169,9 @@ class _Silent:
 def release_ended() -> int:
     """Have the providers end the sandboxes of sessions that have ended. How many have."""
     released = 0
-    left = Session.objects.filter(closed_at__isnull=False, released_at=None).order_by("pk")
+    left = Session.objects.filter(closed_at__isnull=False, released_at=None)
     silent = _Silent()
-    for session in left[:_AT_ONCE]:
+    for session in _each(left):
         if session not in silent:
             with silent.noting(session):
                 wait_for(release(session))
@@ -172,9 +183,9 @@ def release_ended() -> int:
 def renew_living() -> int:
     """Have the providers keep the sandboxes of open sessions. How many were found to be lost."""
     lost = 0
-    living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False).order_by("pk")
+    living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
     silent = _Silent()
-    for session in living[:_AT_ONCE]:
+    for session in _each(living):
         if session in silent:
             continue
         try:
