@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.db.models.functions import Now
 
 from executions.models import Execution, Schedule
+from executions.services import journal
 from executions.services.execution_log import log_execution
 from executions.services.record import close_record, error_changes
 from executions.services.recurring.changing import pause
 from providers.errors import UNAVAILABLE
 
 RESTORED = "The database was restored from a backup. Resume it."
+
+
+class Settled(NamedTuple):
+    """How many results that waited in the journal were recorded, executions that were open were
+    ended, and schedules whose time has come since were paused."""
+
+    recorded: int = 0
+    ended: int = 0
+    paused: int = 0
+
+
+def settle(made_at: str) -> Settled:
+    """Do what is to be done before a restored database is used, so that nothing of it runs again.
+
+    Raises LedgerUnavailable.
+    """
+    # What is known of what was open, before the rest is given up.
+    recorded = journal.record_kept()
+    return Settled(recorded, end_open_executions(made_at), pause_schedules())
 
 
 def end_open_executions(made_at: str) -> int:

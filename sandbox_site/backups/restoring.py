@@ -15,10 +15,9 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db.migrations.loader import MigrationLoader
 
-from executions.services import journal
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.verification import Verification, verify
-from executions.services.restored import end_open_executions, pause_schedules
+from executions.services.restored import Settled, settle
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (
@@ -48,11 +47,7 @@ class Restored:
     about: dict[str, Any]
     verification: Verification | None = None
     not_verified: str = ""
-    # Results that waited in the journal, which are recorded now.
-    recorded: int = 0
-    ended: int = 0
-    # Schedules whose time has come since.
-    paused: int = 0
+    settled: Settled = field(default_factory=Settled)
     # Why executions that were open could not be ended.
     not_ended: str = ""
     kept_checkpoints: bool = False
@@ -181,10 +176,7 @@ def _verify(restored: Restored) -> None:
     except LedgerUnavailable as error:
         restored.not_verified = error.message
     try:
-        # What is known of what was open, before the rest is given up.
-        restored.recorded = journal.record_kept()
-        restored.ended = end_open_executions(str(restored.about.get("made_at", "")))
-        restored.paused = pause_schedules()
+        restored.settled = settle(str(restored.about.get("made_at", "")))
     except LedgerUnavailable as error:
         restored.not_ended = error.message
 

@@ -49,15 +49,14 @@ class Command(BaseCommand):
             ledger = None if found is None else {"intact": intact, **asdict(found)}
             about = {key: restored.about.get(key) for key in ("made_at", "ledger", "secrets")}
             outcome = {"intact": intact, "backup": about, "verification": ledger}
-            done = {name: getattr(restored, name) for name in ("recorded", "ended", "paused")}
-            self.stdout.write(json.dumps(outcome | done))
+            self.stdout.write(json.dumps(outcome | restored.settled._asdict()))
         else:
             self._print(restored)
         if not intact:
             sys.exit(NOT_INTACT)
 
     def _print(self, restored: Restored) -> None:
-        tell, found = self.stdout.write, restored.verification
+        tell, found, settled = self.stdout.write, restored.verification, restored.settled
         tell(f"Restored into {settings.DATA_DIR}: the backup of {restored.about['made_at']}.")
         if found is None:
             tell(f"NOT VERIFIED: {restored.not_verified}")
@@ -70,14 +69,14 @@ class Command(BaseCommand):
                 f"{settings.LEDGER_CHECKPOINTS} had checkpoints, and they were kept: `truncated` "
                 "says how many entries the backup does not have."
             )
-        if restored.ended:
+        if settled.ended:
             tell(
-                f"{restored.ended} executions that waited or ran when it was made were ended with "
+                f"{settled.ended} executions that waited or ran when it was made were ended with "
                 "SB009. They do not run again: they may have run after it."
             )
-        if restored.paused:
+        if settled.paused:
             tell(
-                f"{restored.paused} schedules that have come due since were paused: they may have "
+                f"{settled.paused} schedules that have come due since were paused: they may have "
                 "run. Their tenants resume them."
             )
         if restored.not_ended:
