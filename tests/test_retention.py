@@ -15,8 +15,9 @@ from django.db import connection
 from django.utils import timezone
 
 from executions.ids import first_uuid7, uuid7
-from executions.models import Artifact, Execution, LedgerEntry, ToolCall
+from executions.models import Artifact, Execution, LateResult, LedgerEntry, ToolCall
 from executions.services import retention
+from executions.services.late_results import attach
 from executions.services.ledger import append
 from executions.services.ledger.records import ERASURE
 from executions.services.ledger.verification import verify
@@ -151,6 +152,22 @@ def test_what_was_asked_for_at_a_later_time_is_kept_from_then_on(
     assert apply_retention() == []
     keep(alice, code=4)
     assert [erased.executions for erased in apply_retention()] == [1]
+    assert verify().is_intact
+
+
+def test_what_came_late_of_a_later_time_is_kept_from_then_on(
+    scripted: object, alice: Caller, later: None
+) -> None:
+    at = (timezone.now() + timedelta(days=5)).isoformat()
+    execution_id = run(alice, CODE, mode="async", run_at=at).json()["id"]
+    assert alice.client.post(f"/api/v1/executions/{execution_id}/cancel").status_code == 200
+    cancelled = Execution.objects.get(pk=execution_id)
+    late = {"stdout": "late", "finished_at": timezone.now()}
+    assert attach(cancelled, Execution.Status.SUCCEEDED, late)
+    for days, left in ((6, "late"), (4, "")):
+        keep(alice, output=days)
+        apply_retention()
+        assert LateResult.objects.get().stdout == left
     assert verify().is_intact
 
 

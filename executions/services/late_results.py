@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 
 from executions.models import Artifact, Execution, LateResult
 from executions.services.ledger.sealing import artifact_content
@@ -72,7 +73,10 @@ def erase_late_results(
     Each change is entered, so that the ledger tells it from one behind our back.
     """
     due = LateResult.objects.filter(
-        execution__tenant_slug=tenant_slug, execution__created_at__lt=created_before
+        # What was asked for at a later time is kept from then on.
+        Q(execution__run_at=None) | Q(execution__run_at__lt=created_before),
+        execution__tenant_slug=tenant_slug,
+        execution__created_at__lt=created_before,
     ).exclude(**dict.fromkeys(_BODIES, ""))
     due = due.exclude(execution__in=but_of)
     erased = 0
