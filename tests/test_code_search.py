@@ -15,9 +15,11 @@ from executions.ids import first_uuid7
 from executions.models import CodeSearchProgress, CodeText, Execution
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
+from executions.services.record import close_record
 from executions.services.worker import run_queued
 from executions.tasks import index_new_code
 from tests.conftest import Caller
+from tests.held import opened
 from tests.running import run
 from tests.test_execution_admin import auditor, shown
 from tests.test_run_at import CODE as QUIET
@@ -113,6 +115,23 @@ def test_what_is_to_run_in_a_month_keeps_nobody_from_being_found(
     come(waits)
     run_queued()
     assert Execution.objects.get(pk=waits.pk).status == "succeeded"
+    assert CodeText.objects.count() == 1
+    assert found("os.system") == set()
+
+
+def test_a_process_in_the_background_keeps_nobody_from_being_found(
+    scripted: object, alice: Caller, charlie: Caller, settings: Any
+) -> None:
+    """It may run for as long as its session, which is a year at most."""
+    runs = opened(charlie)
+    runs.code, runs.code_hash, runs.background = "# os.system", "b" * 64, True
+    runs.save()
+    ran = record(alice, "hidden for a year?")
+    assert index_new_code() == 2
+    assert (found("hidden for a year?"), found("os.system")) == ({ran.pk}, {runs.pk})
+    # What is not kept once it has succeeded leaves the index with it.
+    settings.SANDBOX_STORE_CODE = "on_error"
+    assert close_record(runs, Execution.Status.SUCCEEDED, {"exit_code": 0})
     assert CodeText.objects.count() == 1
     assert found("os.system") == set()
 

@@ -85,13 +85,14 @@ def index_new_code() -> int:
     """Take in the programs that were run since the last time. How many were new.
 
     It stops before the oldest execution that has not ended: whether its code is kept shows then.
-    One that was asked for at a later time keeps nobody's waiting: it is taken in as it is.
+    One that was asked for at a later time, or runs in the background for as long as its session,
+    keeps nobody's waiting: it is taken in as it is.
     """
     CodeSearchProgress.objects.get_or_create(pk=1, defaults={"before": _NIL})
     until = first_uuid7(timezone.now() - _SETTLED)
     # Not one by one in the order of their ids, for which every row there is would be read.
     still_open = Execution.objects.filter(finished_at=None).order_by("tenant_slug", "status")
-    still_open = still_open.filter(run_at=None)
+    still_open = still_open.filter(run_at=None, background=False)
     until = min((until, *still_open.values_list("pk", flat=True)))
     added = 0
     for _ in range(_STEPS):

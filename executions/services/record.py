@@ -310,8 +310,9 @@ def close_record(
                 artifact.save(force_insert=True)
             entry = append_execution(content, ended)
             statistics.count(ended, size, ran_ms)
-            if ended.run_at is not None and execution.code and not ended.code:
-                # It was taken in while it waited (`index_new_code`).
+            is_taken_in = ended.run_at is not None or ended.background
+            if is_taken_in and execution.code and not ended.code:
+                # While it was open (`index_new_code`).
                 forget_code({ended.code_hash}, but_of=(ended.pk,))
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
