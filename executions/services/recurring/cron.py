@@ -55,10 +55,37 @@ def check_cron(cron: str) -> str:
 def next_time(cron: str, zone: str, after: datetime) -> datetime | None:
     """The first time after this moment, in UTC. Raises ValueError for what is no expression."""
     local = _zone(zone)
-    trigger = CronTrigger.from_crontab(cron, timezone=local)
-    # Without an end it would look for the 31st of February for thousands of years.
-    trigger.end_date = (after + _HORIZON).astimezone(local)
     moment = (after + timedelta(microseconds=1)).astimezone(local)
+    found = [_first(cron, moment), _first_on_the_wall(cron, after, local)]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _first_on_the_wall(cron: str, after: datetime, local: tzinfo) -> datetime | None:
+    """The first time after this moment, of a wall clock that leaves nothing out.
+
+    What the zone's clock leaves out is due after it, as much later as that was put forward. Asked
+    in the zone itself, APScheduler leaves out the day of which midnight is.
+    """
+    # As the clock was a day ago: what was left out since may be still to come.
+    before = (after - timedelta(days=1)).astimezone(local).utcoffset()
+    wall = min(after.astimezone(UTC) + (before or timedelta()), _as_utc(after.astimezone(local)))
+    while (found := _first(cron, wall)) is not None:
+        if (moment := found.replace(tzinfo=local).astimezone(UTC)) > after:
+            return moment
+        wall = found + timedelta(microseconds=1)
+    return None
+
+
+def _as_utc(moment: datetime) -> datetime:
+    """What the clock on the wall shows."""
+    return moment.replace(tzinfo=UTC, fold=0)
+
+
+def _first(cron: str, moment: datetime) -> datetime | None:
+    """The first time from this moment on, in its zone."""
+    trigger = CronTrigger.from_crontab(cron, timezone=moment.tzinfo)
+    # Without an end it would look for the 31st of February for thousands of years.
+    trigger.end_date = moment + _HORIZON
     found: datetime | None = trigger.get_next_fire_time(None, moment)
     return None if found is None else found.astimezone(UTC)
 
