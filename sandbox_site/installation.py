@@ -34,6 +34,8 @@ from sandbox_site.models import InstallationMark
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "installation"
+# In DATA_DIR, as long as what was restored there is not to be used.
+RESTORING = ".restoring"
 NAMES = ("FERNET_KEYS", "SECRET_KEY", "STORAGE_URL", "LEDGER_CHECKPOINTS")
 
 
@@ -46,12 +48,22 @@ def join() -> None:
 
     Safe to call at every start, and by several instances at once: who was second is compared.
     """
+    _refuse_half_restored()
     if not _has_marks():
         return
     if "FERNET_KEYS" not in _names():
         _refuse_foreign_rows()
     _leave_marks()
     refuse_foreign()
+
+
+def _refuse_half_restored() -> None:
+    if (settings.DATA_DIR / RESTORING).exists():
+        raise DoesNotFit(
+            f"DATA_DIR: restoring a backup into {settings.DATA_DIR} did not come to its end, and "
+            "what it had open could run again. Move the folder away, and restore the backup once "
+            "more."
+        )
 
 
 def _leave_marks() -> None:
@@ -66,6 +78,7 @@ def refuse_foreign() -> None:
 
     Without a database, or without its tables, there is nothing to compare.
     """
+    _refuse_half_restored()
     if not _has_marks():
         return
     _refuse_other_keys()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.backups import change, manage, rows, succeeded
+from tests.processes import ROOT, clean_environment, free_port
 
 pytest_plugins = ["tests.backup_fixtures"]
 
@@ -137,3 +140,43 @@ def test_a_restore_that_was_interrupted_does_not_start(archive: Path, tmp_path: 
     refused = manage(target, "bootstrap")
     assert refused.returncode != 0
     assert "secrets.env is missing but its database is there" in refused.stderr
+
+
+INTERRUPTED = """
+from unittest.mock import patch
+from sandbox_site.backups.restoring import restore
+with patch("sandbox_site.backups.restoring.verify", side_effect=KeyboardInterrupt):
+    with open({archive!r}, "rb") as stream:
+        restore(stream, print)
+"""
+
+
+def test_a_restore_that_was_interrupted_while_it_verified_starts_nothing(
+    archive: Path, tmp_path: Path
+) -> None:
+    """Everything is in place by then, and what was open has not been ended."""
+    target = tmp_path / "restored"
+    script = INTERRUPTED.format(archive=str(archive))
+    assert manage(target, "shell", "--command", script).returncode != 0
+    assert (target / "secrets.env").exists()
+    for start in ("bootstrap", "qcluster", "up"):
+        refused = manage(target, start)
+        assert refused.returncode != 0
+        assert "restore the backup once" in refused.stderr, start
+    web = subprocess.run(
+        [
+            *(sys.executable, "-m", "gunicorn", "--config", "python:sandbox_site.gunicorn_conf"),
+            *("--bind", f"127.0.0.1:{free_port()}", "sandbox_site.asgi:application"),
+        ],
+        cwd=ROOT,
+        env=clean_environment(target),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert web.returncode != 0
+    assert "restore the backup once" in web.stderr + web.stdout
+    shutil.rmtree(target)
+    succeeded(manage(target, "restore", str(archive)))
+    succeeded(manage(target, "bootstrap"))

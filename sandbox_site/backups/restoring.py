@@ -32,8 +32,8 @@ from sandbox_site.backups.embedded import (
 )
 from sandbox_site.checks import secret_key
 from sandbox_site.database import files_of
+from sandbox_site.installation import RESTORING
 
-_DRAFT = ".restoring"
 # A disk of its own has this from the beginning.
 _OF_THE_DISK = "lost+found"
 
@@ -63,7 +63,7 @@ def restore(stream: IO[bytes], tell: Tell) -> Restored:
     database = database_file()
     artifacts_folder()
     refuse_unless_empty(database)
-    draft = settings.DATA_DIR / _DRAFT
+    draft = settings.DATA_DIR / RESTORING
     draft.mkdir(mode=0o700, parents=True)
     try:
         about = unpack(stream, draft, lambda files, size: _tell(tell, files, size))
@@ -78,6 +78,8 @@ def restore(stream: IO[bytes], tell: Tell) -> Restored:
     call_command("migrate", interactive=False, verbosity=0)
     tell("Verifying the ledger.")
     _verify(restored)
+    if not restored.not_ended:
+        shutil.rmtree(draft)
     return restored
 
 
@@ -117,7 +119,7 @@ def _refuse_unless_usable(draft: Path) -> None:
     """Before anything is in place: is it all there, and does this version know its database?"""
     if not (draft / DATABASE).exists():
         raise DamagedArchive(f"it has no {DATABASE}")
-    ours = {RUNTIME, KEPT, _DRAFT, *(path.name for path in files_of(settings.DATABASES))}
+    ours = {RUNTIME, KEPT, RESTORING, *(path.name for path in files_of(settings.DATABASES))}
     if found := sorted(ours & {path.name for path in _entries(draft / DATA)}):
         raise DamagedArchive(f"{found[0]!r} does not belong into a backup")
     generated = keys.read(draft / DATA)
@@ -145,7 +147,8 @@ def _refuse_unless_usable(draft: Path) -> None:
 def _put_into_place(draft: Path, database: Path) -> bool:
     """Whether checkpoints that were there already were kept.
 
-    The database goes first and the keys last: what an interruption leaves does not start.
+    The database goes first and the keys last, and the draft stays until nothing is left open (see
+    `installation.join`): what an interruption leaves does not start.
     """
     kept = _place_checkpoints(draft / CHECKPOINTS)
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,7 +156,6 @@ def _put_into_place(draft: Path, database: Path) -> bool:
     entries = _entries(draft / DATA)
     for path in sorted(entries, key=lambda path: path.name == keys.FILE_NAME):
         os.rename(path, settings.DATA_DIR / path.name)
-    shutil.rmtree(draft)
     return kept
 
 

@@ -80,7 +80,10 @@ class Command(BaseCommand):
                 "run. Their tenants resume them."
             )
         if restored.not_ended:
-            tell(f"OPEN EXECUTIONS COULD NOT BE ENDED: {restored.not_ended}")
+            tell(
+                f"OPEN EXECUTIONS COULD NOT BE ENDED: {restored.not_ended} The service does not "
+                "start, for they would run again. Mend it, move the folder away, restore once more."
+            )
         tell(
             f"Next ({PAGE}):\n"
             "  1. Revoke again what was revoked since: keys, accounts and roles are as they were.\n"
