@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from executions.models import Execution, Tenant
+from executions.models import Execution, Session, Tenant
 from executions.services.deaths import Watcher
 from executions.services.leases import Keeper
+from executions.services.sessions.ending import lose
 from executions.services.waiting import Waits
 from executions.services.waiting import wait_for as carry_out
-from executions.services.workspaces import sleeping, threads, waking
+from executions.services.workspaces import background, saving, sleeping, threads, waking
 from executions.storage import WORKSPACES, kept
 from providers.errors import CreationFailed
 from tests import kept_here
@@ -249,3 +251,64 @@ def test_after_a_wake_only_what_changes_is_fetched(
     assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
         "['f', 'g']\n"
     )
+
+
+def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restored(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice, saves="answer")
+    cell(alice, session, write("f", "old"))
+    (former,) = kept_here.sandboxes()
+    (former.folder / "f").write_text("of the former")
+    commit, furnished = saving._commit, waking.furnished
+    uploaded, may_commit = threading.Event(), threading.Event()
+
+    def commit_late(*arguments: Any) -> Any:
+        uploaded.set()
+        assert may_commit.wait(20)
+        return commit(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "_commit", commit_late)
+        save = in_thread(lambda: background.saved(row(session).pk))
+        assert uploaded.wait(20)
+    lose(row(session), "out of memory")
+    former.close()
+    in_storage: list[dict[str, bytes | None]] = []
+
+    def furnished_before_the_save(*arguments: Any) -> Waits[str]:
+        mark = yield from furnished(*arguments)
+        may_commit.set()
+        save.join()
+        in_storage.append(saved(session))
+        return mark
+
+    monkeypatch.setattr(waking, "furnished", furnished_before_the_save)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
+    assert in_storage == [{"f": b"old"}]
+
+
+def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_down_after_it(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice, saves="answer")
+    cell(alice, session, write("f", "old"))
+    (former,) = kept_here.sandboxes()
+    (former.folder / "f").write_text("of the former")
+    refuse_ended, has_session, is_awake = saving.refuse_ended, threading.Event(), threading.Event()
+
+    def stall(found: Session) -> None:
+        if not has_session.is_set():
+            has_session.set()
+            assert is_awake.wait(20)
+        refuse_ended(found)
+
+    monkeypatch.setattr(saving, "refuse_ended", stall)
+    save = in_thread(lambda: background.saved(row(session).pk))
+    assert has_session.wait(20)
+    lose(row(session), "it did not answer")
+    # It goes on all the same, and is asked by who knows it still.
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
+    is_awake.set()
+    save.join()
+    assert saved(session) == {"f": b"old"}

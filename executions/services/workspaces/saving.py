@@ -129,13 +129,18 @@ class _Look:
 
 
 def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
-    """None where somebody else saved, or removed what was to be named, meanwhile."""
+    """None where there was no workspace yet, and where somebody else saved, or removed what was to
+    be named, meanwhile."""
+    # Before the session: a version that came with its next sandbox must not go with this one.
+    workspace = Workspace.objects.filter(session=session_pk).first()
     session = Session.objects.defer("env").select_related("tenant").get(pk=session_pk)
     refuse_ended(session)
     tenant = session.tenant
     if session.ref is None or tenant is None or session.saves == Session.Saves.NEVER:
         raise Conflict("The session has no sandbox whose files could be saved now.")
-    workspace = workspace_of(session, tenant)
+    if workspace is None:
+        workspace_of(session, tenant)
+        return None
     # In this order: what ends after the row was read has touched it since.
     open_turns = Execution.objects.filter(session=session.pk, finished_at=None)
     look = _Look(

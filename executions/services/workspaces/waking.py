@@ -134,6 +134,8 @@ def _give_back_one(session_id: UUID, claimed_at: datetime) -> None:
 
 def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[None]:
     tenant = tenant_of(session)
+    # A save of its former sandbox that is still under way must not change what is restored.
+    Workspace.objects.filter(session=session.pk).update(version=F("version") + 1)
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
