@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db.models import QuerySet
 
 from executions.models import Blob, LooseFile
 from executions.services.storage_check import ORPHAN_SECONDS, compare_storage
+from executions.services.workspaces import blobs
 from executions.storage import WORKSPACES, kept
 from tests.conftest import Caller
 from tests.saved_files import stored
@@ -61,3 +63,30 @@ def test_what_is_saved_is_the_same_on_both_sides(alice: Caller, tmp_path: Path) 
     found = compare_storage()
     assert found.is_same
     assert (found.files, found.rows) == (3, 3)
+
+
+@pytest.mark.django_db
+def test_an_upload_that_ends_while_rows_are_looked_up_keeps_its_bytes(
+    alice: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, ask = blobs._settle, QuerySet.values_list
+
+    def compare_before(*upload: Any) -> Any:
+        made: list[Any] = []
+        age_all(tmp_path)
+
+        def ask_and_settle(rows: QuerySet[Any], *names: str, **how: Any) -> Any:
+            found = ask(rows, *names, **how)
+            if names == ("file",) and not made:
+                found = list(found)
+                made.append(settle(*upload))
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(QuerySet, "values_list", ask_and_settle)
+            compare_storage(remove=True)
+        return made[0]
+
+    monkeypatch.setattr(blobs, "_settle", compare_before)
+    (blob,) = stored(alice.tenant, b"bytes")
+    assert b"".join(blobs.read(blob)) == b"bytes"

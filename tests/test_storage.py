@@ -14,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from executions.models import Artifact, Execution, LedgerEntry
-from executions.services import payloads, storage_check
-from executions.services.ledger import append, checkpoints
+from executions.services import journal, payloads, storage_check
+from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.verification import verify
 from executions.services.retention import apply_retention
 from executions.services.worker import run_queued
@@ -229,6 +229,25 @@ def test_storage_and_rows_are_compared_both_ways(
     assert kept(ARTIFACTS).size(f"{fine[-2:]}/{fine}/0") > 0
     with pytest.raises(FileNotFoundError):
         kept(ARTIFACTS).size("nothing")
+    checkpoints_written()
+
+
+def test_what_a_run_that_waits_in_the_journal_made_is_not_removed(
+    scripted: object, alice: Caller, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DATA_DIR = tmp_path
+
+    def away(*_: object) -> None:
+        raise LedgerUnavailable("The ledger takes no entry now.")
+
+    monkeypatch.setattr(journal, "start", lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "record", away)
+        run(alice, CODE)
+    monkeypatch.setattr(storage_check, "ORPHAN_SECONDS", -60)
+    assert storage_check.compare_storage(remove=True).is_same
+    assert journal.record_kept() == 1
+    assert kept(ARTIFACTS).exists(str(Artifact.objects.get().file.name))
     checkpoints_written()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from executions.models import Artifact, Blob, LooseFile
+from executions.models import Artifact, Blob, Execution, LooseFile
 from executions.services import payloads
 from executions.storage import ARTIFACTS, WORKSPACES, Entry, kept
 
@@ -95,7 +95,8 @@ def _compare_workspaces(
     for entries in _batches(storage.entries()):
         found.files += len(entries)
         names = {each.name for each in entries if each.modified < oldest}
-        for model in (Blob, LooseFile):
+        # As a file lives: between two of these it may become a blob, and a blob that goes is loose.
+        for model in (LooseFile, Blob, LooseFile):
             names -= set(model.objects.filter(file__in=names).values_list("file", flat=True))
         for name in sorted(names):
             found.without_row.add(f"{WORKSPACES}/{name}")
@@ -122,7 +123,10 @@ def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
 
 
 def _without_row(names: Iterable[str]) -> list[str]:
-    """A name begins with its execution's id, by which the rows are found."""
+    """A name begins with its execution's id, by which the rows are found.
+
+    An open one may wait in the journal with what came of it, and get its rows only then.
+    """
     of_executions: dict[str, UUID | None] = {}
     for name in names:
         _, _, rest = name.partition("/")
@@ -131,9 +135,12 @@ def _without_row(names: Iterable[str]) -> list[str]:
         except ValueError:
             of_executions[name] = None
     ids = {execution_id for execution_id in of_executions.values() if execution_id}
+    # Asked first: whoever ends one writes its rows with that.
+    unended = Execution.objects.filter(pk__in=ids, finished_at=None)
+    waiting = set(unended.values_list("pk", flat=True))
     rows = Artifact.objects.filter(execution__in=ids).exclude(file="")
     known = set(rows.values_list("file", flat=True))
-    return [name for name in of_executions if name not in known]
+    return [name for name, pk in of_executions.items() if name not in known and pk not in waiting]
 
 
 def _is_missing(artifact: Artifact) -> bool:
