@@ -87,10 +87,11 @@ def close_if_due(session_id: UUID) -> bool:
 
 
 def close_if_idle(session_id: UUID, because: str) -> bool:
-    """Close a session to make room, unless it is busy. Whether this call did."""
+    """Close a session to make room, unless it is busy, or sleeps by now. Whether this call did."""
     with transaction.atomic():
         rows = Session.objects.select_for_update().defer("env", "ref")
-        session = rows.filter(pk=session_id, closed_at=None).first()
+        mine = rows.filter(SLEEPLESS, pk=session_id, closed_at=None, ref__isnull=False)
+        session = mine.first()
         if session is None or busy([session_id]):
             return False
         return _end(session, Session.State.CLOSED, because)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
@@ -26,13 +27,17 @@ from executions.services.workspaces import threads
 from executions.services.workspaces.sleeping import put_to_sleep
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
+from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import KeptSandbox
+from providers.waiting import within
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _RETRY_SECONDS = 5.0
+# Who wants room waits no longer for others to be saved: that may take half an hour.
+ROOM_SECONDS = 30.0
 _BECAUSE = "another one was opened"
 # Asleep, for each that a tenant may have awake: they have no sandbox, but rows and files.
 ASLEEP_FOR_EACH = 50
@@ -48,8 +53,9 @@ def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
     Beyond its own bound it is the tenant's session that was unused for longest that goes to sleep,
     or is closed where nothing of it is saved. Beyond the bound of all it is that of the tenant who
     has the most: nobody loses one to somebody who has more. Raises RateLimited where each of them
-    is busy, or cannot be saved.
+    is busy, is being opened, or cannot be saved in time.
     """
+    until = time.monotonic() + ROOM_SECONDS
     tried: set[UUID] = set()
     while True:
         # Over all tenants: what is counted is all that there are.
@@ -59,14 +65,14 @@ def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
                 return reserve()
         slug, problem, quota = full
         session = next(iter(_unused(slug, tried)), None)
-        if session is None:
+        if session is None or time.monotonic() > until:
             raise RateLimited(
                 f"{problem}, and no more may be opened while these are in use. Close one.",
                 field=quota,
                 retry_after=_RETRY_SECONDS,
             )
         tried.add(session.pk)
-        yield from _made_free(session)
+        yield from _made_free(session, until)
 
 
 def awake_of(tenant: Tenant) -> int:
@@ -106,7 +112,7 @@ def making_room_at(provider: str, tenant_slug: str) -> Waits[bool]:
     session = next(iter(_unused(_who_has_most(tenant_slug, there), (), there)), None)
     if session is None:
         return False
-    yield from _made_free(session)
+    yield from _made_free(session, time.monotonic() + ROOM_SECONDS)
     return True
 
 
@@ -136,14 +142,15 @@ def _who_has_most(tenant_slug: str, awake: QuerySet[Session] = _AWAKE) -> str:
 def _unused(
     tenant_slug: str, tried: Iterable[UUID], awake: QuerySet[Session] = _AWAKE
 ) -> list[Session]:
-    """Its sessions in which nothing runs, the one unused for longest first."""
-    own = awake.filter(tenant_slug=tenant_slug, state=Session.State.OPEN)
+    """Its sessions in which nothing runs, the one unused for longest first. One that is being
+    opened is in use by who opens it."""
+    own = awake.filter(tenant_slug=tenant_slug, state=Session.State.OPEN, ref__isnull=False)
     found = list(own.exclude(pk__in=tried).defer("env").order_by("used_at", "pk"))
     taken = busy(session.pk for session in found)
     return [session for session in found if session.pk not in taken]
 
 
-def _made_free(session: Session) -> Waits[None]:
+def _made_free(session: Session, until: float) -> Waits[None]:
     pk = session.pk
     if Session.objects.filter(SLEEPLESS, pk=pk).exists():
         if close_if_idle(pk, _BECAUSE):
@@ -153,8 +160,11 @@ def _made_free(session: Session) -> Waits[None]:
     slept = threads.submit(
         ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, _BECAUSE), first=True
     )
-    yield slept
+    awaited = within(max(until - time.monotonic(), 0), slept)
+    yield awaited
     try:
-        slept.result()
+        awaited.result()
+    except DeadlinePassed:
+        logger.warning("session %s is still being saved, and makes room only then", pk)
     except SandboxError as error:
         logger.warning("session %s cannot sleep: %s", pk, error.message)
