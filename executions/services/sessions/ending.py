@@ -69,12 +69,17 @@ def busy(session_ids: Iterable[UUID]) -> set[UUID]:
     return {pk for pk in found.values_list("session_id", flat=True) if pk is not None}
 
 
-def close_if_due(session_id: UUID) -> bool:
-    """Close a session that is over one of its ages, unless it is busy. Whether this call did."""
+def close_if_due(session_id: UUID, *, is_saved: bool = False) -> bool:
+    """Close a session that is over one of its ages, unless it is busy. Whether this call did.
+
+    Where files outlive their session, one that has some to save is the schedule's to close, which
+    saves it before: `is_saved`.
+    """
+    due = DUE if is_saved or settings.DELETE_S3_ON_CLEANUP else DUE & SLEEPLESS
     with transaction.atomic():
         # Whoever begins something in it writes its row first.
         rows = Session.objects.select_for_update().defer("env", "ref")
-        session = rows.filter(DUE, pk=session_id).first()
+        session = rows.filter(due, pk=session_id).first()
         if session is None or busy([session_id]):
             return False
         is_old = Session.objects.filter(OVER_AGE, pk=session_id).exists()

@@ -62,7 +62,8 @@ class Page:
 
 
 def session_of(tenant: Tenant | None, session_id: UUID) -> Session:
-    """The tenant's session, as it is now: one that is over age is closed by being looked at.
+    """The tenant's session, as it is now: one that is over age is closed by being looked at, unless
+    it is to be saved before (`close_if_due`).
 
     None stands for staff, whose permissions are not this module's to know. Raises NoSuchSession for
     one that is not there, and for somebody else's.

@@ -57,7 +57,7 @@ def tend() -> int:
     ended = renew_living()
     for session in _each(Session.objects.filter(DUE).defer("env")):
         wait_for(saved_last(session))
-        ended += close_if_due(session.pk)
+        ended += close_if_due(session.pk, is_saved=True)
     ended += close_never_opened()
     follow_the_unattended()
     release_ended()
