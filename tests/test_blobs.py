@@ -309,8 +309,35 @@ def test_a_blob_that_somebody_has_a_link_to_stays_until_it_expires(alice: Caller
     assert answer["Content-Disposition"] == disposition("a b\u2028.csv")
     assert answer["X-Content-Type-Options"] == "nosniff"
     assert alice.client.get(url + "x").status_code == 404
-    blobs.remove_unnamed(alice.tenant.pk)
-    assert alice.client.get(url).status_code == 404
+
+
+def test_a_link_of_a_minute_outlives_that_its_tenant_needs_the_room(
+    alice: Caller, settings: Any
+) -> None:
+    settings.TENANT_STORAGE_BYTES = 10
+    held, _ = stored(alice.tenant, b"linked", b"old")
+    url = linked(alice.tenant, held, expires_in=60)
+    assert url is not None
+    blobs.stored(alice.tenant, [blobs.taken_in([b"new!"])])
+    assert in_storage() == set(Blob.objects.values_list("file", flat=True))
+    assert set(Blob.objects.values_list("size", flat=True)) == {6, 4}
+    assert alice.client.get(url).status_code == 200
+
+
+def test_a_link_that_is_given_while_old_blobs_are_collected_holds(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (blob,) = stored(alice.tenant, b"linked")
+    grow_old()
+    drop, urls = blobs._dropped, []
+
+    def give_a_link_before(*found: Any, **whose: Any) -> list[LooseFile]:
+        urls.append(linked(alice.tenant, blob))
+        return drop(*found, **whose)
+
+    monkeypatch.setattr(blobs, "_dropped", give_a_link_before)
+    assert blobs.collect() == 0
+    assert alice.client.get(urls[0]).status_code == 200
 
 
 def test_a_link_expires(alice: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from tempfile import SpooledTemporaryFile
-from typing import IO
+from typing import IO, Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
@@ -127,7 +127,8 @@ def keep_until_read(tenant: Tenant, pks: Collection[int], seconds: float) -> set
 
     Those that there are; none of a tenant that is not active.
     """
-    until = timezone.now() + timedelta(seconds=seconds)
+    # Longer than what is about to be named, so that it is not taken for that over the quota.
+    until = timezone.now() + GRACE + timedelta(seconds=seconds)
     listed = sorted(pks)
     found: set[int] = set()
     for start in range(0, len(listed), _AT_ONCE):
@@ -152,7 +153,7 @@ def collect() -> int:
     removed = 0
     unnamed = _unnamed().filter(kept_until__lt=Now()).order_by("pk")
     while pks := list(unnamed.values_list("pk", flat=True)[:_AT_ONCE]):
-        if not (dropped := _drop(pks)):
+        if not (dropped := _drop(pks, kept_until__lt=Now())):
             break
         removed += _remove(dropped)
     due = LooseFile.objects.filter(due_at__lt=Now()).order_by("due_at", "pk")
@@ -168,12 +169,14 @@ def remove_unnamed(
     `spared` are those that the caller is about to name. Another who was finds that it is gone, and
     saves it anew.
     """
-    mine = _unnamed().filter(tenant=tenant_id, kept_until__lte=timezone.now() + GRACE)
-    found = mine.values_list("pk", flat=True) if pks is None else pks
-    pks = [pk for pk in found if pk not in spared]
+    whose: dict[str, Any] = {}
+    if pks is None:
+        whose = {"kept_until__lte": timezone.now() + GRACE}
+        pks = _unnamed().filter(tenant=tenant_id, **whose).values_list("pk", flat=True)
+    pks = [pk for pk in pks if pk not in spared]
     removed = 0
     for start in range(0, len(pks), _AT_ONCE):
-        removed += _remove(_drop(pks[start : start + _AT_ONCE]))
+        removed += _remove(_drop(pks[start : start + _AT_ONCE], **whose))
     return removed
 
 
@@ -286,21 +289,23 @@ def _settle(
     return made
 
 
-def _drop(pks: Sequence[int]) -> list[LooseFile]:
-    """Let go of those of these blobs that nothing names: from now on they are loose files."""
+def _drop(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
+    """Let go of those of these blobs that nothing names: from now on they are loose files. `whose`
+    is asked of each again: somebody may have been given a link to it meanwhile.
+    """
     try:
-        return _dropped(pks)
+        return _dropped(pks, **whose)
     except IntegrityError:
         # One was named meanwhile, and is not ours to drop.
-        return [each for pk in pks for each in _drop([pk])] if len(pks) > 1 else []
+        return [each for pk in pks for each in _drop([pk], **whose)] if len(pks) > 1 else []
 
 
-def _dropped(pks: Sequence[int]) -> list[LooseFile]:
+def _dropped(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
     with transaction.atomic():
         # Whoever has named one has committed, or finds it gone: its row is held from here on.
         rows = Blob.objects.select_for_update().filter(pk__in=pks).order_by("pk")
         held = list(rows.values_list("pk", flat=True))
-        free = list(_unnamed().filter(pk__in=held))
+        free = list(_unnamed().filter(pk__in=held, **whose))
         gone = Blob.objects.filter(pk__in=[blob.pk for blob in free])
         gone._raw_delete(connection.alias)
         return LooseFile.objects.bulk_create(
