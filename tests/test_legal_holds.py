@@ -15,10 +15,19 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import Budget, Execution, LedgerEntry, LegalHold, Tenant, Workspace
+from executions.models import (
+    Budget,
+    Execution,
+    LateResult,
+    LedgerEntry,
+    LegalHold,
+    Tenant,
+    Workspace,
+)
 from executions.services import retention
 from executions.services.actor import acting_as
 from executions.services.holds import Held, OnHold
+from executions.services.late_results import attach
 from executions.services.ledger.verification import verify
 from executions.services.recounting import recount
 from executions.services.retention import apply_retention
@@ -112,6 +121,31 @@ def test_what_is_put_on_hold_while_others_are_erased_stays(
     apply_retention()
     assert list(Execution.objects.values_list("pk", flat=True)) == [second.pk]
     assert first.pk != third.pk
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["tenant", "execution"])
+def test_what_came_late_and_is_put_on_hold_while_others_are_erased_stays(
+    scripted: object,
+    alice: Caller,
+    a_year_later: None,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: bool,
+) -> None:
+    settings.SANDBOX_KEEP_DAYS = {**dict.fromkeys(retention.KINDS, 0), "output": 1}
+    for execution in (recorded(alice), recorded(alice)):
+        values = {"stdout": "late", "finished_at": timezone.now()}
+        assert attach(execution, Execution.Status.SUCCEEDED, values)
+    save = LateResult.save
+
+    def hold_the_other(late: LateResult, **how: Any) -> None:
+        other = Execution.objects.exclude(pk=late.execution_id).get()
+        place(execution=None if whole else other)
+        save(late, **how)
+
+    monkeypatch.setattr(LateResult, "save", hold_the_other)
+    apply_retention()
+    assert sorted(LateResult.objects.values_list("stdout", flat=True)) == ["", "late"]
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["tenant", "execution"])

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from executions.models import Artifact, Execution, LateResult
+from executions.services.holds import held_of
 from executions.services.ledger.sealing import artifact_content
 from executions.services.record import used_ms
 from executions.services.spending import spend
@@ -81,6 +82,10 @@ def erase_late_results(
     due = due.exclude(execution__in=but_of)
     erased = 0
     for late in due.iterator():
+        # What was put on hold since this began.
+        held = held_of(tenant_slug)
+        if held.everything or late.execution_id in held.executions:
+            continue
         for name in _BODIES:
             setattr(late, name, "")
         late.save(update_fields=_BODIES)
