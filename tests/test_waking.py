@@ -24,7 +24,7 @@ from tests import kept_here
 from tests.conftest import Caller
 from tests.folder_files import FolderFiles
 from tests.held import bounded
-from tests.saved_files import asleep, saved, write
+from tests.saved_files import asleep, saved, still_asleep, write
 from tests.sessions import URL, aged, cell, in_thread, opened, row, wait_for
 
 
@@ -312,3 +312,18 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
     is_awake.set()
     save.join()
     assert saved(session) == {"f": b"old"}
+
+
+def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> None:
+    session = opened(alice)
+    url = f"{URL}/{session['id']}/contexts"
+    alice.client.post(url, {"language": "python", "id": "other"})
+    cell(alice, session, write("f", "x"))
+    assert threads.wait_until_idle()
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert alice.client.delete(f"{url}/other").status_code == 204
+    assert still_asleep(session)
+    assert cell(alice, session, "1", context="other").status_code == 400
+    assert cell(alice, session, "1").status_code == 200
+    (sandbox,) = kept_here.sandboxes()
+    assert [each.id for each in sandbox.contexts.list()] == ["default"]

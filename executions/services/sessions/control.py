@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from executions.models import Session
@@ -27,6 +28,8 @@ from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
 T = TypeVar("T")
 
 MOST_CONTEXTS = 32
+# It sleeps, and nobody has begun to wake it with what it had before.
+_SLEEPS = Q(state=Session.State.ASLEEP, waking_since=None)
 
 
 def done_in(
@@ -132,11 +135,18 @@ def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str
 
 
 def ending_context(session: Session, context_id: str) -> Waits[bool]:
-    """End one of its interpreters. False when it was not there."""
+    """End one of its interpreters. False when it was not there. One that sleeps is not woken: its
+    next sandbox does not get it.
+    """
     if all(each["id"] != context_id for each in session.contexts):
         return False
-    yield from done_in(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
-    _write_contexts(session, lambda known: [each for each in known if each["id"] != context_id])
+
+    def without(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in known if each["id"] != context_id]
+
+    if context_id == DEFAULT_CONTEXT or not _write_contexts(session, without, only_if=_SLEEPS):
+        yield from done_in(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
+        _write_contexts(session, without)
     return True
 
 
@@ -150,13 +160,21 @@ def restarting_context(session: Session, context_id: str) -> Waits[dict[str, Any
 
 
 def _write_contexts(
-    session: Session, anew: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-) -> None:
+    session: Session,
+    anew: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    *,
+    only_if: Q | None = None,
+) -> bool:
+    """False where it is not as `only_if` says, and nothing was written."""
     with transaction.atomic():
-        row = Session.objects.select_for_update().defer("env", "ref").get(pk=session.pk)
+        rows = Session.objects.select_for_update().defer("env", "ref")
+        row = rows.filter(only_if or Q(), pk=session.pk).first()
+        if row is None:
+            return False
         row.contexts = anew(row.contexts)
         Session.objects.filter(pk=session.pk).update(contexts=row.contexts)
     session.contexts = row.contexts
+    return True
 
 
 def _refuse_unknown(session: Session, context: Any, field: str) -> None:

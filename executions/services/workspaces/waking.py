@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +35,7 @@ from executions.services.waiting import Waits
 from executions.services.workspaces.claims import mark_of
 from executions.services.workspaces.restoring import Restored, archive_of, to_restore
 from executions.text import storable
-from providers.errors import SandboxError
+from providers.errors import InvalidConfiguration, SandboxError
 from providers.manager import Lease
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
 from providers.waiting import submit, within
@@ -136,6 +137,8 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[Non
     tenant = tenant_of(session)
     # A save of its former sandbox that is still under way must not change what is restored.
     Workspace.objects.filter(session=session.pk).update(version=F("version") + 1)
+    # One that was ended before this began is not made again.
+    session.refresh_from_db(fields=["contexts"])
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
@@ -181,13 +184,14 @@ def furnished(
     mark: str = yield from told(sandbox.files.changes, mark_of)
     for context in session.contexts:
         if context["id"] != DEFAULT_CONTEXT:
-            language, cwd, name = context["language"], context["cwd"], context["id"]
-            yield from told(
-                lambda language=language, cwd=cwd, name=name: sandbox.contexts.create(
-                    language, cwd, name
-                ),
-                lambda answer: answer,
-            )
+            made = partial(sandbox.contexts.create, context["language"], context_id=context["id"])
+            try:
+                yield from told(partial(made, cwd=context["cwd"]), lambda answer: answer)
+            except InvalidConfiguration as error:
+                # Its folder may be none any more: that is no reason to keep all else from waking.
+                said = error.message
+                logger.warning("a context of session %s begins at the top: %s", session.pk, said)
+                yield from told(made, lambda answer: answer)
     return mark
 
 
