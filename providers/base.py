@@ -103,6 +103,9 @@ class SandboxProvider(ABC):
     # and asked for anew in the background: `providers.looks`.
     knows_at_once: ClassVar[bool] = False
 
+    # What the files of a kept sandbox may take, in bytes; None where that is not known.
+    workspace_bytes: ClassVar[int | None] = None
+
     config_fields: ClassVar[Mapping[str, ConfigField]] = {}
 
     # The field that names what takes its settings from a configuration: no two of them may name the

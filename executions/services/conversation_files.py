@@ -87,7 +87,7 @@ def _bounds(session: Session) -> Bounds:
     from executions.services.fetching.budget import Bounds
 
     workspace = Workspace.objects.filter(session=session.pk).first()
-    left = max(1, quota.left(workspace.bytes if workspace else 0))
+    left = max(1, quota.left(session.provider, workspace.bytes if workspace else 0))
     usual = Bounds()
     return Bounds(
         file_bytes=min(settings.AGENT_SANDBOX.upload_bytes, left),

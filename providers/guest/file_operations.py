@@ -300,8 +300,14 @@ class Draft:
         self._folder, self._name, self._hidden = folder, name, temporary_name()
         self.fd = os.open(self._hidden, _NEW, 0o600, dir_fd=folder)
         self._left = True
+        self._size = 0
 
     def add(self, data: bytes) -> None:
+        self._size += len(data)
+        if data == bytes(len(data)):
+            # It takes no room, as it may have taken none where it comes from.
+            os.lseek(self.fd, self._size, os.SEEK_SET)
+            return
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
@@ -311,6 +317,7 @@ class Draft:
         if mode is None:
             mode = 0o644 if self._former is None else self._former
         os.fchmod(self.fd, mode)
+        os.ftruncate(self.fd, self._size)
         os.rename(self._hidden, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self._left = False
         status = os.fstat(self.fd)

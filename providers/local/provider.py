@@ -51,6 +51,7 @@ class LocalProvider(SandboxProvider):
     icon = "computer"
     tags = ("self-hosted", "no daemon")
     capabilities = OF_OUR_GUEST
+    workspace_bytes = SandboxLimits().workspace_bytes
     knows_at_once = True
     config_fields = {
         "launcher": ConfigField(

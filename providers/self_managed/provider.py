@@ -52,6 +52,7 @@ class SelfManagedProvider(SandboxProvider):
     icon = "dns"
     tags = ("self-hosted", "docker", "gvisor")
     capabilities = OF_OUR_GUEST
+    workspace_bytes = SandboxLimits().workspace_bytes
     alone_at = "endpoint"
     config_fields = {
         "endpoint": ConfigField(

@@ -74,7 +74,7 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
     def put() -> FileEntry:
         taken = blobs.taken_in(content)
         with taken.stream:
-            quota.check_session(0, taken.size)
+            quota.check_session(session.provider, 0, taken.size)
             blob = stored(tenant_of(session), [taken])[taken.sha256]
         with editing(session) as edit:
             edit.make(parts[:-1], "path")

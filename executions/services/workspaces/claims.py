@@ -46,7 +46,7 @@ def claimed(answer: Any) -> Claimed:
     if not all(isinstance(path, str) and (not path or is_path(path)) for path in unseen):
         raise _none()
     if len(answer.entries) > settings.SESSION_STORAGE_FILES:
-        quota.check_session(len(answer.entries), 0)
+        quota.check_session("", len(answer.entries), 0)
     entries: dict[str, FileEntry] = {}
     removed = []
     for entry in answer.entries:

@@ -112,7 +112,9 @@ class Edit(Tree):
         files, bytes_now = self.files - self.workspace.files, self.workspace.bytes + size
         names = self.names - self.workspace.names
         if files > 0 or size > 0 or names > 0:
-            quota.check_session(self.files, bytes_now, self.names)
+            session = self.workspace.session
+            provider = session.provider if session is not None else ""
+            quota.check_session(provider, self.files, bytes_now, self.names)
         quota.reserve(self.workspace.tenant_id, files=files, names=names)
         keys = [row.pk for row in removed]
         for start in range(0, len(keys), AT_ONCE):

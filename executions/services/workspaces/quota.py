@@ -10,7 +10,8 @@ from django.db.models import F
 from executions.models import Session, StoredTotal, Workspace
 from executions.services.quotas import Quota, bound_on_storage
 from executions.services.workspaces.paths import key_of
-from providers.errors import RateLimited
+from providers import registry
+from providers.errors import InvalidConfiguration, RateLimited
 from providers.guest.protocol import KNOWN_CHARACTERS
 
 
@@ -23,12 +24,12 @@ class QuotaExceeded(RateLimited):
 SESSION_NAMES, _NAMES_OF_A_FILE = KNOWN_CHARACTERS, 128
 
 
-def check_session(files: int, size: int, names: int = 0) -> None:
-    """Raise QuotaExceeded where a session would have more than it may. `size` is bytes, `names`
-    characters.
+def check_session(provider: str, files: int, size: int, names: int = 0) -> None:
+    """Raise QuotaExceeded where a session at this provider, if it has one yet, would have more than
+    it may. `size` is bytes, `names` characters.
     """
-    if size > settings.SESSION_STORAGE_BYTES:
-        refuse_session_bytes()
+    if size > _most(provider):
+        refuse_session_bytes(provider)
     if files > settings.SESSION_STORAGE_FILES:
         raise QuotaExceeded(
             f"The session has {files} files and folders and may have "
@@ -50,24 +51,37 @@ def refuse_more(session: Session, path: str, size: int) -> None:
         return
     workspace = Workspace.objects.filter(session=session.pk).first()
     if workspace is None:
-        check_session(1, size)
+        check_session(session.provider, 1, size)
         return
     before = workspace.rows.filter(key=key_of(path)).values_list("size", flat=True).first()
     files = workspace.files + (before is None)
-    check_session(files, workspace.bytes + size - (before or 0))
+    check_session(session.provider, files, workspace.bytes + size - (before or 0))
 
 
-def left(size: int) -> int:
+def left(provider: str, size: int) -> int:
     """How many bytes more a session may have that has so many."""
-    return settings.SESSION_STORAGE_BYTES - size
+    return _most(provider) - size
 
 
-def refuse_session_bytes() -> NoReturn:
+def refuse_session_bytes(provider: str) -> NoReturn:
+    most = _most(provider)
+    by_setting = most == settings.SESSION_STORAGE_BYTES
+    why = "SESSION_STORAGE_BYTES" if by_setting else "all that its sandbox holds"
     raise QuotaExceeded(
-        f"The session's files take more than {settings.SESSION_STORAGE_BYTES} bytes "
-        "(SESSION_STORAGE_BYTES). Remove some.",
+        f"The session's files take more than {most} bytes ({why}). Remove some.",
         field="session_storage_bytes",
     )
+
+
+def _most(provider: str) -> int:
+    """No more than its next sandbox has room for: with more saved it would never wake."""
+    most: int = settings.SESSION_STORAGE_BYTES
+    try:
+        holds = registry.get(provider).workspace_bytes if provider else None
+    except InvalidConfiguration:
+        # Its package is not installed any more.
+        holds = None
+    return most if holds is None else min(most, holds)
 
 
 def reserve(tenant_id: int, *, files: int = 0, size: int = 0, names: int = 0) -> None:

@@ -149,7 +149,7 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     with lent_sandbox(session) as sandbox:
         claim = changes_of(session.provider, sandbox, workspace.mark, thorough=thorough)
         before = _rows_before(workspace, claim)
-        _check_claim(workspace, claim, before)
+        _check_claim(session, workspace, claim, before)
         try:
             _take_in(look, sandbox, claim, before)
         finally:
@@ -188,7 +188,9 @@ def _missed_before(workspace: Workspace) -> list[str]:
     return [from_text(text) for text in workspace.missed]
 
 
-def _check_claim(workspace: Workspace, claim: Claimed, before: dict[str, _Before]) -> None:
+def _check_claim(
+    session: Session, workspace: Workspace, claim: Claimed, before: dict[str, _Before]
+) -> None:
     """Nothing is asked for that would be too much anyway."""
     keys = {key_of(path) for path in claim.entries}
     gone = {key_of(path) for path in claim.removed}
@@ -199,7 +201,7 @@ def _check_claim(workspace: Workspace, claim: Claimed, before: dict[str, _Before
         total = workspace.bytes - sum(row.size for row in before.values()) + kept
         count = workspace.files - len(before.keys() & gone) + len(keys - before.keys())
     claimed_bytes = sum(entry.size for entry in claim.entries.values() if entry.type == "file")
-    quota.check_session(count, total + claimed_bytes)
+    quota.check_session(session.provider, count, total + claimed_bytes)
 
 
 def _take_in(look: _Look, sandbox: KeptSandbox, claim: Claimed, before: dict[str, _Before]) -> None:
@@ -214,7 +216,8 @@ def _take_in(look: _Look, sandbox: KeptSandbox, claim: Claimed, before: dict[str
             wanted.setdefault(path, None)
     # What was looked up is what is replaced or removed; without a memory of it, all.
     replaced = sum(row.size for row in before.values())
-    room = quota.left(0 if claim.complete else look.workspace.bytes - replaced)
+    others = 0 if claim.complete else look.workspace.bytes - replaced
+    room = quota.left(look.session.provider, others)
     for batch in _batches(list(wanted)):
         room -= _take_batch(look, sandbox, batch, wanted, room)
     _upload(look)
@@ -239,7 +242,7 @@ def _take_batch(
             continue
         taken += member.size
         if taken > room:
-            quota.refuse_session_bytes()
+            quota.refuse_session_bytes(look.session.provider)
         left.discard(member.name)
         content = blobs.taken_in(body)
         row = _row(look.workspace, member.name, "file", member.mode, wanted[member.name])
@@ -301,6 +304,7 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     if not not_seen:
         values |= {"seen_turns": look.session.turns, "open_turns": look.open_turns}
     quota.check_session(
+        look.session.provider,
         workspace.files + files,
         workspace.bytes + sizes,
         workspace.names + names if names > 0 else 0,

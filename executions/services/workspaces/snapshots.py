@@ -162,7 +162,7 @@ def begin_with(session: Session, snapshot: Snapshot) -> list[Restored]:
             raise _no_such("from")
         if session.saves == Session.Saves.NEVER or session.tenant is None:
             return to_restore(source)
-        quota.check_session(source.files, source.bytes, source.names)
+        quota.check_session(session.provider, source.files, source.bytes, source.names)
         mine = Workspace.objects.create(
             tenant=session.tenant, session=session, bytes=source.bytes, saved_at=source.saved_at
         )

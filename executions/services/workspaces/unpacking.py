@@ -36,7 +36,7 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
     folder = parts_of(path, is_named=False)
 
     def put() -> int:
-        unpacked, found = _taken_in(tenant_of(session), content)
+        unpacked, found = _taken_in(session, content)
         with editing(session) as edit:
             edit.load_all()
             edit.make(folder, "path")
@@ -44,21 +44,24 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
                 _put(edit, folder, each.member, found.get(each.sha256))
                 # Each may bring as many folders as a path can have.
                 if edit.files > edit.workspace.files:
-                    quota.check_session(edit.files, 0, edit.names)
+                    quota.check_session("", edit.files, 0, edit.names)
         return len(unpacked)
 
     return while_blobs_are_there(put)
 
 
-def _taken_in(tenant: Tenant, content: Iterable[bytes]) -> tuple[list[_Unpacked], dict[str, Blob]]:
+def _taken_in(
+    session: Session, content: Iterable[bytes]
+) -> tuple[list[_Unpacked], dict[str, Blob]]:
     """The members, and the blobs of those that are files, by their hash."""
+    tenant = tenant_of(session)
     unpacked: list[_Unpacked] = []
     found: dict[str, Blob] = {}
     held: list[blobs.Content] = []
     try:
         for member, body in tar.members(iter(content)):
             # Refused before more goes up: what is too much for a session by itself.
-            quota.check_session(len(unpacked), member.size)
+            quota.check_session(session.provider, len(unpacked), member.size)
             if max(len(member.name.rstrip("/")), len(member.target)) > MOST_BYTES:
                 refuse("data", f"{shown(member.name)}: A path has {MOST_BYTES} bytes at most.")
             sha256 = ""
