@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +14,13 @@ from django.test import Client
 
 from executions.models import Session, WorkspaceFile
 from executions.services import conversation_files
+from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs
 from executions.services.workspaces.sleeping import put_to_sleep
 from tests.agent_sandbox import content, download_url, execute, listed, output, upload, upload_urls
 from tests.conftest import Caller
 from tests.fetching import allow
+from tests.sessions import in_thread
 from tests.web_server import WebServer, answer
 
 pytestmark = pytest.mark.one_database
@@ -206,6 +211,43 @@ def test_files_by_url_come_into_a_folder_and_are_saved_once(
     again = upload_urls(alice, urls[:1], dest_dir="data").json()
     assert again == {"status": "success", "uploaded": ["data/data-3.csv"], "errors": []}
     assert content(download_url(alice, "data/DATA.CSV").json()["download_url"]) == b"mine"
+
+
+def test_a_file_by_url_replaces_none_that_a_program_wrote_after_the_last_save(
+    conversations: None, alice: Caller, pages: WebServer
+) -> None:
+    pages.pages["/data.csv"] = answer(b"theirs")
+    output(alice, "1")
+    with lent_sandbox(Session.objects.get()) as sandbox:
+        sandbox.files.write("d/data.csv", [b"mine"])
+    found = upload_urls(alice, [pages.url("/data.csv")], dest_dir="d").json()
+    assert found["uploaded"] == ["d/data-2.csv"]
+    assert output(alice, "print(open('d/data.csv').read())") == "mine\n"
+
+
+def test_two_requests_at_once_give_their_files_names_of_their_own(
+    conversations: None, alice: Caller, pages: WebServer
+) -> None:
+    output(alice, "1")
+    both = threading.Barrier(2)
+
+    def page(body: bytes) -> Callable[[socket.socket], None]:
+        def serve(client: socket.socket) -> None:
+            both.wait(20)
+            client.sendall(answer(body))
+
+        return serve
+
+    pages.pages.update({f"/{name}/data.csv": page(name.encode()) for name in "ab"})
+    came: dict[str, str] = {}
+
+    def fetch(name: str) -> None:
+        [path] = upload_urls(alice, [pages.url(f"/{name}/data.csv")]).json()["uploaded"]
+        came[name] = output(alice, f"print(open({path!r}).read())")
+
+    for thread in [in_thread(partial(fetch, name)) for name in "ab"]:
+        thread.join()
+    assert came == {"a": "a\n", "b": "b\n"}
 
 
 def test_where_no_file_comes_the_status_is_error(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import IO, TYPE_CHECKING
+from uuid import UUID
 
 from django.conf import settings
 
@@ -21,8 +24,14 @@ from providers.waiting import submit
 if TYPE_CHECKING:
     from executions.services.fetching.batch import Fetched
     from executions.services.fetching.budget import Bounds
+    from executions.services.fetching.names import Names
 
 _NOT_SAVED = "The file came, and could not be saved."
+# What a program may make a request ask for until it is told no.
+_MOST_NAMES = 100
+
+_lock = Lock()
+_being_put: set[tuple[UUID, str]] = set()
 
 
 class TooLarge(InvalidConfiguration):
@@ -60,10 +69,12 @@ def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrive
     """
     # With it comes an HTTP client, for which no start of this service is to wait.
     from executions.services.fetching.batch import NotFetched, fetch_files
+    from executions.services.fetching.names import Names
 
     came: list[tuple[str, str]] = []
     arrived = Arrived()
     taken = [*names_in(session, folder), *INTERNAL_FILES]
+    names = Names(taken)
     with fetch_files(urls, str(session.tenant_id), bounds=_bounds(session), taken=taken) as results:
         while True:
             # A thread of those that wait: what it waits for is the internet.
@@ -75,7 +86,7 @@ def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrive
             if isinstance(result, NotFetched):
                 arrived.failures.append((result.url, result.text))
             else:
-                yield from _put(session, folder, result, came, arrived)
+                yield from _put(session, folder, names, result, came, arrived)
     if came:
         yield from saved_behind(session)
     _settle(session, came, arrived)
@@ -98,13 +109,13 @@ def _bounds(session: Session) -> Bounds:
 def _put(
     session: Session,
     folder: str,
+    names: Names,
     result: Fetched,
     came: list[tuple[str, str]],
     arrived: Arrived,
 ) -> Waits[None]:
-    path = f"{folder}/{result.name}" if folder else result.name
     try:
-        yield from files.writing(session, path, files.Rereadable(result.body), saves=False)
+        path = yield from _put_beside(session, folder, names, result)
     except Conflict as error:
         refuse_ended(session)
         # What came before was lost with its sandbox; the next one is woken for the next file.
@@ -113,6 +124,35 @@ def _put(
         arrived.failures.append((result.url, error.message))
     else:
         came.append((path, result.url))
+
+
+def _put_beside(session: Session, folder: str, names: Names, result: Fetched) -> Waits[str]:
+    """Write a file under a name that nothing has: a program may have written since the last save,
+    and another request may fetch into the same folder. Which path it has.
+    """
+    for _ in range(_MOST_NAMES):
+        name = names.distinct(result.name)
+        path = f"{folder}/{name}" if folder else name
+        with _alone_at(session.pk, path) as is_alone:
+            if is_alone and (yield from files.entry_of(session, path)) is None:
+                yield from files.writing(session, path, files.Rereadable(result.body), saves=False)
+                return path
+    raise Conflict("Files of its name are there, with all the numbers that were tried.")
+
+
+@contextmanager
+def _alone_at(session_id: UUID, path: str) -> Iterator[bool]:
+    """Whether no other request of this process is about to write there. None is meanwhile."""
+    with _lock:
+        is_alone = (session_id, path) not in _being_put
+        if is_alone:
+            _being_put.add((session_id, path))
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            with _lock:
+                _being_put.discard((session_id, path))
 
 
 def _settle(session: Session, came: Iterable[tuple[str, str]], arrived: Arrived) -> None:
