@@ -98,6 +98,11 @@ class Workspace(models.Model):
     session = models.OneToOneField(
         Session, on_delete=models.CASCADE, null=True, related_name="workspace"
     )
+    former = models.UUIDField(
+        null=True,
+        editable=False,
+        help_text="The ended session that has it again, if its next one is never opened.",
+    )
     version = models.PositiveBigIntegerField(default=0, db_default=0)
     mark = models.CharField(
         max_length=255,

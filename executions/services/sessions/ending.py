@@ -23,6 +23,7 @@ from executions.services.sessions.place import asked, forget
 from executions.services.waiting import Waits
 from executions.services.workspaces import threads
 from executions.services.workspaces.cleaning import clean
+from executions.services.workspaces.inheriting import give_back
 from executions.services.workspaces.saving import save
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.sandbox import KeptSandbox
@@ -262,6 +263,7 @@ def _end(session: Session, state: Session.State, because: str, by: str = "") -> 
     won = row.update(state=state, closed_at=Now(), closed_because=because[:255])
     session.refresh_from_db(fields=["state", "closed_at", "closed_because"])
     if won:
+        give_back(session)
         enter_row(session, state.value, {"by": by} if by else None)
         logger.info("session %s is %s: %s", session.pk, state.value, because)
     return bool(won)

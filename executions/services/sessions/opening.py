@@ -38,7 +38,7 @@ from executions.services.sessions.room import (
 )
 from executions.services.spending import refuse_over_budget
 from executions.services.waiting import Waits
-from executions.services.workspaces.inheriting import give_back, inherit, kept_session
+from executions.services.workspaces.inheriting import inherit, kept_session
 from executions.services.workspaces.restoring import Restored
 from executions.services.workspaces.snapshots import begin_with, snapshot_of
 from executions.services.workspaces.waking import furnished
@@ -95,8 +95,6 @@ def opening(
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
-        if former is not None:
-            give_back(session, former)
         raise
     return session
 
@@ -241,7 +239,7 @@ def _put(
         session.refresh_from_db()
         if won:
             # From this mark on others change what was put there.
-            Workspace.objects.filter(session=session.pk).update(mark=mark)
+            Workspace.objects.filter(session=session.pk).update(mark=mark, former=None)
             enter_row(session, "opened", {"from": str(source)} if source else None)
     refuse_ended(session)
 

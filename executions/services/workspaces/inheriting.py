@@ -73,6 +73,7 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
             open_turns=[],
             lost_turns=None,
             problem="",
+            former=former.pk if is_named else None,
         )
         if not won and is_named:
             raise Conflict("Another session has begun with these files.", field="from")
@@ -83,10 +84,16 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
     return to_restore(Workspace.objects.get(session=session.pk))
 
 
-def give_back(session: Session, former: Session) -> None:
-    """Have what a session has inherited be that of `former` again: it could not be opened."""
-    with transaction.atomic():
-        mine = Workspace.objects.filter(session=session.pk)
-        if mine.update(session=former.pk, version=F("version") + 1):
-            said = {"from": str(session.pk)}
-            enter_row(Session.objects.get(pk=former.pk), "inherited", said)
+def give_back(session: Session) -> None:
+    """Within a transaction that ends it: have what a session was to begin with, and never had a
+    sandbox for, be that of the named one again.
+    """
+    mine = Workspace.objects.filter(session=session.pk, former__isnull=False).first()
+    if mine is None or mine.former is None:
+        return
+    former = Session.objects.filter(pk=mine.former, workspace__isnull=True).first()
+    if former is None:
+        return
+    rows = Workspace.objects.filter(pk=mine.pk, session=session.pk)
+    if rows.update(session=former.pk, former=None, version=F("version") + 1):
+        enter_row(former, "inherited", {"from": str(session.pk)})
