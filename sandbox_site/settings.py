@@ -17,6 +17,7 @@ import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
 from executions.storage import MOST_LINK_SECONDS
+from providers.guest.protocol import MOST_KNOWN
 from providers.key_file import KeyFile
 from providers.launcher_names import KINDS
 from sandbox_site import (
@@ -320,7 +321,7 @@ SESSION_QUEUE_TIMEOUT = env.bounded("SESSION_QUEUE_TIMEOUT", default=30, low=1, 
 # goes with the session; whether a removed file's bytes go at once, whoever has a link to them.
 _EIB = 2**60
 SESSION_STORAGE_BYTES = env.bounded("SESSION_STORAGE_BYTES", default=2 * 2**30, low=0, high=_EIB)
-SESSION_STORAGE_FILES = env.bounded("SESSION_STORAGE_FILES", default=20_000, low=0, high=60_000)
+SESSION_STORAGE_FILES = env.bounded("SESSION_STORAGE_FILES", default=20_000, low=0, high=MOST_KNOWN)
 TENANT_STORAGE_BYTES = env.bounded("TENANT_STORAGE_BYTES", default=20 * 2**30, low=0, high=_EIB)
 TENANT_STORAGE_FILES = env.bounded("TENANT_STORAGE_FILES", default=1_000_000, low=0, high=2**40)
 DELETE_S3_ON_CLEANUP = env.bool("DELETE_S3_ON_CLEANUP", default=True)

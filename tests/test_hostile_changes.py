@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any
 
 import pytest
 
@@ -158,13 +160,25 @@ def test_what_was_dropped_is_never_handed_on(tell: Callable[..., ServiceFiles]) 
     assert told == b"123" + 20 * large + b"lost"
 
 
-def test_a_file_that_never_ends_does_not_fill_the_disk(
+def test_a_file_that_is_too_large_to_be_held_back_is_left_out_and_no_other(
     tell: Callable[..., ServiceFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_files, "HELD_BYTES", 1 << 20)
+    most = 0
+
+    class Counted(SpooledTemporaryFile):  # type: ignore[type-arg]
+        def write(self, data: Any) -> int:
+            nonlocal most
+            written = super().write(data)
+            most = max(most, self.tell())
+            return written
+
+    monkeypatch.setattr(kept_files, "SpooledTemporaryFile", Counted)
     frames: list[Frame] = [({"event": "held"}, {"data": bytes(65536)})] * 17
-    with pytest.raises(ProviderUnavailable, match="none"):
-        list(tell(*frames, event("kept"), event("done", count=1)).read_archive("", ["a"]))
+    others = [({"event": "held"}, {"data": b"other"}), event("kept")]
+    told = tell(*frames, event("kept"), *others, event("done", count=1)).read_archive("", ["a"])
+    assert b"".join(told) == b"other"
+    assert most == 1 << 20
 
 
 def test_a_disk_that_is_full_is_told_as_what_it_is(

@@ -56,6 +56,8 @@ def load(data_dir: Path, name: str, **environment: str) -> Any:
         ("SANDBOX_LOCAL_UNISOLATED", "maybe"),
         ("PORT", "http"),
         ("PORT", "70000"),
+        # More than a guest remembers: every save of so many would be refused.
+        ("SESSION_STORAGE_FILES", "50001"),
         ("SANDBOX_TIMEOUT_SEC", "30s"),
         ("SANDBOX_TIMEOUT_SEC", "301"),
         ("SANDBOX_MAX_OUTPUT_KB", "0"),

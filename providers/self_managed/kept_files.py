@@ -137,16 +137,21 @@ class ServiceFiles(Files):
             SpooledTemporaryFile(IN_MEMORY_BYTES) as held,
             self._line.follow("file.pack", [("only", only)], path=path) as frames,
         ):
+            is_too_large = False
             for header, parts in frames:
                 event, data = header["event"], parts.get("data", b"")
                 if event == "data":
                     yield data
                 elif event == "held":
-                    if held.tell() + len(data) > HELD_BYTES:
-                        raise _not_an_answer()
-                    _hold(held, data)
+                    is_too_large = is_too_large or held.tell() + len(data) > HELD_BYTES
+                    if is_too_large:
+                        # The others are had all the same. Whoever asks has a time for all of it.
+                        yield b""
+                    else:
+                        _hold(held, data)
                 elif event in ("kept", "dropped"):
-                    if event == "kept":
+                    is_whole, is_too_large = event == "kept" and not is_too_large, False
+                    if is_whole:
                         held.seek(0)
                         while piece := held.read(CHUNK_BYTES):
                             yield piece
