@@ -11,7 +11,7 @@ import pytest
 from executions.models import Session, Workspace
 from executions.services.ledger.verification import verify
 from executions.services.sessions import opening
-from executions.services.sessions.ending import close_if_idle, give_up
+from executions.services.sessions.ending import give_up
 from executions.services.sessions.tending import close_never_opened
 from tests.conftest import Caller
 from tests.saved_files import counts_are_right, saved, write
@@ -32,11 +32,7 @@ def _not_in_time(session: Session) -> None:
     close_never_opened()
 
 
-@pytest.mark.parametrize(
-    "end",
-    [give_up, _not_in_time, lambda session: close_if_idle(session.pk, "room")],
-    ids=["found dead", "not in time", "for room"],
-)
+@pytest.mark.parametrize("end", [give_up, _not_in_time], ids=["found dead", "not in time"])
 def test_what_a_killed_process_was_opening_gives_back_what_it_was_to_begin_with(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, end: Callable[[Session], object]
 ) -> None:
