@@ -41,6 +41,7 @@ pytest_plugins = [
     "tests.lying_provider",
     "tests.servers",
     "tests.policies",
+    "tests.journals",
     "tests.postgres_server",
     "tests.bucket",
     "tests.streaming",

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executions.models import Execution, LedgerEntry
-from executions.services import journal
-from executions.services.journal import record_kept
 from executions.services.journal_files import waiting
 from executions.services.ledger import append
 from executions.services.ledger.head import require_ledger
@@ -32,15 +29,11 @@ answer = ExecutionResult("ran", "", 0, 0.0)
 """
 
 
-@pytest.fixture(autouse=True)
-def own_journal(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded when the test says so and not by a thread."""
-    settings.DATA_DIR = tmp_path
-    monkeypatch.setattr(journal, "start", lambda: None)
-
-
 def test_a_run_that_ends_under_a_key_that_is_behind_is_kept_and_nothing_follows_it(
-    alice: Caller, scripted: Callable[[], list[str]], settings: Any
+    alice: Caller,
+    scripted: Callable[[], list[str]],
+    settings: Any,
+    record_kept: Callable[[], int],
 ) -> None:
     old = list(settings.LEDGER_KEYS)
     both = [secrets.token_urlsafe(32), *old]

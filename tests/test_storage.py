@@ -233,20 +233,20 @@ def test_storage_and_rows_are_compared_both_ways(
 
 
 def test_what_a_run_that_waits_in_the_journal_made_is_not_removed(
-    scripted: object, alice: Caller, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: object,
+    alice: Caller,
+    record_kept: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings.DATA_DIR = tmp_path
-
     def away(*_: object) -> None:
         raise LedgerUnavailable("The ledger takes no entry now.")
 
-    monkeypatch.setattr(journal, "start", lambda: None)
     with monkeypatch.context() as patch:
         patch.setattr(journal, "record", away)
         run(alice, CODE)
     monkeypatch.setattr(storage_check, "ORPHAN_SECONDS", -60)
     assert storage_check.compare_storage(remove=True).is_same
-    assert journal.record_kept() == 1
+    assert record_kept() == 1
     assert kept(ARTIFACTS).exists(str(Artifact.objects.get().file.name))
     checkpoints_written()
 
