@@ -1,4 +1,4 @@
-"""The journal in tests that record it when they say so."""
+"""The journal in tests, which record it when they say so."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from executions.services import journal
 
 
-@pytest.fixture
-def record_kept(
-    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], int]:
-    """What records it, in a folder of the test's. No thread does, not even one of another test."""
-    settings.DATA_DIR = tmp_path
-    record = journal.record_kept
+@pytest.fixture(autouse=True)
+def _no_journal_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on living, and record the journal of another test before that does."""
     monkeypatch.setattr(journal, "start", lambda: None)
-    monkeypatch.setattr(journal, "record_kept", lambda: 0)
-    return record
+
+
+@pytest.fixture
+def record_kept(settings: Any, tmp_path: Path) -> Callable[[], int]:
+    """What records it, in a folder of the test's."""
+    settings.DATA_DIR = tmp_path
+    return journal.record_kept

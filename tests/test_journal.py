@@ -43,10 +43,9 @@ AFTER = timezone.now().replace(microsecond=123_456)
 
 
 @pytest.fixture(autouse=True)
-def own_journal(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In a folder of the test's; recorded when the test says so and not by a thread."""
+def own_journal(settings: Any, tmp_path: Path) -> Path:
+    """In a folder of the test's."""
     settings.DATA_DIR = tmp_path
-    monkeypatch.setattr(journal, "start", lambda: None)
     return tmp_path / "journal"
 
 

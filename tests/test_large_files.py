@@ -15,7 +15,8 @@ import pytest
 from tests.required import require
 from tests.site import Site, prepare, serving
 
-SIZE = 1 << 28
+# Nearly all that a sandbox holds.
+SIZE = 96 << 20
 PIECE = bytes(range(256)) * 4096
 # What all processes together may take more at their peaks, whatever the size.
 MOST_MORE = 48 << 20

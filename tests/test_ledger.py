@@ -91,9 +91,9 @@ def test_no_outcome_is_given_out_when_it_cannot_be_entered(
 
 
 def test_without_a_key_nothing_is_given_out_and_the_answer_says_why(
-    scripted: object, alice: Caller, transactional_db: None, settings: Any
+    scripted: object, alice: Caller, transactional_db: None, settings: Any, tmp_path: Path
 ) -> None:
-    settings.LEDGER_KEYS = []
+    settings.LEDGER_KEYS, settings.DATA_DIR = [], tmp_path
 
     answer = run(alice, "answer = ExecutionResult('the outcome', '', 0, 0.0)")
 

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.models import Alert, LedgerCheck, LedgerEntry
-from executions.services import leases, ledger_checks
+from executions.services import in_background, leases, ledger_checks
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch
 from executions.services.ledger import append
@@ -188,10 +188,16 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
     )
 
 
+def begin() -> None:
+    """Once the thread of the test before is gone."""
+    wait_for(lambda: "ledger check" not in in_background._going_on)
+    begin_waiting()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_reads_in_a_thread_what_waits() -> None:
     ask("ada")
-    begin_waiting()
+    begin()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     assert LedgerCheck.objects.get().state == "intact"
 
@@ -211,7 +217,7 @@ def test_what_this_process_could_not_close_is_closed_and_may_be_asked_for_again(
     assert LedgerCheck.objects.get().state == "running"
     assert ask("ben") is None
 
-    begin_waiting()
+    begin()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     check = LedgerCheck.objects.get()
     assert (check.state, "could not be written down" in check.problem) == ("failed", True)
@@ -229,7 +235,7 @@ def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ledger_checks, "verify", slow)
     ask("ada")
-    begin_waiting()
+    begin()
     wait_for(lambda: LedgerCheck.objects.get().state == "running")
     begin_waiting()
     may_end.set()

@@ -14,6 +14,7 @@ import pytest
 
 from executions.models import Process
 from executions.services import in_background, journal, process_figures
+from executions.services.journal import start as start_journal
 from executions.services.leases import Keeper
 from executions.services.ledger.checkpoint_places import Behind
 from executions.services.policies import analysts
@@ -89,9 +90,9 @@ def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_thread", None)
     monkeypatch.setattr(journal, "_work", worked.set)
     with no_thread_left():
-        journal.start()
+        start_journal()
     assert not worked.is_set()
-    journal.start()
+    start_journal()
     assert worked.wait(20)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.guest import lanes
+from providers.pool.lanes import Lane
 from providers.pool.launchers import tenant_kernel
 from providers.pool.sandbox import Sandbox
 from tests.conftest import require
@@ -80,16 +81,27 @@ def test_a_run_may_end_late_while_libraries_are_imported_for_another(
 ) -> None:
     going = kernels.begin("gina", SLEEP)
     kernel = kernels.kernel("gina")
-    monkeypatch.setattr(tenant_kernel, "END_SECONDS", 0.02)
+    held: list[tuple[Lane, bytes]] = []
+    monkeypatch.setattr(tenant_kernel, "END_SECONDS", 0.001)
+    # Nothing is heard of the other for as long as it takes.
+    monkeypatch.setattr(Lane, "receive", lambda lane, data: held.append((lane, data)))
+
+    async def hear() -> None:
+        monkeypatch.undo()
+        for lane, data in held:
+            lane.receive(data)
+
     with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(kernels.start, "gina", "python", "pydoc", "unittest.mock", "sqlite3")
+        other = thread.submit(kernels.start, "gina", "python", "decimal")
         wait_until(lambda: kernel.stream.count == 2, seconds=30)
+        assert kernel.is_starting
         going.end()
+        kernels.loop.call(hear())
         started = other.result()
     with pytest.raises(ProviderUnavailable):
         going.result()
     assert kernel.usable
-    monkeypatch.undo()
+    assert not kernel.is_starting
     kernels.loop.call(started.destroy())
 
 

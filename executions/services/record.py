@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, Artifact, Execution, Tenant
+from executions.models import ApiKey, Approval, Artifact, Execution, Tenant
 from executions.services import leases, payloads, statements, statistics
 from executions.services.admission import (
     Wanted,
@@ -308,12 +308,12 @@ def close_record(
                 outbox.come_due(ended.pk)
             for artifact in artifacts:
                 artifact.save(force_insert=True)
-            entry = append_execution(content, ended)
-            statistics.count(ended, size, ran_ms)
             is_taken_in = ended.run_at is not None or ended.background
             if is_taken_in and execution.code and not ended.code:
-                # While it was open (`index_new_code`).
+                # While it was open (`index_new_code`). Before the ledger, as retention does.
                 forget_code({ended.code_hash}, but_of=(ended.pk,))
+            entry = append_execution(content, ended)
+            statistics.count(ended, size, ran_ms)
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))
@@ -375,7 +375,12 @@ def _recorded(tenant: Tenant, request: ExecutionRequest) -> Execution | None:
         .filter(tenant=tenant, idempotency_key=request.idempotency_key, retryable=False)
         .first()
     )
-    if recorded is not None and recorded.request_hash != request.fingerprint():
+    if recorded is None or recorded.request_hash == request.fingerprint():
+        return recorded
+    # The version before this one recorded the fingerprint of the request as it was queued.
+    queued = replace(request, mode=Execution.Mode.ASYNC)
+    was_asked = Approval.objects.filter(execution=recorded.pk)
+    if recorded.request_hash != queued.fingerprint() or not was_asked.exists():
         raise IdempotencyConflict(
             "idempotency_key: Used before, with another request.", field="idempotency_key"
         )

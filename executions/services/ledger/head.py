@@ -56,6 +56,8 @@ class _Seen(NamedTuple):
 
 _seen = _Seen()
 _has_refused = False
+# What was told of last: it is met with every look until it is mended.
+_told: Row | None = None
 
 
 def read_head(*, lock: bool) -> Head | None:
@@ -76,7 +78,7 @@ def read_head(*, lock: bool) -> Head | None:
     if _seen != (row, tuple(settings.LEDGER_KEYS)):
         if reason := _wrong(row):
             _has_refused = True
-            raise _altered(row.sequence, reason)
+            raise _altered(row, reason)
         remember(row)
     return Head(row.sequence, row.digest, row.key_id, row.signature)
 
@@ -93,8 +95,8 @@ def lock_ledger() -> None:
 
 def remember(row: Row) -> None:
     """Take a row for checked. Should its transaction be rolled back, none like it is ever met."""
-    global _seen
-    _seen = _Seen(row, tuple(settings.LEDGER_KEYS))
+    global _seen, _told
+    _seen, _told = _Seen(row, tuple(settings.LEDGER_KEYS)), None
 
 
 def require_ours(head: Head) -> None:
@@ -148,13 +150,16 @@ _MESSAGE = (
 )
 
 
-def _altered(sequence: int, reason: str) -> LedgerAltered:
-    logger.critical(
-        "ALERT: the ledger's newest entry, %s, was written by somebody else: %s. Nothing runs and "
-        "nothing is changed until it is in order. Run `manage.py verify_ledger`, find out who can "
-        "write to the database, and restore a backup.",
-        sequence,
-        reason,
-        extra={"alert": "ledger_altered", "ledger_sequence": sequence},
-    )
+def _altered(row: Row, reason: str) -> LedgerAltered:
+    global _told
+    if _told != row:
+        _told = row
+        logger.critical(
+            "ALERT: the ledger's newest entry, %s, was written by somebody else: %s. Nothing runs "
+            "and nothing is changed until it is in order. Run `manage.py verify_ledger`, find out "
+            "who can write to the database, and restore a backup.",
+            row.sequence,
+            reason,
+            extra={"alert": "ledger_altered", "ledger_sequence": row.sequence},
+        )
     return LedgerAltered(_MESSAGE)

@@ -173,9 +173,12 @@ class _Kernel:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a run of it is being made."""
-        lanes = [guest.lane for guest in self._allowed]
-        return any(lane and not lane.has_spoken and not lane.ended.done() for lane in lanes)
+        """Whether a run of it is being made, and may still come."""
+        since = time.monotonic() - START_SECONDS
+        return any(
+            guest.lane and guest.began_at > since and not guest.lane.has_spoken
+            for guest in self._allowed
+        )
 
     @property
     def usable(self) -> bool:
@@ -317,6 +320,7 @@ class TenantGuest:
         self.lane: Lane | None = None
         self.end: socket.socket | None = None
         self.running = self.wanted = False
+        self.began_at = time.monotonic()
         self.facts: Mapping[str, Any] = {}
         self._kernel = kernel
         self._channel: GuestChannel | None = None
