@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 from uuid import UUID
 
-from django.db import transaction
 from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
@@ -25,6 +24,7 @@ from executions.services.sessions.ending import close
 from executions.services.sessions.errors import (
     Conflict,
     NoSuchSession,
+    SessionAsleep,
     SessionClosed,
     SessionLost,
     refuse_ended,
@@ -132,13 +132,11 @@ class TimeoutView(SandboxApiView):
         seconds = shapes.seconds_in(self.body())
         if seconds is None:
             raise invalid("timeout: This field is required.")
-        with transaction.atomic():
-            # Who puts it to sleep writes its row first, and how long it is kept after that.
-            row = Session.objects.select_for_update().filter(pk=session.pk)
-            if row.values_list("state", flat=True).first() == Session.State.ASLEEP:
-                # What is kept has no timeout: a late call to keep it alive would have it removed.
-                raise NoSuchSession("The sandbox is paused. Connect to it.")
-            control.change(session, shapes.ending_in(session, seconds), self.by())
+        try:
+            control.change(session, shapes.ending_in(session, seconds), self.by(), if_awake=True)
+        except SessionAsleep:
+            # What is kept has no timeout: a late call to keep it alive would have it removed.
+            raise NoSuchSession("The sandbox is paused. Connect to it.") from None
         return HttpResponse(status=204)
 
 

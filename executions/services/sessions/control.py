@@ -105,15 +105,22 @@ def resetting(session: Session, by: str) -> Waits[Session]:
     return session
 
 
-def change(session: Session, changes: SessionChanges, by: str) -> Session:
-    """Give it other ages or metadata. Raises Conflict where it has ended."""
+def change(
+    session: Session, changes: SessionChanges, by: str, *, if_awake: bool = False
+) -> Session:
+    """Give it other ages or metadata. Raises Conflict where it has ended, and SessionAsleep where
+    it sleeps and is to be changed only `if_awake`."""
     with transaction.atomic():
         row = Session.objects.filter(pk=session.pk, closed_at=None)
+        if if_awake:
+            row = row.exclude(state=Session.State.ASLEEP)
         won = row.update(**changes.given, used_at=Now())
         session.refresh_from_db()
         if won and changes.given:
             enter_row(session, "changed", {"by": by})
     refuse_ended(session)
+    if not won:
+        raise SessionAsleep("The session sleeps.")
     return session
 
 
