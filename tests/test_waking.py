@@ -253,13 +253,19 @@ def test_after_a_wake_only_what_changes_is_fetched(
     )
 
 
+def with_something_to_save(caller: Caller) -> tuple[dict[str, Any], kept_here.Kept]:
+    """A session and its sandbox, in which a saved file has changed since."""
+    session = opened(caller, saves="answer")
+    cell(caller, session, write("f", "old"))
+    (sandbox,) = kept_here.sandboxes()
+    (sandbox.folder / "f").write_text("of the former")
+    return session, sandbox
+
+
 def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restored(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = opened(alice, saves="answer")
-    cell(alice, session, write("f", "old"))
-    (former,) = kept_here.sandboxes()
-    (former.folder / "f").write_text("of the former")
+    session, former = with_something_to_save(alice)
     commit, furnished = saving._commit, waking.furnished
     uploaded, may_commit = threading.Event(), threading.Event()
 
@@ -291,10 +297,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
 def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_down_after_it(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = opened(alice, saves="answer")
-    cell(alice, session, write("f", "old"))
-    (former,) = kept_here.sandboxes()
-    (former.folder / "f").write_text("of the former")
+    session, _ = with_something_to_save(alice)
     refuse_ended, has_session, is_awake = saving.refuse_ended, threading.Event(), threading.Event()
 
     def stall(found: Session) -> None:
