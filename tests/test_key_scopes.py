@@ -10,7 +10,7 @@ from executions.models.api_key import as_words
 from executions.services.keys import create_api_key
 from tests.conftest import Caller
 from tests.endpoints import CLIENT, ENDPOINTS, ask, patterns
-from tests.sessions import cell, opened
+from tests.sessions import opened
 
 
 def test_every_endpoint_says_what_it_needs_of_each_method_that_it_has() -> None:
