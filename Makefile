@@ -40,10 +40,11 @@ test: venv-dev bubblewrap lint ## Install what is missing, check and run every t
 test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
 	@$(ON_SERVERS)
 
-lint: venv-dev ## Check style, types and migrations
+lint: venv-dev ## Check style, types, imports and migrations
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
 	@$(TEST_SETTINGS) $(PY) manage.py makemigrations --check --dry-run
 	@$(TEST_SETTINGS) $(PY) manage.py check --fail-level WARNING
 
