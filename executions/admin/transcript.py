@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from executions.admin.display import code_block, outputs_block, text_block
 from executions.models import Execution
+from executions.services.page_time import PageTime
 from executions.services.presentation import visible
 
 CELLS_PER_PAGE = 20
@@ -21,6 +22,7 @@ CELLS_PER_PAGE = 20
 MOST_CHARACTERS = 8_000
 # Plots are kept within their execution, and decoded to be shown.
 MOST_OUTPUT_CHARACTERS = 2_000_000
+MOST_OUTPUT_CHARACTERS_OF_PAGE = 4_000_000
 
 _UNSHOWN = ("pending", "arguments", "result", "meta", "hops", "input_files", "output_order")
 
@@ -31,16 +33,21 @@ class Transcript:
     pages: list[int | str]
 
     def cells(self) -> Iterator[Cell]:
-        return (Cell(execution) for execution in self.page)
+        time, left = PageTime(), MOST_OUTPUT_CHARACTERS_OF_PAGE
+        for execution in self.page:
+            cell = Cell(execution, time, min(left, MOST_OUTPUT_CHARACTERS))
+            left -= 0 if cell.has_large_outputs else execution.outputs_size
+            yield cell
 
 
 class Cell:
     """One execution as a part of the page. All of it is hostile, and drawn by `display`."""
 
-    def __init__(self, execution: Any) -> None:
+    def __init__(self, execution: Any, page: PageTime, most_outputs: int) -> None:
+        self._page = page
         self.execution: Execution = execution
-        self.has_large_outputs: bool = execution.outputs_size > MOST_OUTPUT_CHARACTERS
-        execution.outputs = execution.small_outputs
+        self.has_large_outputs: bool = execution.outputs_size > most_outputs
+        execution.outputs = "" if self.has_large_outputs else execution.small_outputs
 
     @property
     def kind(self) -> str:
@@ -57,7 +64,7 @@ class Cell:
 
     @property
     def code(self) -> SafeString | str:
-        return code_block(self.execution, MOST_CHARACTERS)
+        return code_block(self.execution, self._page, MOST_CHARACTERS)
 
     @property
     def stdout(self) -> SafeString | str:
