@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MEMORY_BYTES = 512 << 20
@@ -64,9 +64,7 @@ def colours(lexer_name: str, text: str) -> Callable[[], str]:
     return lambda: highlight(text, lexer, formatter)
 
 
-def lines(
-    before: list[str], after: list[str]
-) -> Callable[[], list[tuple[str, int, int, int, int]]]:
+def lines(before: list[str], after: list[str]) -> Callable[[], Sequence[tuple[object, ...]]]:
     """Finds which lines of one text are those of the other, as difflib's operations."""
     return lambda: difflib.SequenceMatcher(
         None, before, after, autojunk=len(before) > 200
