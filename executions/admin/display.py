@@ -18,7 +18,13 @@ from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
 from executions.services.page_time import PageTime
 from executions.services.presentation import MAX_CHARACTERS, Shown, in_time, shown, visible
-from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
+from executions.services.rich_outputs import (
+    MOST_VALUES,
+    SIGNATURE_BYTES,
+    image_type,
+    rich_outputs,
+    values_in,
+)
 from executions.services.workspaces.preview import preview_of_start
 from executions.storage import ARTIFACTS, kept
 from providers.languages import language_of
@@ -108,6 +114,9 @@ def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeStrin
             left = max(0, left - len(text.text))
             part = format_html('<pre class="record">{}</pre>{}', text.text, _paragraph(text.note))
         drawn.append((visible(output.mime_type), part))
+    if values_in(execution.outputs) > MOST_VALUES:
+        note = Shown("", len(execution.outputs))
+        return _notes(execution, "outputs", note, brief=most < MAX_CHARACTERS)
     if not drawn:
         return ""
     return format_html(

@@ -16,13 +16,13 @@ from executions.admin.display import code_block, outputs_block, text_block
 from executions.models import Execution
 from executions.services.page_time import PageTime
 from executions.services.presentation import visible
+from executions.services.rich_outputs import MOST_VALUES, values_in
 
 CELLS_PER_PAGE = 20
 # Of each text of a cell; the execution's own page shows more.
 MOST_CHARACTERS = 8_000
 # Plots are kept within their execution, and decoded to be shown.
 MOST_OUTPUT_CHARACTERS = 2_000_000
-MOST_OUTPUT_CHARACTERS_OF_PAGE = 4_000_000
 
 _UNSHOWN = ("pending", "arguments", "result", "meta", "hops", "input_files", "output_order")
 
@@ -33,21 +33,22 @@ class Transcript:
     pages: list[int | str]
 
     def cells(self) -> Iterator[Cell]:
-        time, left = PageTime(), MOST_OUTPUT_CHARACTERS_OF_PAGE
+        time, left = PageTime(), MOST_VALUES
         for execution in self.page:
-            cell = Cell(execution, time, min(left, MOST_OUTPUT_CHARACTERS))
-            left -= 0 if cell.has_large_outputs else execution.outputs_size
-            yield cell
+            values = values_in(execution.small_outputs)
+            yield Cell(execution, time, has_room=values <= left)
+            left -= values if values <= left else 0
 
 
 class Cell:
     """One execution as a part of the page. All of it is hostile, and drawn by `display`."""
 
-    def __init__(self, execution: Any, page: PageTime, most_outputs: int) -> None:
+    def __init__(self, execution: Any, page: PageTime, *, has_room: bool) -> None:
         self._page = page
         self.execution: Execution = execution
-        self.has_large_outputs: bool = execution.outputs_size > most_outputs
-        execution.outputs = "" if self.has_large_outputs else execution.small_outputs
+        is_large = execution.outputs_size > MOST_OUTPUT_CHARACTERS
+        self.has_large_outputs: bool = is_large or not has_room
+        execution.outputs = execution.small_outputs if has_room else ""
 
     @property
     def kind(self) -> str:
