@@ -46,8 +46,9 @@ class TooMany(Exception):
     """The address has had its share. `wait` is the seconds until there is more."""
 
     def __init__(self, wait: float) -> None:
-        super().__init__(f"Too many requests from this address. Wait {math.ceil(wait)} seconds.")
-        self.wait = math.ceil(wait)
+        self.wait = max(1, math.ceil(wait))
+        seconds = "1 second" if self.wait == 1 else f"{self.wait} seconds"
+        super().__init__(f"Your address has sent too many requests. Wait {seconds}.")
 
 
 class Rate:

@@ -108,7 +108,7 @@ def test_a_flood_for_pages_is_refused_and_nobody_else_is(
         assert int(refused["Retry-After"]) >= 1
         assert refused["Cache-Control"] == "no-store"
     assert until_refused(SCHEMA, ATTACKER).json()["error"]["code"] == "SB008"
-    assert "Too many requests" in until_refused(LOGIN, ATTACKER).content.decode()
+    assert "has sent too many requests" in until_refused(LOGIN, ATTACKER).content.decode()
     # Others at the same address, who are no strangers, and strangers at another.
     assert admin_client.get("/admin/", REMOTE_ADDR=ATTACKER).status_code == 200
     assert admin_client.get(SCHEMA, REMOTE_ADDR=ATTACKER).status_code == 200
