@@ -16,7 +16,8 @@ from unfold.forms import AuthenticationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from providers.services.touched import own_account
-from sandbox_site import recovery
+from sandbox_site import recovery, strangers
+from sandbox_site.client_address import address_of
 
 # Where somebody's session can end between her opening a page and pressing its button. The others
 # of the kind answer by going to the page they belong to.
@@ -74,7 +75,14 @@ def login(request: HttpRequest) -> HttpResponse:
     if not _leads_to_a_page(request.GET.get(REDIRECT_FIELD_NAME, "")):
         request.GET = request.GET.copy()  # type: ignore[assignment]
         del request.GET[REDIRECT_FIELD_NAME]  # type: ignore[misc]
-    answer: HttpResponse = admin.site.login(request)
+    if request.method != "POST":
+        answer: HttpResponse = admin.site.login(request)
+        return answer
+    try:
+        with strangers.passwords.taken(address_of(request) or ""):
+            answer = admin.site.login(request)
+    except strangers.TooMany as refusal:
+        return strangers.too_many(request, refusal)
     return answer
 
 

@@ -128,6 +128,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "sandbox_site.strangers.StrangersMiddleware",
     "django_otp.middleware.OTPMiddleware",
     "executions.middleware.ActorMiddleware",
     "executions.middleware.DatabaseAwayMiddleware",

@@ -2,12 +2,13 @@ from csp.decorators import csp_update
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from executions.admin.dashboard import figures_view, pool_view
 from executions.admin.playground import Playground
 from executions.admin.unproven import mark_pages
 from sandbox_site.authenticator import authenticator
+from sandbox_site.description import DescriptionView
 from sandbox_site.health import healthz, readyz
 from sandbox_site.login import login, logout, own_password
 from sandbox_site.metrics import metrics
@@ -36,7 +37,7 @@ urlpatterns = [
     path("admin/logout/", logout, name="logout"),
     path("admin/password_change/", admin.site.admin_view(own_password), name="own-password"),
     path("admin/", admin.site.urls),
-    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+    path("api/schema", DescriptionView.as_view(), name="schema"),
     path("api/docs", docs, name="docs"),
     path("", include("executions.api.urls")),
 ]

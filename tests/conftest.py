@@ -20,6 +20,7 @@ from executions.services.keys import create_api_key
 from executions.services.workspaces import threads
 from providers.services import probing, trial
 from providers.services.kept import forget_all
+from sandbox_site import strangers
 from tests.emptying import empty_database
 from tests.required import require as require
 
@@ -121,8 +122,10 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> leases.Keeper:
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    """Each test is a process of its own, which has looked up nothing yet."""
+    """Each test is a process of its own, which has looked up nothing and seen nobody yet."""
     forget_all()
+    strangers.pages.forget()
+    strangers.passwords.forget()
 
 
 @dataclass

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from executions.admin.boxes import code_box
 from executions.admin.execution_page import in_time
 from executions.models import Artifact, Execution, Tenant
+from executions.services.page_time import PageTime
 from executions.services.presentation import shown, visible
 from providers.services import save_config
 from tests.processes import ROOT
@@ -156,7 +157,7 @@ def test_a_page_of_huge_texts_stays_small(auditor: Client) -> None:
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
 def test_numbered_lines_say_what_the_code_says(code: str) -> None:
-    box = code_box(Execution(code=code, language="python"))
+    box = code_box(Execution(code=code, language="python"), PageTime())
     assert box is not None
     lines = re.findall(r'<span class="line" id="L(\d+)"><a href="#L(\d+)" tabindex="-1">(\d+)</a>'
                        r"<span>(.*?)\n</span></span>", box.body, re.DOTALL)  # fmt: skip

@@ -165,6 +165,6 @@ def test_a_process_that_looks_ends_with_its_owner_and_one_that_has_ended_is_repl
     done = subprocess.run(analysts._COMMAND, stdin=subprocess.DEVNULL, timeout=60, check=True)
     assert done.returncode == 0
     analysts.look("1", DENY)
-    analysts._idle[-1]._process.kill()
-    analysts._idle[-1]._process.wait()
+    analysts._analysts._idle[-1]._process.kill()
+    analysts._analysts._idle[-1]._process.wait()
     assert analysts.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])

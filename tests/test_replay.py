@@ -15,6 +15,7 @@ from django.test import Client
 from executions.models import Execution, LedgerEntry
 from executions.services import replay as service
 from executions.services.ledger.verification import verify
+from executions.services.page_time import PageTime
 from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
 from providers.manager import manager
@@ -177,7 +178,8 @@ def test_only_who_may_replay_replays(scripted: object, alice: Caller) -> None:
 def test_long_outcomes_are_compared_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_LINES", 50)
     difference = service.Difference("stdout", "a\n" * 10_000, "b\n" * 10_000)
-    assert len(difference.lines) == 50
+    assert len(difference.lines(PageTime())) == 50
+    assert difference.is_cut
 
 
 def test_under_the_two_person_rule_one_person_chooses_no_other_provider(

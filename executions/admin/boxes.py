@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -10,17 +10,18 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from executions.admin.display import MAX_HIGHLIGHTED, coloured
+from executions.admin.display import coloured
 from executions.models import Execution
 from executions.services.following import in_order
 from executions.services.live import STREAMS
+from executions.services.page_time import PageTime
 from executions.services.presentation import shown
 
 # What is shown in its order. A page of more would be slow, and nobody reads it so.
 _MAX_PIECES = 500
 _MAX_IN_ORDER = 50_000
 # A line takes a hundred bytes of page for its number.
-_MAX_NUMBERED = 10_000
+_MAX_NUMBERED = 5_000
 _DROPPED = "What followed was dropped: it was more than is kept."
 
 
@@ -49,18 +50,17 @@ class Box:
         ]
 
 
-def code_box(execution: Execution) -> Box | None:
+def code_box(execution: Execution, page: PageTime) -> Box | None:
     """The code with its lines numbered; None where it is not kept."""
     if not execution.code:
         return None
     text = shown(execution.code)
-    known = execution.language if len(text.text) <= MAX_HIGHLIGHTED else ""
     plain = text.text.removesuffix("\n")
     count = plain.count("\n") + 1
-    body = coloured(plain, known)
+    body, without_colours = coloured(plain, execution.language, page)
     if count <= _MAX_NUMBERED:
         body = _numbered(body, count)
-    notes = _notes(text.note)
+    notes = _notes(text.note, without_colours)
     return Box(execution.pk, "code", "Code", body, notes, ("code",), "hl code", wraps=False)
 
 
@@ -82,7 +82,8 @@ def output_boxes(execution: Execution) -> list[Box]:
     boxes = [box for name in STREAMS if (box := text_box(execution, name))]
     if len(boxes) < len(STREAMS) or not execution.output_order:
         return boxes
-    if len(execution.stdout) + len(execution.stderr) <= _MAX_IN_ORDER:
+    is_short = len(execution.stdout) + len(execution.stderr) <= _MAX_IN_ORDER
+    if is_short and len(execution.output_order) <= _MAX_PIECES:
         pieces = list(in_order(execution))
         if len(pieces) <= _MAX_PIECES:
             notes = [note for box in boxes for note in box.notes]
@@ -103,17 +104,14 @@ def _interleaved(pieces: Sequence[tuple[str, bytes]]) -> SafeString:
 def _numbered(body: SafeString, count: int) -> SafeString:
     """Lines that can be linked to. Pygments ends what it opens in each line."""
     lines = body.split("\n")
-
-    def each() -> Iterator[tuple[int, int, int, SafeString]]:
-        for number in range(1, count + 1):
-            # Escaped already, by whoever coloured it.
-            line = mark_safe(lines[number - 1] if number <= len(lines) else "")  # noqa: S308
-            yield number, number, number, line
-
-    return format_html_join(
-        "",
-        '<span class="line" id="L{}"><a href="#L{}" tabindex="-1">{}</a><span>{}\n</span></span>',
-        each(),
+    lines += [""] * (count - len(lines))
+    # The lines are escaped already, by whoever coloured them.
+    return mark_safe(  # noqa: S308
+        "".join(
+            f'<span class="line" id="L{number}"><a href="#L{number}" tabindex="-1">{number}</a>'
+            f"<span>{line}\n</span></span>"
+            for number, line in enumerate(lines[:count], 1)
+        )
     )
 
 

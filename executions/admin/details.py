@@ -25,8 +25,15 @@ from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.actor import current_actor
 from executions.services.away import DatabaseAway
 from executions.services.cancelling import HasEnded, cancelling
+from executions.services.page_time import PageTime
 from executions.services.presentation import visible
-from executions.services.replay import differences_of, providers_for, recorded_request, replaying
+from executions.services.replay import (
+    Difference,
+    differences_of,
+    providers_for,
+    recorded_request,
+    replaying,
+)
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from executions.services.waiting import Waits
@@ -35,6 +42,8 @@ from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxE
 if TYPE_CHECKING:
     from executions.admin.execution import ExecutionAdmin
 
+# Of each of two outcomes' aspects side by side; whole, each can be downloaded.
+_MOST_ROWS = 400
 TEXTS = ("code", "arguments", "result", "outputs", "stdout", "stderr")
 
 Response = TypeVar("Response", bound=HttpResponseBase)
@@ -246,22 +255,26 @@ def told(request: HttpRequest, work: Waits[HttpResponse]) -> Waits[HttpResponse]
 
 
 def _shown(before: Execution, after: Execution) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "is_same": each.is_same,
-            "matters": each.matters,
-            "lines": [
-                {
-                    "kind": line.kind,
-                    "before": None if line.before is None else visible(line.before[:500]),
-                    "after": None if line.after is None else visible(line.after[:500]),
-                }
-                for line in each.lines
-            ],
-        }
-        for each in differences_of(before, after)
-    ]
+    page = PageTime()
+    return [_shown_difference(each, page) for each in differences_of(before, after)]
+
+
+def _shown_difference(difference: Difference, page: PageTime) -> dict[str, Any]:
+    lines = difference.lines(page)
+    return {
+        "name": difference.name,
+        "is_same": difference.is_same,
+        "matters": difference.matters,
+        "lines": [
+            {
+                "kind": line.kind,
+                "before": None if line.before is None else visible(line.before[:500]),
+                "after": None if line.after is None else visible(line.after[:500]),
+            }
+            for line in lines[:_MOST_ROWS]
+        ],
+        "is_cut": difference.is_cut or len(lines) > _MOST_ROWS,
+    }
 
 
 def _for_saving(response: HttpResponse, name: str) -> HttpResponse:

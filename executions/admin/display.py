@@ -10,26 +10,28 @@ from django.db.models import Model
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
 
 from executions.models import Artifact, Execution
 from executions.services.late_results import late_result_of
 from executions.services.ledger.records import Erasures, alteration_of
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
+from executions.services.page_time import PageTime
 from executions.services.presentation import MAX_CHARACTERS, Shown, in_time, shown, visible
-from executions.services.rich_outputs import SIGNATURE_BYTES, image_type, rich_outputs
+from executions.services.rich_outputs import (
+    MOST_VALUES,
+    SIGNATURE_BYTES,
+    image_type,
+    rich_outputs,
+    values_in,
+)
 from executions.services.workspaces.preview import preview_of_start
 from executions.storage import ARTIFACTS, kept
 from providers.languages import language_of
 
-# Beyond it, colours cost more than they tell.
-MAX_HIGHLIGHTED = 50_000
-_FORMATTER = HtmlFormatter(nowrap=True, classprefix="hl-")
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.
 _COMPARED_BYTES = 16 * 2**20
+_PLAIN = "Shown without colours, which would take too long."
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
 
 
@@ -52,27 +54,30 @@ def once(draw: Callable[Concatenate[Row, P], str]) -> Callable[Concatenate[Row, 
 
 
 @once
-def code_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeString | str:
+def code_block(
+    execution: Execution, page: PageTime, most: int = MAX_CHARACTERS
+) -> SafeString | str:
     """Code in colours. With fewer characters, a download is offered only of what is not whole."""
     if not execution.code:
         return "Not kept, see the code hash."
     text = shown(execution.code, most)
-    known = execution.language if len(text.text) <= MAX_HIGHLIGHTED else ""
+    body, plain = coloured(text.text, execution.language, page)
     return format_html(
-        '<pre class="record hl">{}</pre>{}',
-        coloured(text.text, known),
+        '<pre class="record hl">{}</pre>{}{}',
+        body,
+        _paragraph(plain),
         _notes(execution, "code", text, brief=most < MAX_CHARACTERS),
     )
 
 
-def coloured(text: str, language: str) -> SafeString:
-    """The text, escaped, in the colours of a language; plain in one that nobody knows."""
-    if not (known := language_of(language)):
-        return format_html("{}", text)
-    lexer = get_lexer_by_name(known.lexer, stripnl=False, ensurenl=False)
+def coloured(text: str, language: str, page: PageTime) -> tuple[SafeString, str]:
+    """The text, escaped, in the colours of a language, and "". Where it has no colours it comes
+    with a note that says why; with none in a language that nobody knows."""
+    html = page.coloured(text, language)
+    if html is None:
+        return format_html("{}", text), _PLAIN if text and language_of(language) else ""
     # Pygments escapes: https://pygments.org/docs/formatters/#HtmlFormatter
-    html: str = highlight(text, lexer, _FORMATTER)
-    return mark_safe(html)  # noqa: S308
+    return mark_safe(html), ""  # noqa: S308
 
 
 @once
@@ -95,6 +100,7 @@ def text_block(
 def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeString | str:
     """Plots as pictures, everything else the program showed as text."""
     drawn = []
+    left = most
     for number, output in enumerate(rich_outputs(execution)):
         if output.image:
             url = reverse("admin:executions_output_image", args=[execution.pk, number])
@@ -104,8 +110,13 @@ def outputs_block(execution: Execution, most: int = MAX_CHARACTERS) -> SafeStrin
                 number + 1,
             )
         else:
-            part = format_html('<pre class="record">{}</pre>', shown(output.text, most).text)
+            text = shown(output.text, left)
+            left = max(0, left - len(text.text))
+            part = format_html('<pre class="record">{}</pre>{}', text.text, _paragraph(text.note))
         drawn.append((visible(output.mime_type), part))
+    if values_in(execution.outputs) > MOST_VALUES:
+        note = Shown("", len(execution.outputs))
+        return _notes(execution, "outputs", note, brief=most < MAX_CHARACTERS)
     if not drawn:
         return ""
     return format_html(
@@ -268,6 +279,10 @@ def _start(artifact: Artifact, size: int) -> bytes:
         return kept(ARTIFACTS).start(str(artifact.file.name), size)
     except OSError:
         return b""
+
+
+def _paragraph(note: str) -> SafeString | str:
+    return format_html('<p class="record-note">{}</p>', note) if note else ""
 
 
 def _notes(

@@ -28,6 +28,7 @@ from executions.admin.display import (
 from executions.models import ApiKey, Approval, Execution, Schedule, Session, Tenant
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
+from executions.services.page_time import PageTime
 from executions.services.presentation import in_time, shown, visible
 from providers.models import ConfigVersion, ProviderConfig
 from providers.moments import shown_moment
@@ -142,7 +143,7 @@ class Record:
 
     @cached_property
     def code(self) -> Box | None:
-        return code_box(self.execution)
+        return code_box(self.execution, PageTime())
 
     @property
     def given(self) -> list[Box]:

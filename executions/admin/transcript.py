@@ -14,7 +14,9 @@ from django.utils.safestring import SafeString
 
 from executions.admin.display import code_block, outputs_block, text_block
 from executions.models import Execution
+from executions.services.page_time import PageTime
 from executions.services.presentation import visible
+from executions.services.rich_outputs import MOST_VALUES, values_in
 
 CELLS_PER_PAGE = 20
 # Of each text of a cell; the execution's own page shows more.
@@ -31,16 +33,22 @@ class Transcript:
     pages: list[int | str]
 
     def cells(self) -> Iterator[Cell]:
-        return (Cell(execution) for execution in self.page)
+        time, left = PageTime(), MOST_VALUES
+        for execution in self.page:
+            values = values_in(execution.small_outputs)
+            yield Cell(execution, time, has_room=values <= left)
+            left -= values if values <= left else 0
 
 
 class Cell:
     """One execution as a part of the page. All of it is hostile, and drawn by `display`."""
 
-    def __init__(self, execution: Any) -> None:
+    def __init__(self, execution: Any, page: PageTime, *, has_room: bool) -> None:
+        self._page = page
         self.execution: Execution = execution
-        self.has_large_outputs: bool = execution.outputs_size > MOST_OUTPUT_CHARACTERS
-        execution.outputs = execution.small_outputs
+        is_large = execution.outputs_size > MOST_OUTPUT_CHARACTERS
+        self.has_large_outputs: bool = is_large or not has_room
+        execution.outputs = execution.small_outputs if has_room else ""
 
     @property
     def kind(self) -> str:
@@ -57,7 +65,7 @@ class Cell:
 
     @property
     def code(self) -> SafeString | str:
-        return code_block(self.execution, MOST_CHARACTERS)
+        return code_block(self.execution, self._page, MOST_CHARACTERS)
 
     @property
     def stdout(self) -> SafeString | str:

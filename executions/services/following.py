@@ -162,14 +162,16 @@ def recorded(execution_id: UUID) -> Iterator[Entry]:
 
 def in_order(execution: Execution) -> Iterator[tuple[str, bytes]]:
     """Both streams in the pieces in which they came; one after the other where that is unknown."""
-    left = {stream: getattr(execution, stream).encode() for stream in STREAMS}
+    texts = {stream: getattr(execution, stream).encode() for stream in STREAMS}
+    begin = dict.fromkeys(STREAMS, 0)
     for number, size in execution.output_order or ():
         stream = STREAMS[number - 1]
-        piece, left[stream] = left[stream][:size], left[stream][size:]
+        piece = texts[stream][begin[stream] : begin[stream] + size]
+        begin[stream] += size
         if piece:
             yield stream, piece
-    for stream, rest in left.items():
-        if rest:
+    for stream, text in texts.items():
+        if rest := text[begin[stream] :]:
             yield stream, rest
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from providers.hidden_characters import spelled_length
 from providers.hidden_characters import visible as visible
 
 MAX_CHARACTERS = 100_000
 MAX_LINE = 2_000
+_STEP = 1_000
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,26 @@ class Shown:
 def shown(text: str, most: int = MAX_CHARACTERS) -> Shown:
     """`text` as a page may hold it: harmless, of bounded length, in lines of bounded length."""
     kept = text[:most].replace("\r\n", "\n")
-    cut_lines = 0
-    lines = []
-    for line in kept.split("\n"):
-        if len(line) > MAX_LINE:
-            cut_lines += 1
-            line = f"{line[:MAX_LINE]}… [{len(line) - MAX_LINE} more characters]"
-        lines.append(visible(line))
-    return Shown("\n".join(lines), max(0, len(text) - most), cut_lines)
+    cut = max(0, len(text) - most)
+    fits = _fitting(kept, most)
+    cut, kept = cut + len(kept) - fits, kept[:fits]
+    lines = kept.split("\n")
+    long = [number for number, line in enumerate(lines) if len(line) > MAX_LINE]
+    for number in long:
+        line = lines[number]
+        lines[number] = f"{line[:MAX_LINE]}… [{len(line) - MAX_LINE} more characters]"
+    return Shown(visible("\n".join(lines)), cut, len(long))
+
+
+def _fitting(text: str, most: int) -> int:
+    """How many of its characters fit, where those that cannot be seen are spelled out."""
+    size = 0
+    for start in range(0, len(text), _STEP):
+        piece = text[start : start + _STEP]
+        size += spelled_length(piece)
+        if size > most:
+            return start
+    return len(text)
 
 
 def in_time(milliseconds: float) -> str:

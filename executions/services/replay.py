@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap, zip_longest
 from typing import Any, cast
 
 from django.conf import settings
@@ -16,6 +16,7 @@ from executions.services.actor import current_actor
 from executions.services.choosing import choices_for, require_choice
 from executions.services.declared import refuse
 from executions.services.ledger import append
+from executions.services.page_time import PageTime
 from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route
@@ -140,12 +141,16 @@ class Difference:
     def is_same(self) -> bool:
         return self.before == self.after
 
+    def lines(self, page: PageTime) -> list[Line]:
+        """Both texts side by side, at most MAX_LINES lines of each. Where it would take too long to
+        find which lines are the same, each stands beside the one of its number."""
+        before, after = _first_lines(self.before), _first_lines(self.after)
+        return list(_side_by_side(before, after, page))
+
     @property
-    def lines(self) -> list[Line]:
-        """Both texts side by side, at most MAX_LINES lines of each."""
-        return list(
-            _aligned(self.before.split("\n")[:MAX_LINES], self.after.split("\n")[:MAX_LINES])
-        )
+    def is_cut(self) -> bool:
+        """Whether there are more lines than `lines` has."""
+        return max(self.before.count("\n"), self.after.count("\n")) >= MAX_LINES
 
 
 def differences_of(before: Execution, after: Execution) -> list[Difference]:
@@ -175,15 +180,27 @@ def _artifacts(execution: Execution) -> str:
     )
 
 
-def _aligned(before: list[str], after: list[str]) -> Iterator[Line]:
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 200)
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+def _first_lines(text: str) -> list[str]:
+    return text.split("\n", MAX_LINES)[:MAX_LINES]
+
+
+def _side_by_side(before: list[str], after: list[str], page: PageTime) -> Iterator[Line]:
+    if before == after:
+        yield from map(Line, before, after)
+        return
+    # What is the same at the beginning costs nothing, and is most of most outcomes.
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    yield from map(Line, before[:same], after[:same])
+    before, after = before[same:], after[same:]
+    whole = [("replace", 0, len(before), 0, len(after))]
+    is_simple = not before or not after or len(before) == len(after) == 1
+    for kind, start, end, other_start, other_end in (
+        whole if is_simple else page.aligned(before, after) or whole
+    ):
         left, right = before[start:end], after[other_start:other_end]
         if kind == "equal":
             yield from map(Line, left, right)
-            continue
-        for index in range(max(len(left), len(right))):
-            yield Line(
-                left[index] if index < len(left) else None,
-                right[index] if index < len(right) else None,
-            )
+        else:
+            yield from starmap(Line, zip_longest(left, right))

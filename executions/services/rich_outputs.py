@@ -22,6 +22,8 @@ IMAGE_SIGNATURES = {
     "image/webp": (b"RIFF",),
 }
 SIGNATURE_BYTES = 16
+# Of all outputs of an execution: to read so many takes a tenth of a second.
+MOST_VALUES = 500_000
 # The best to read, where a bundle offers several.
 _TEXTS = ("text/plain", "application/json", "text/markdown", "text/html", "image/svg+xml")
 
@@ -36,10 +38,16 @@ class RichOutput:
 
 
 def rich_outputs(execution: Execution) -> list[RichOutput]:
-    """What the program showed, in its order; empty when it was erased or there was none."""
-    if not execution.outputs:
+    """What the program showed, in its order; empty when it was erased, there was none, or it has
+    too many values to be read for a page."""
+    if not execution.outputs or values_in(execution.outputs) > MOST_VALUES:
         return []
     return [_best(bundle) for bundle in from_json(execution.outputs)]
+
+
+def values_in(text: str) -> int:
+    """How many values a JSON text has at most: what it costs to read it."""
+    return text.count(",") + text.count("[") + text.count("{")
 
 
 def image_type(start: bytes) -> str:

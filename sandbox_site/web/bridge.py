@@ -23,10 +23,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from executions.api.e2b import credentials as e2b_credentials
 from executions.api.later import LATER, Later, Placeholder
 from executions.api.streams import EventStream
-from sandbox_site import draining
+from sandbox_site import draining, strangers
 from sandbox_site.web.admission import Limits, admit_body
 from sandbox_site.web.body import ClientGone, Receive, Refused, Share, Spool, read_body
 from sandbox_site.web.environ import make_environ
@@ -37,9 +36,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-HEALTH, READY, API, PAGES = "health", "ready", "api", "pages"
+HEALTH, READY, API, PAGES, STRANGERS = "health", "ready", "api", "pages", "strangers"
 _LANES = {"/healthz": HEALTH, "/readyz": READY}
-_API_PATHS = ("/api/v1", "/v1/", "/mcp", "/artifacts/", *e2b_credentials.PATHS)
+# Who is not signed in has these threads for pages, and none of the others.
+_THREADS_OF_STRANGERS = 3
 
 # What is handed to the connection at once. It has to be read before the next, within a deadline.
 PIECE_BYTES = 256 * 1024
@@ -51,7 +51,7 @@ ASK_SECONDS, ASK_MOST_SECONDS = 0.005, 0.25
 
 class Bridge:
     """An ASGI application over `handler`, with `count` threads for everything but /healthz and
-    /readyz, which have one each.
+    /readyz, which have one each, and pages that strangers ask for.
 
     A quarter of them is left to the API by the pages and to the pages by the API.
     """
@@ -62,7 +62,8 @@ class Bridge:
         self._limits = limits
         self._spool = Spool(limits.spool_bytes)
         self._threads = HandlerThreads(count, {API: most, PAGES: most})
-        self._apart = {lane: HandlerThreads(1, {lane: 1}) for lane in (HEALTH, READY)}
+        apart = {HEALTH: 1, READY: 1, STRANGERS: _THREADS_OF_STRANGERS}
+        self._apart = {lane: HandlerThreads(most, {lane: most}) for lane, most in apart.items()}
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -71,7 +72,7 @@ class Bridge:
         """What is begun and not done, whether clients still wait for it or not: jobs of threads,
         and requests whose work waits without one."""
         # In this order: a request is counted as waiting before its job ends.
-        return self._threads.open + self._waiting
+        return self._threads.open + self._apart[STRANGERS].open + self._waiting
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything has been answered. Whether it has."""
@@ -87,7 +88,7 @@ class Bridge:
             return
         # The headers are here. What comes after them, and the wait for a thread, may take a while.
         is_late = draining.refuses_new()
-        lane = _lane_of(scope["path"])
+        lane = _lane_of(scope)
         share = Share(self._spool)
         later = Later()
         try:
@@ -334,10 +335,16 @@ def _close_on(threads: HandlerThreads, lane: str, response: object) -> None:
         threads.submit(lane, response.close, has_begun=True)
 
 
-def _lane_of(path: str) -> str:
+def _lane_of(scope: Mapping[str, Any]) -> str:
+    path = scope["path"]
     if lane := _LANES.get(path):
         return lane
-    return API if path.startswith(_API_PATHS) else PAGES
+    if path.startswith(strangers.API_PATHS):
+        return API
+    if not strangers.is_page(path):
+        return PAGES
+    sent = b"; ".join(value for name, value in scope["headers"] if name.lower() == b"cookie")
+    return PAGES if strangers.sessions.are_in(sent.decode("latin-1")) else STRANGERS
 
 
 def _headers(response: HttpResponseBase) -> list[tuple[bytes, bytes]]:
