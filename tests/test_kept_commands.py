@@ -218,7 +218,7 @@ def test_a_terminal_has_its_size_its_keys_and_its_end(rooms: Rooms) -> None:
     pid = rooms.spawn(shell=script, pty=[100, 30])
     follower = following(rooms, pid)
     first = until(rooms, follower, b"30 100\r\n")
-    assert first.startswith(b"/dev/pts/")
+    assert first.startswith(b"/dev/terminals/")
     rooms.call("stdin", {"data": b"line\n"}, pid=pid)
     until(rooms, follower, b"got line")
     rooms.call("resize", pid=pid, columns=90, rows=20)
