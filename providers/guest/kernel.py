@@ -17,11 +17,14 @@ _PIVOT_ROOT_ELSEWHERE = 41
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
 _MQ_OPEN = {"x86_64": 240, "aarch64": 180}
+# Calls that make nodes, each with the place of its argument `mode`; devices have this bit in it.
+_MAKE_NODE = {"x86_64": {133: 24, 259: 32}, "aarch64": {33: 32}}
+_DEVICE = 0x2000
 _IOPRIO_GET, _IOPRIO_GET_ELSEWHERE = {"x86_64": 252}, 31
 _GET_MARKS, _SET_MARKS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS
 _SHM_INFO, _MSG_INFO, _SEM_INFO = 14, 12, 19
-# Landlock's calls have the same numbers everywhere; what it handles here is the moving of files, and
-# that files are opened to read or to write where some of them are not for everybody.
+# Landlock's calls have the same numbers everywhere; what it handles here is the moving of files,
+# and that they are opened to read or to write where some of them are not for everybody.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _REFER, _PATH_BENEATH, _VERSION = 1 << 13, 1, 1
 _OPEN_FILES = 1 << 1 | 1 << 2  # LANDLOCK_ACCESS_FS_WRITE_FILE, LANDLOCK_ACCESS_FS_READ_FILE
@@ -241,7 +244,8 @@ def filter_system_calls(program: bytes) -> None:
 def forbid_message_queues() -> None:
     """See to it that this process and its children can make no POSIX message queue.
 
-    One outlives its maker and cannot be listed, so nobody could tell whether one is left.
+    One outlives its maker and cannot be listed, so nobody could tell whether one is left. Under
+    gVisor, which lets everybody make devices, none of these can be made either.
     """
     try:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
@@ -252,12 +256,21 @@ def forbid_message_queues() -> None:
         status = _libc.syscall(_MQ_OPEN[os.uname().machine], None, 0, 0, None)
         if status == -1 and ctypes.get_errno() == errno.EPERM:
             return
-        steps = (
+        allow, deny = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)  # deny answers EPERM
+        steps = [
             (0x20, 0, 0, 0),  # load the number of the call
             (0x15, 0, 1, _MQ_OPEN[os.uname().machine]),  # is it mq_open?
-            (0x06, 0, 0, 0x00050001),  # then answer EPERM
-            (0x06, 0, 0, 0x7FFF0000),  # all others pass
-        )
+            deny,
+        ]
+        for number, mode in _MAKE_NODE[os.uname().machine].items():
+            steps += [
+                (0x15, 0, 4, number),  # is it this one?
+                (0x20, 0, 0, mode),  # then load its mode
+                (0x45, 0, 1, _DEVICE),  # is it that of a device?
+                deny,
+                allow,
+            ]
+        steps.append(allow)
         program = b"".join(
             code.to_bytes(2, "little") + bytes((yes, no)) + value.to_bytes(4, "little")
             for code, yes, no, value in steps
