@@ -230,6 +230,18 @@ def test_a_terminal_has_its_size_its_keys_and_its_end(rooms: Rooms) -> None:
     assert b"20 90" in rooms.follow(pid)[0]["stdout"]
 
 
+def test_so_many_commands_have_a_terminal_and_programs_have_theirs_all_the_same(
+    rooms: Rooms,
+) -> None:
+    pids = [rooms.spawn("cat", pty=[80, 24]) for _ in range(16)]
+    try:
+        assert refused(rooms, "spawn", argv=["cat"], pty=[80, 24]) == ("exhausted", "pty")
+        assert rooms.shell("python3 -c 'import os; os.openpty(); print(1)'") == "1\n"
+    finally:
+        for pid in pids:
+            rooms.call("signal", pid=pid, signal=9)
+
+
 def test_a_signal_reaches_the_whole_group_and_nobody_once_it_has_ended(rooms: Rooms) -> None:
     pid = rooms.spawn(shell="trap 'echo caught; exit 5' TERM; sleep 1000 & echo ready; wait")
     follower = following(rooms, pid)

@@ -341,11 +341,18 @@ class Command:
 
 
 def _open_terminal() -> "tuple[int, int]":
-    """Both ends of one that no other program can open, where the sandbox has a place for those."""
+    """Both ends of one that no other program can open, where the sandbox has a place for those.
+
+    Raises Refused where it has as many as it may have, and OSError.
+    """
     try:
         master = os.open(f"{TERMINALS}/ptmx", os.O_RDWR | os.O_NOCTTY)
     except FileNotFoundError:
         return os.openpty()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Refused("Too many commands have a terminal.", "pty", "exhausted") from None
+        raise
     try:
         fcntl.ioctl(master, _SET_LOCK, bytes(4))
         flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from providers.guest.protocol import CREDIT
 from providers.pool.background import BackgroundLoop
 from providers.pool.kept import Kept
 from providers.pool.launcher import Launcher
@@ -226,3 +225,62 @@ def test_no_program_writes_into_the_record_of_another(session: Session) -> None:
         assert b"FORGED" in printed
     else:
         assert printed == b"ready\r\na line\r\ngot a line\r\nend\r\n"
+
+
+def test_a_program_opens_its_own_pipes_and_terminals_by_name(session: Session) -> None:
+    own = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr"
+    pid = session.spawn(shell=own, stdin=True)
+    session.write(pid, b"in\n")
+    assert session.follow(pid) == ({"stdout": b"in\nout\n", "stderr": b"err\n"}, 0)
+    # gVisor has no /dev/tty.
+    tty = "/dev/stdout" if "gvisor" in session.kind or "runsc" in session.kind else "/dev/tty"
+    pid = session.spawn(shell=f'echo a > "$(tty)"; echo b > {tty}; {own}', pty=[80, 24])
+    session.write(pid, b"in\n")
+    printed = session.follow(pid)[0]["stdout"]
+    # The line is echoed when it comes, whatever runs then.
+    assert printed.replace(b"in\r\n", b"", 1) == b"a\r\nb\r\nin\r\nout\r\nerr\r\n"
+    for context, language in (("python", "python"), ("default", "python"), ("shell", "bash")):
+        if context != "default":
+            session.ask("context.create", context=context, language=language)
+        code = (
+            own.partition("; ")[2]
+            if language == "bash"
+            else (
+                "open('/dev/stdout', 'w').write('out\\n'); open('/dev/stderr', 'w').write('err\\n'); None"
+            )
+        )
+        ran = session.run(code, context)
+        assert (ran.stdout, ran.stderr) == ("out\n", "err\n"), context
+
+
+def test_programs_make_terminals_of_their_own(session: Session) -> None:
+    """By the library, and as those do that open the other end by its name."""
+    code = """
+import os, pty
+child, terminal = pty.fork()
+if child == 0:
+    os.write(1, os.ttyname(0).encode())
+    os._exit(0)
+assert os.read(terminal, 100).startswith(b"/dev/pts/")
+first, second = os.openpty()
+third = os.open(os.ttyname(second), os.O_RDWR | os.O_NOCTTY)
+os.write(third, b"said")
+print(os.read(first, 100).decode())
+"""
+    for ran in (session.run(code).stdout, session.follow(session.spawn("python3", "-c", code))[0]):
+        assert (ran if isinstance(ran, str) else ran["stdout"].decode()) == "said\n"
+
+
+def test_programs_of_a_session_share_files_and_may_end_one_another(session: Session) -> None:
+    """Which is what a session is for, and what docs/security.md says."""
+    pid = session.spawn(shell="umask 077; mkdir d; echo $$ > d/number; exec sleep 1000")
+    ran = session.run(
+        "import os, signal, time\n"
+        "while not (os.path.exists('d/number') and open('d/number').read()): time.sleep(0.01)\n"
+        "number = int(open('d/number').read())\n"
+        "open('d/more', 'w').write('x'); os.rename('d/more', 'moved')\n"
+        "os.kill(number, signal.SIGTERM)"
+    )
+    assert ran.stderr == ""
+    assert session.follow(pid)[1] == 128 + 15
+    assert session.follow(session.spawn(shell="cat moved; rm -r d moved"))[0]["stdout"] == b"x"
