@@ -29,6 +29,8 @@ _END_OF_INPUT = b"\x04"
 # What is left in the pipes of a process that has ended is read up to so much.
 _LEFT_BYTES = 1024 * 1024
 _KILLED = 137
+# How long who opens an input that has ended may have to wait for that.
+_AGAIN_SECONDS = 0.1
 # Descriptors that are left for all else that the supervisor does.
 _SPARE_FILES = 48
 _REPORT, _DOMAIN = 3, 4
@@ -68,6 +70,8 @@ class Command:
         self._input: "list[tuple[Operation, memoryview, bool]]" = []
         self._sources: "dict[int, str]" = {}
         self._stdin: "int | None" = None
+        # The end that the process reads, where one that opens it by name waits for a writer.
+        self._named_input = -1
         self._final: "int | None" = None
         self._told = b""
         self._fork(template)
@@ -92,6 +96,8 @@ class Command:
                 if self._wanted.stdin:
                     end, mine = open_pipe(template)
                     ours.append(mine)
+                    if "group" in template:
+                        self._named_input = os.open(f"/proc/self/fd/{end}", os.O_PATH)
                 else:
                     end = os.open("/dev/null", os.O_RDONLY)
                 theirs.append(end)
@@ -110,6 +116,7 @@ class Command:
         except OSError:
             for fd in ours:
                 os.close(fd)
+            self._let_go_of_name()
             raise
         finally:
             for fd in set(theirs):
@@ -316,6 +323,30 @@ class Command:
             self._loop.unwatch(self._stdin)
             os.close(self._stdin)
             self._stdin = None
+            self._end_input_again()
+
+    def _end_input_again(self) -> None:
+        """Who opens a pipe with a name waits until somebody writes. Nobody is to wait for the end
+        of an input that has ended."""
+        if self._named_input < 0:
+            return
+        if self.exit_code is not None:
+            self._let_go_of_name()
+            return
+        try:
+            os.close(os.open(f"/proc/self/fd/{self._named_input}", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            # Nobody has it open any more, or ever again.
+            self._let_go_of_name()
+            return
+        self._loop.at(time.monotonic() + _AGAIN_SECONDS, self._end_input_again)
+
+    def _let_go_of_name(self) -> None:
+        if self._named_input >= 0:
+            os.close(self._named_input)
+            self._named_input = -1
 
     # What else is done to it.
 
