@@ -159,7 +159,7 @@ def test_sockets_of_a_neighbour_are_listed_and_nothing_else_is(
                 listed.add(name)
         print(sorted(listed))
         for make in (
-            lambda: socket.socket(socket.AF_UNIX).connect("\0of-the-victim"),
+            lambda: socket.socket(socket.AF_UNIX).connect("\\0of-the-victim"),
             lambda: socket.create_connection(("127.0.0.1", 5000), timeout=2),
         ):
             try:

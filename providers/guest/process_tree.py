@@ -36,10 +36,14 @@ def open_pipe(template: "dict[str, object]") -> "tuple[int, int]":
     os.mkfifo(name, 0o600)
     try:
         read = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-        os.set_blocking(read, True)
-        write = os.open(name, os.O_WRONLY)
+        try:
+            write = os.open(name, os.O_WRONLY)
+        except OSError:
+            os.close(read)
+            raise
     finally:
         os.unlink(name)
+    os.set_blocking(read, True)
     give_to_group(write, template)
     return read, write
 
