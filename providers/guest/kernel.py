@@ -213,11 +213,13 @@ def _all_but_terminals() -> "list[str]":
     if not os.path.isdir(TERMINALS):
         return []
     with os.scandir("/") as root, os.scandir(os.path.dirname(TERMINALS)) as devices:
-        return [
+        paths = [
             entry.path
             for entry in (*root, *devices)
             if not entry.is_symlink() and entry.path not in (os.path.dirname(TERMINALS), TERMINALS)
         ]
+    # A zygote's program comes from a root that is gone.
+    return [*paths, "/proc/self/exe"]
 
 
 def _allow(rules: int, fd: int, rights: int) -> None:

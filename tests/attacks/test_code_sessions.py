@@ -284,3 +284,24 @@ def test_programs_of_a_session_share_files_and_may_end_one_another(session: Sess
     assert ran.stderr == ""
     assert session.follow(pid)[1] == 128 + 15
     assert session.follow(session.spawn(shell="cat moved; rm -r d moved"))[0]["stdout"] == b"x"
+
+
+def test_what_a_program_has_open_it_opens_again(session: Session) -> None:
+    """Files without a name, and the program itself, which may come from a root that is gone."""
+    code = """
+import os, tempfile
+unnamed = tempfile.TemporaryFile(dir="/tmp")
+unnamed.write(b"text"); unnamed.flush()
+memory = os.memfd_create("memory")
+os.write(memory, b"text")
+with open("gone", "w") as gone: gone.write("text")
+gone = open("gone"); os.remove("gone")
+for each in (unnamed.fileno(), memory, gone.fileno()):
+    assert open(f"/proc/self/fd/{each}").read() == "text"
+for path in ("/proc/self/exe", "/proc/self/maps", "/etc/passwd", "/dev/null", "/dev/urandom"):
+    os.close(os.open(path, os.O_RDONLY))
+print("opened")
+"""
+    ran = session.run(code)
+    assert (ran.stdout, ran.stderr) == ("opened\n", "")
+    assert session.follow(session.spawn("python3", "-c", code))[0]["stdout"] == b"opened\n"
