@@ -29,7 +29,7 @@ _END_OF_INPUT = b"\x04"
 # What is left in the pipes of a process that has ended is read up to so much.
 _LEFT_BYTES = 1024 * 1024
 _KILLED = 137
-# How long who opens an input that has ended may have to wait for that.
+# How often an input that has ended is ended again, for a process that opens it by a name.
 _AGAIN_SECONDS = 0.1
 # Descriptors that are left for all else that the supervisor does.
 _SPARE_FILES = 48
@@ -326,8 +326,8 @@ class Command:
             self._end_input_again()
 
     def _end_input_again(self) -> None:
-        """Who opens a pipe with a name waits until somebody writes. Nobody is to wait for the end
-        of an input that has ended."""
+        """Open it to write and close it: to open a named pipe waits for a writer, and a process that
+        does so after the end would wait for ever."""
         if self._named_input < 0:
             return
         if self.exit_code is not None:
@@ -336,11 +336,11 @@ class Command:
         try:
             os.close(os.open(f"/proc/self/fd/{self._named_input}", os.O_WRONLY | os.O_NONBLOCK))
         except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            # Nobody has it open any more, or ever again.
-            self._let_go_of_name()
-            return
+            if error.errno == errno.ENXIO:
+                # Nobody has it open any more, and so nobody can open it.
+                self._let_go_of_name()
+                return
+            # Descriptors are used up. They may be there again the next time.
         self._loop.at(time.monotonic() + _AGAIN_SECONDS, self._end_input_again)
 
     def _let_go_of_name(self) -> None:

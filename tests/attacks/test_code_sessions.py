@@ -23,7 +23,7 @@ from tests.conftest import require
 from tests.docker_engine import Containers
 
 # What docs/security.md lists as not apart. Whatever else can be reached is a fault.
-_WITH_LANDLOCK = {"signal", "limits"}
+_WITH_LANDLOCK = {"signal", "limits", "mode of the terminal"}
 _IN_GVISOR = {"signal", "limits", "environment", "layout"}
 NOT_APART = {
     "bubblewrap": _WITH_LANDLOCK,
@@ -72,6 +72,7 @@ for folder in ("/dev/pts", "/dev/terminals"):
             for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
                 attempt("terminal by name", lambda: opens(f"{{folder}}/{{name}}", flags))
             attempt("terminal by name", lambda: says(f"{{folder}}/{{name}}"))
+            attempt("mode of the terminal", lambda: os.chmod(f"{{folder}}/{{name}}", 0o620))
 for victim in {VICTIMS!r}:
     pid = int(open(f"/tmp/{{victim}}").read())
     for number in (*range(12), 250, 251):
