@@ -326,8 +326,8 @@ class Command:
             self._end_input_again()
 
     def _end_input_again(self) -> None:
-        """Open it to write and close it: to open a named pipe waits for a writer, and a process that
-        does so after the end would wait for ever."""
+        """Open it to write and close it. To open a named pipe waits for a writer: a process that
+        opens it after the end would wait for ever."""
         if self._named_input < 0:
             return
         if self.exit_code is not None:
