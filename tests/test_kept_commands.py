@@ -218,7 +218,7 @@ def test_a_terminal_has_its_size_its_keys_and_its_end(rooms: Rooms) -> None:
     pid = rooms.spawn(shell=script, pty=[100, 30])
     follower = following(rooms, pid)
     first = until(rooms, follower, b"30 100\r\n")
-    assert first.startswith(b"/dev/pts/")
+    assert first.startswith(b"/dev/terminals/")
     rooms.call("stdin", {"data": b"line\n"}, pid=pid)
     until(rooms, follower, b"got line")
     rooms.call("resize", pid=pid, columns=90, rows=20)
@@ -228,6 +228,18 @@ def test_a_terminal_has_its_size_its_keys_and_its_end(rooms: Rooms) -> None:
     rest = b"".join(parts.get("data", b"") for _, parts in rooms.events(follower))
     assert b"end" in rest
     assert b"20 90" in rooms.follow(pid)[0]["stdout"]
+
+
+def test_so_many_commands_have_a_terminal_and_programs_have_theirs_all_the_same(
+    rooms: Rooms,
+) -> None:
+    pids = [rooms.spawn("cat", pty=[80, 24]) for _ in range(16)]
+    try:
+        assert refused(rooms, "spawn", argv=["cat"], pty=[80, 24]) == ("exhausted", "pty")
+        assert rooms.shell("python3 -c 'import os; os.openpty(); print(1)'") == "1\n"
+    finally:
+        for pid in pids:
+            rooms.call("signal", pid=pid, signal=9)
 
 
 def test_a_signal_reaches_the_whole_group_and_nobody_once_it_has_ended(rooms: Rooms) -> None:

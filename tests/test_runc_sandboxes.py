@@ -112,6 +112,7 @@ def test_a_program_has_no_privilege_and_sees_nothing_of_the_machine(pool: WarmPo
         "pts",
         "random",
         "shm",
+        "terminals",
         "tty",
         "urandom",
         "zero",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import stat
 import struct
 
 import pytest
@@ -135,6 +136,20 @@ def test_netlink_is_for_addresses_only(machine: str) -> None:
     assert verdict(machine, "socket", 16, 3, 0) == ALLOW
     for protocol in range(1, 24):
         assert verdict(machine, "socket", 16, 3, protocol) == ERRNO | 93
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_devices_are_not_made_and_other_nodes_are(machine: str) -> None:
+    program = build_filter(machine, shared_kernel=False)
+    assert program is not None
+    calls = {"x86_64": ((133, (1,)), (259, (-100, 1))), "aarch64": ((33, (-100, 1)),)}[machine]
+    for number, before in calls:
+        for kind, expected in (
+            *((stat.S_IFCHR, DENIED), (stat.S_IFBLK, DENIED), (stat.S_IFIFO, ALLOW)),
+            *((stat.S_IFSOCK, ALLOW), (stat.S_IFREG, ALLOW), (0, ALLOW)),
+        ):
+            arguments = [each % (1 << 64) for each in (*before, kind | 0o666)]
+            assert decide(program, ARCHITECTURES[machine], number, *arguments) == expected
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
+from tests.attacks.test_code_isolation import MAKING
 from tests.conftest import require
 from tests.docker_engine import new_pool_id
 from tests.tenant_kernels import Going, Kernels
@@ -141,6 +142,39 @@ def victim(kernels: Kernels) -> Iterator[Going]:
     assert victim.came is None
     yield victim
     victim.end()
+
+
+def test_sockets_of_a_neighbour_are_listed_and_nothing_else_is(
+    kernels: Kernels, victim: Going
+) -> None:
+    """gVisor's /proc/net is that of the whole kernel, and what docs/security.md says of it."""
+    result = kernels.run(
+        "alice",
+        """
+        import os, socket
+        listed = set()
+        for name in sorted(os.listdir("/proc/self/net")):
+            text = open(f"/proc/self/net/{name}").read()
+            if "of-the-victim" in text or "0100007F:1388" in text:
+                listed.add(name)
+        print(sorted(listed))
+        for make in (
+            lambda: socket.socket(socket.AF_UNIX).connect("\\0of-the-victim"),
+            lambda: socket.create_connection(("127.0.0.1", 5000), timeout=2),
+        ):
+            try:
+                make()
+                print("reached")
+            except ConnectionRefusedError:
+                pass
+        """,
+    )
+    assert (result.stdout, result.stderr) == ("['tcp', 'unix']\n", "")
+
+
+def test_no_run_makes_a_device(kernels: Kernels) -> None:
+    result = kernels.run("alice", MAKING)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
 def test_nothing_of_a_neighbour_can_be_found(kernels: Kernels, victim: Going) -> None:

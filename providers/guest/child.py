@@ -69,7 +69,7 @@ def become_child(
 def confine(template: "dict[str, object]") -> None:
     """Be the program's user, within the limits of a program. Raises OSError."""
     if template["uid"] is not None:
-        become(template["uid"])  # type: ignore[arg-type]
+        become(template["uid"], template.get("group"))  # type: ignore[arg-type]
     open_to_kin()
     for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
         resource.setrlimit(kind, (bound, bound))

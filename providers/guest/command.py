@@ -11,7 +11,8 @@ import time
 from . import paths, trees, wire
 from .kept import Refused
 from .kept_output import Follower, Output
-from .kernel import become, forbid_message_queues, keep_apart
+from .kernel import TERMINALS, become, domain_rules, enter_domain, forbid_message_queues
+from .process_tree import give_to_group, open_pipe, with_group
 from .protocol import CHUNK_BYTES, KEPT_OUTPUT_BYTES
 
 TYPE_CHECKING = False
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 # How long a process may take from its fork to its program. Another of its user can stop it there.
 START_SECONDS = 10.0
 _SET_CONTROLLING, _SET_SIZE = 0x540E, 0x5414  # TIOCSCTTY, TIOCSWINSZ
+_SET_LOCK, _OPEN_PEER = 0x40045431, 0x5441  # TIOCSPTLCK, TIOCGPTPEER
 _END_OF_INPUT = b"\x04"
 # What is left in the pipes of a process that has ended is read up to so much.
 _LEFT_BYTES = 1024 * 1024
 _KILLED = 137
+# How often an input that has ended is ended again, for a process that opens it by a name.
+_AGAIN_SECONDS = 0.1
 # Descriptors that are left for all else that the supervisor does.
 _SPARE_FILES = 48
-_REPORT = 3
+_REPORT, _DOMAIN = 3, 4
 
 
 class Wanted:
@@ -66,6 +70,8 @@ class Command:
         self._input: "list[tuple[Operation, memoryview, bool]]" = []
         self._sources: "dict[int, str]" = {}
         self._stdin: "int | None" = None
+        # The end that the process reads, where one that opens it by name waits for a writer.
+        self._named_input = -1
         self._final: "int | None" = None
         self._told = b""
         self._fork(template)
@@ -75,23 +81,28 @@ class Command:
 
     def _fork(self, template: "dict[str, object]") -> None:
         """Raises OSError, with nothing left open."""
+        template = with_group(template)
         theirs: "list[int]" = []
         ours: "list[int]" = []
         try:
             if self._wanted.pty is not None:
-                master, slave = os.openpty()
+                master, slave = _open_terminal()
                 ours.append(master)
                 theirs += [slave, slave, slave]
+                if "group" in template:
+                    give_to_group(slave, template)
                 set_size(master, *self._wanted.pty)
             else:
                 if self._wanted.stdin:
-                    end, mine = os.pipe()
+                    end, mine = open_pipe(template)
                     ours.append(mine)
+                    if "group" in template:
+                        self._named_input = os.open(f"/proc/self/fd/{end}", os.O_PATH)
                 else:
                     end = os.open("/dev/null", os.O_RDONLY)
                 theirs.append(end)
                 for _ in range(2):
-                    mine, end = os.pipe()
+                    mine, end = open_pipe(template)
                     ours.append(mine)
                     theirs.append(end)
             self._report, report = os.pipe()
@@ -99,16 +110,13 @@ class Command:
             theirs.append(report)
             if max(ours) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            if template["uid"] is not None:
-                # The program may open /dev/stdout and the like again, so they must be its own.
-                for fd in theirs[0 if self._wanted.stdin or self.has_terminal else 1 : 3]:
-                    os.fchown(fd, template["uid"], -1)  # type: ignore[arg-type]
             self.kernel_pid = os.fork()
             if self.kernel_pid == 0:
                 _become(template, self._wanted, theirs)
         except OSError:
             for fd in ours:
                 os.close(fd)
+            self._let_go_of_name()
             raise
         finally:
             for fd in set(theirs):
@@ -315,6 +323,30 @@ class Command:
             self._loop.unwatch(self._stdin)
             os.close(self._stdin)
             self._stdin = None
+            self._end_input_again()
+
+    def _end_input_again(self) -> None:
+        """Open it to write and close it. To open a named pipe waits for a writer: a process that
+        opens it after the end would wait for ever."""
+        if self._named_input < 0:
+            return
+        if self.exit_code is not None:
+            self._let_go_of_name()
+            return
+        try:
+            os.close(os.open(f"/proc/self/fd/{self._named_input}", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                # Nobody has it open any more, and so nobody can open it.
+                self._let_go_of_name()
+                return
+            # Descriptors are used up. They may be there again the next time.
+        self._loop.at(time.monotonic() + _AGAIN_SECONDS, self._end_input_again)
+
+    def _let_go_of_name(self) -> None:
+        if self._named_input >= 0:
+            os.close(self._named_input)
+            self._named_input = -1
 
     # What else is done to it.
 
@@ -339,6 +371,28 @@ class Command:
                     continue
 
 
+def _open_terminal() -> "tuple[int, int]":
+    """Both ends of one that no other program can open, where the sandbox has a place for those.
+
+    Raises Refused where it has as many as it may have, and OSError.
+    """
+    try:
+        master = os.open(f"{TERMINALS}/ptmx", os.O_RDWR | os.O_NOCTTY)
+    except FileNotFoundError:
+        return os.openpty()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Refused("Too many commands have a terminal.", "pty", "exhausted") from None
+        raise
+    try:
+        fcntl.ioctl(master, _SET_LOCK, bytes(4))
+        flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+        return master, fcntl.ioctl(master, _OPEN_PEER, flags)
+    except OSError:
+        os.close(master)
+        raise
+
+
 def set_size(terminal: int, columns: int, rows: int) -> None:
     size = rows.to_bytes(2, "little") + columns.to_bytes(2, "little") + bytes(4)
     fcntl.ioctl(terminal, _SET_SIZE, size)
@@ -360,13 +414,17 @@ def _become(template: "dict[str, object]", wanted: Wanted, fds: "list[int]") -> 
         for number, fd in enumerate(fds[:3]):
             os.dup2(fd, number)
         os.dup2(fds[3], _REPORT, inheritable=False)
-        os.closerange(_REPORT + 1, 4096)
+        domain: int = template["domain"]  # type: ignore[assignment]
+        if domain >= 0:
+            os.dup2(domain, _DOMAIN, inheritable=False)
+        os.closerange(_REPORT + 1 if domain < 0 else _DOMAIN + 1, 4096)
         if template["uid"] is not None:
-            become(template["uid"])  # type: ignore[arg-type]
+            become(template["uid"], template.get("group"))  # type: ignore[arg-type]
         for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
             resource.setrlimit(kind, (bound, bound))
         forbid_message_queues()
-        keep_apart()
+        if domain >= 0:
+            enter_domain(_DOMAIN if wanted.pty is None else domain_rules(terminal=0))
         field = "cwd"
         os.fchdir(paths.reach(os.open(".", os.O_RDONLY | os.O_DIRECTORY), wanted.cwd))
         os.closerange(_REPORT + 1, 64)

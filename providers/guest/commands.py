@@ -8,6 +8,7 @@ import sys
 from . import paths, protocol
 from .command import Command, Wanted
 from .kept import Refused
+from .kernel import domain_rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class Commands:
         self, loop: "Loop", template: "dict[str, object]", environment: "dict[str, str]"
     ) -> None:
         """`environment` is set for all commands, beside what each brings."""
-        self._loop, self._template, self._environment = loop, template, environment
+        # What all but those with a terminal have is made once.
+        self._template = {**template, "domain": domain_rules()}
+        self._loop, self._environment = loop, environment
         self._commands: "dict[int, Command]" = {}
         self._starting: "dict[Command, Operation]" = {}
         self._last = 0

@@ -14,7 +14,7 @@ from .cell import KILLED, Cell
 from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
-from .process_tree import SIGSYS, Child
+from .process_tree import SIGSYS, Child, with_group
 from .protocol import CALL_BYTES
 from .texts import TEXTS
 
@@ -198,7 +198,7 @@ class Context:
     # The interpreter.
 
     def _fork(self) -> Child:
-        return Child(self._room.template_of(self.language))
+        return Child(with_group(self._room.template_of(self.language)))
 
     def _take_over(self, child: Child) -> None:
         self._child, self.pid = child, child.pid

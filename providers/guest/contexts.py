@@ -38,7 +38,12 @@ class ContextRoom:
             python_runner.prepare()
         self._contexts: "dict[str, Context]" = {}
         self._made = 0
-        self._add(DEFAULT_CONTEXT, str(template["language"]), "", child)
+        if template["uid"] is not None:
+            # Its pipes belong to its user, who is to have other programs.
+            child.kill_all()
+            child.close()
+        given = child if template["uid"] is None else None
+        self._add(DEFAULT_CONTEXT, str(template["language"]), "", given)
 
     def operations(self) -> "dict[str, Handler]":
         return {

@@ -17,12 +17,20 @@ _PIVOT_ROOT_ELSEWHERE = 41
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
 _MQ_OPEN = {"x86_64": 240, "aarch64": 180}
+# Calls that make nodes, each with the place of its argument `mode`; devices have this bit in it.
+_MAKE_NODE = {"x86_64": {133: 24, 259: 32}, "aarch64": {33: 32}}
+_DEVICE = 0x2000
 _IOPRIO_GET, _IOPRIO_GET_ELSEWHERE = {"x86_64": 252}, 31
 _GET_MARKS, _SET_MARKS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS
 _SHM_INFO, _MSG_INFO, _SEM_INFO = 14, 12, 19
-# Landlock's calls have the same numbers everywhere; what it handles here is the moving of files.
+# Landlock's calls have the same numbers everywhere; what it handles here is the moving of files,
+# and that they are opened to read or to write where some of them are not for everybody.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _REFER, _PATH_BENEATH, _VERSION = 1 << 13, 1, 1
+_OPEN_FILES = 1 << 1 | 1 << 2  # LANDLOCK_ACCESS_FS_WRITE_FILE, LANDLOCK_ACCESS_FS_READ_FILE
+
+# Where the terminals of commands are, apart from those that programs make.
+TERMINALS = "/dev/terminals"
 
 # What a supervisor that is root needs to look after a program of another user: CHOWN, DAC_OVERRIDE,
 # KILL, SETGID, SETUID.
@@ -107,9 +115,9 @@ def change_root(new: str) -> None:
     os.chdir("/")
 
 
-def become(uid: int) -> None:
-    """Be `uid` for good, with no group but its own and no capability."""
-    os.setgroups([])
+def become(uid: int, group: "int | None" = None) -> None:
+    """Be `uid` for good, with no group but its own and `group`, and no capability."""
+    os.setgroups([] if group is None else [group])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
@@ -153,22 +161,70 @@ def keep_apart() -> None:
     Programs of one sandbox share a user, who may open the memory and the pipes of all that is his:
     what one of them says could be said by another in its name. A Landlock domain ends that, and
     nothing else here: it forbids to move files between folders, and all of them are allowed it.
+    Terminals have names, which the user may open as well: of those in TERMINALS, where the sandbox
+    has that folder, the domain may open none.
     Before Linux 5.19, under gVisor, where Landlock is switched off, and for whoever may still gain
     privileges, as without isolation, nothing happens.
     """
+    rules = domain_rules()
+    if rules >= 0:
+        enter_domain(rules)
+
+
+def domain_rules(terminal: int = -1) -> int:
+    """A descriptor for the rules of domains as `keep_apart` has them, -1 where there are none.
+
+    With `terminal`, a descriptor, one terminal of TERMINALS may be opened. Each process that enters
+    has a domain of its own, so that the same rules serve many.
+    """
     has_landlock = _libc.syscall(_CREATE_RULESET, None, 0, _VERSION) >= 2
     if not has_landlock or _libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
-        return
-    rules = _libc.syscall(_CREATE_RULESET, _REFER.to_bytes(8, "little"), 8, 0)
-    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return -1
+    others = _all_but_terminals()
+    handled = _REFER | (_OPEN_FILES if others else 0)
+    rules: int = _libc.syscall(_CREATE_RULESET, handled.to_bytes(8, "little"), 8, 0)
+    _check(min(rules, 0), "landlock_create_ruleset")
     try:
-        allowed = _REFER.to_bytes(8, "little") + root.to_bytes(4, "little")
-        _check(_libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, allowed, 0), "landlock_add_rule")
+        for path, rights in (("/", _REFER), *((other, _OPEN_FILES) for other in others)):
+            fd = os.open(path, os.O_PATH)
+            try:
+                _allow(rules, fd, rights)
+            finally:
+                os.close(fd)
+        if others and terminal >= 0:
+            _allow(rules, terminal, _OPEN_FILES)
+    except BaseException:
+        os.close(rules)
+        raise
+    return rules
+
+
+def enter_domain(rules: int) -> None:
+    """Have a domain of these rules from now on, and close their descriptor."""
+    try:
         _check(_libc.syscall(_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     finally:
-        os.close(root)
-        if rules >= 0:
-            os.close(rules)
+        os.close(rules)
+
+
+def _all_but_terminals() -> "list[str]":
+    """The paths below which all files are but those in TERMINALS; none where there is no such
+    folder. The root of a sandbox that has it cannot be written to, so that no path comes later."""
+    if not os.path.isdir(TERMINALS):
+        return []
+    with os.scandir("/") as root, os.scandir(os.path.dirname(TERMINALS)) as devices:
+        paths = [
+            entry.path
+            for entry in (*root, *devices)
+            if not entry.is_symlink() and entry.path not in (os.path.dirname(TERMINALS), TERMINALS)
+        ]
+    # A zygote's program comes from a root that is gone.
+    return [*paths, "/proc/self/exe"]
+
+
+def _allow(rules: int, fd: int, rights: int) -> None:
+    allowed = rights.to_bytes(8, "little") + fd.to_bytes(4, "little")
+    _check(_libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, allowed, 0), "landlock_add_rule")
 
 
 def adopt_orphans() -> None:
@@ -190,7 +246,8 @@ def filter_system_calls(program: bytes) -> None:
 def forbid_message_queues() -> None:
     """See to it that this process and its children can make no POSIX message queue.
 
-    One outlives its maker and cannot be listed, so nobody could tell whether one is left.
+    One outlives its maker and cannot be listed, so nobody could tell whether one is left. Under
+    gVisor, which lets everybody make devices, none of these can be made either.
     """
     try:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
@@ -201,12 +258,21 @@ def forbid_message_queues() -> None:
         status = _libc.syscall(_MQ_OPEN[os.uname().machine], None, 0, 0, None)
         if status == -1 and ctypes.get_errno() == errno.EPERM:
             return
-        steps = (
+        allow, deny = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)  # deny answers EPERM
+        steps = [
             (0x20, 0, 0, 0),  # load the number of the call
             (0x15, 0, 1, _MQ_OPEN[os.uname().machine]),  # is it mq_open?
-            (0x06, 0, 0, 0x00050001),  # then answer EPERM
-            (0x06, 0, 0, 0x7FFF0000),  # all others pass
-        )
+            deny,
+        ]
+        for number, mode in _MAKE_NODE[os.uname().machine].items():
+            steps += [
+                (0x15, 0, 4, number),  # is it this one?
+                (0x20, 0, 0, mode),  # then load its mode
+                (0x45, 0, 1, _DEVICE),  # is it that of a device?
+                deny,
+                allow,
+            ]
+        steps.append(allow)
         program = b"".join(
             code.to_bytes(2, "little") + bytes((yes, no)) + value.to_bytes(4, "little")
             for code, yes, no, value in steps

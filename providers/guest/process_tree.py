@@ -1,5 +1,6 @@
 """The processes of one program, from the first one's fork to the last one's end."""
 
+import itertools
 import os
 
 from .child import become_child
@@ -8,20 +9,61 @@ from .processes import kill_others
 # The signal that the system call filter ends a process with. The module `signal` is dear to import.
 SIGSYS = 31
 
+# Of a kept sandbox whose supervisor is root, each program has one. None is used twice.
+_groups = itertools.count(1 << 20)
+
+
+def with_group(template: "dict[str, object]") -> "dict[str, object]":
+    """The template for a program beside others of its user: with a group of its own, to which its
+    pipes and its terminal belong. Where the user is no other than we are, `kernel.keep_apart` does
+    what that is for."""
+    return template if template["uid"] is None else {**template, "group": next(_groups)}
+
+
+def open_pipe(template: "dict[str, object]") -> "tuple[int, int]":
+    """A pipe for a program, which may open it again as /dev/stdout and the like. Raises OSError.
+
+    The user owns it, or the program's own group. gVisor has a fixed mode for a pipe without a
+    name, so that this one has a name until it is open, in a folder that no program can write to.
+    """
+    if template["uid"] is None:
+        return os.pipe()
+    if "group" not in template:
+        ends = os.pipe()
+        os.fchown(ends[1], template["uid"], template["uid"])  # type: ignore[arg-type]
+        return ends
+    name = f"/dev/pipe-{template['group']}"
+    os.mkfifo(name, 0o600)
+    try:
+        read = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            write = os.open(name, os.O_WRONLY)
+        except OSError:
+            os.close(read)
+            raise
+    finally:
+        os.unlink(name)
+    os.set_blocking(read, True)
+    give_to_group(write, template)
+    return read, write
+
+
+def give_to_group(fd: int, template: "dict[str, object]") -> None:
+    """Let nobody open a named pipe or a terminal but the template's group, and us."""
+    os.fchown(fd, os.getuid(), template["group"])  # type: ignore[arg-type]
+    os.fchmod(fd, 0o660)
+
 
 class Child:
     """The process tree that runs user code, and what the supervisor has seen of it."""
 
     def __init__(self, template: "dict[str, object]") -> None:
+        """With a `group` in the template other programs of its user may run beside it."""
         job_in, self.job = os.pipe()
         self.report, report_out = os.pipe()
-        self.stdout, stdout_out = os.pipe()
-        self.stderr, stderr_out = os.pipe()
+        self.stdout, stdout_out = open_pipe(template)
+        self.stderr, stderr_out = open_pipe(template)
         stop_in, self.stop = os.pipe() if template["language"] == "nodejs" else (-1, -1)
-        if template["uid"] is not None:
-            # The program may open /dev/stdout and the like again, so the pipes must be its own.
-            for fd in (stdout_out, stderr_out):
-                os.fchown(fd, template["uid"], template["uid"])  # type: ignore[arg-type]
         try:
             self.pid = os.fork()
         except OSError:

@@ -30,8 +30,11 @@ _LINKS_IN_DEV = (
 
 # Inodes take memory that no size counts. One has 0.6 to 1 KiB.
 INODES = 16384
-# Pseudo terminals are counted over the whole machine, which has 3072 for sandboxes.
-_TERMINALS = 32
+# Pseudo terminals are counted over the whole machine, which has 3072 for sandboxes: so many each
+# for programs and for commands.
+_TERMINALS = 16
+# The same for both: where they are made by whoever asks, and opened by their user.
+TERMINAL_OPTIONS = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
 
 
 class Layout:
@@ -161,10 +164,10 @@ def _fill_dev(own: bool, watched: bool, size: object) -> None:
     for name, target in _LINKS_IN_DEV:
         os.symlink(target, f"{dev}/{name}")
     os.mkdir(f"{dev}/shm")
-    os.mkdir(f"{dev}/pts")
     kernel.mount("tmpfs", f"{dev}/shm", f"size={size},nr_inodes={INODES},mode=1777")
-    options = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
-    kernel.mount("devpts", f"{dev}/pts", options, executable=False, devices=True)
+    for path in (f"{dev}/pts", NEW + kernel.TERMINALS):
+        os.mkdir(path)
+        kernel.mount("devpts", path, TERMINAL_OPTIONS, executable=False, devices=True)
 
 
 def _write(path: str, text: str) -> None:

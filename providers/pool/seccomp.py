@@ -29,6 +29,8 @@ _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _SOL_SOCKET, _BUFFER_SIZES = 1, (7, 8, 32, 33)
 _RLIMIT_CORE = 4
+# What character and block devices have in their mode, and neither pipes, sockets nor files.
+_DEVICE = 0x2000
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 
@@ -82,11 +84,11 @@ _UNCOUNTED_AARCH64 = {
 }  # fmt: skip
 _FILTERED_X86_64 = {
     "clone": 56, "ioctl": 16, "socket": 41, "clone3": 435, "mmap": 9, "fcntl": 72,
-    "setsockopt": 54, "setrlimit": 160, "prlimit64": 302,
+    "setsockopt": 54, "setrlimit": 160, "prlimit64": 302, "mknod": 133, "mknodat": 259,
 }  # fmt: skip
 _FILTERED_AARCH64 = {
     "clone": 220, "ioctl": 29, "socket": 198, "clone3": 435, "mmap": 222, "fcntl": 25,
-    "setsockopt": 208, "setrlimit": 164, "prlimit64": 261,
+    "setsockopt": 208, "setrlimit": 164, "prlimit64": 261, "mknodat": 33,
 }  # fmt: skip
 # What one process may do to another of its user. Process 1, the supervisor, may be the program's
 # own user and is guarded by nothing else. Of these the first argument names the process.
@@ -227,6 +229,15 @@ def build_filter(
                     else []
                 ),
             ],
+            # gVisor lets anybody make a device, and open those that it has.
+            **{
+                name: [
+                    (_LOAD, mode, None, None),
+                    (_JUMP_ANY_BIT, _DEVICE, deny, allow),
+                ]
+                for name, mode in (("mknod", _SECOND_ARGUMENT), ("mknodat", _THIRD_ARGUMENT))
+                if name in filtered
+            },
             # A crash has the machine's own handler of core dumps do nothing at a limit of 1 only.
             "setrlimit": [
                 (_LOAD, _FIRST_ARGUMENT, None, None),

@@ -48,9 +48,7 @@ def make_root(
 
     Each of those that can be written to holds `size` bytes, and has `room` as its further options.
     """
-    # The devices are in it.
-    dev = mount("/dev", "tmpfs", "mode=755", "size=64k", "nr_inodes=64")
-    dev["options"].remove("nodev")
+    dev = with_devices(mount("/dev", "tmpfs", "mode=755", "size=64k", "nr_inodes=64"))
     mounts = [mount("/proc", "proc"), dev, *more]
     for path in (WORKSPACE, "/tmp", "/dev/shm"):
         mounts.append(mount(path, "tmpfs", f"size={size}", "mode=1777", *room))
@@ -137,6 +135,11 @@ def mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
         "source": kind,
         "options": ["nosuid", "nodev", *options],
     }
+
+
+def with_devices(mounted: dict[str, Any]) -> dict[str, Any]:
+    """The same file system, in which devices are opened."""
+    return {**mounted, "options": [each for each in mounted["options"] if each != "nodev"]}
 
 
 def bind(source: str, destination: str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
-from providers.guest.root import group, passwd
+from providers.guest.kernel import TERMINALS
+from providers.guest.root import TERMINAL_OPTIONS, group, passwd
 from providers.pool.cgroup import ROOT, Cgroup, memory_keeper, own_groups
 from providers.pool.hardening import RUNC, Hardening
 from providers.pool.launcher import (
@@ -36,7 +37,9 @@ from providers.pool.launchers.oci_bundle import (
     Seen,
     bind,
     make_root,
+    mount,
     process_of,
+    with_devices,
     write_bundle,
 )
 from providers.pool.launchers.own_programs import OwnProgramsLauncher
@@ -55,6 +58,12 @@ _MASKED = (
     *("timer_list", "timer_stats"),
 )
 _READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+
+# Terminals: those that programs make, and those of commands.
+_TERMINALS = [
+    with_devices(mount(path, "devpts", "noexec", *TERMINAL_OPTIONS.split(",")))
+    for path in ("/dev/pts", TERMINALS)
+]
 
 _numbers = itertools.count()
 
@@ -172,7 +181,8 @@ class RuncLauncher(OwnProgramsLauncher):
         if mounts is None:
             seen = Seen(self._python, self._guest_dir, self._hidden)
             try:
-                mounts = make_root(root, seen, size, room=[f"nr_inodes={settings['inodes']}"])
+                room = [f"nr_inodes={settings['inodes']}"]
+                mounts = make_root(root, seen, size, _TERMINALS, room=room)
             except OSError:
                 # Or it would be in the way of every other try.
                 shutil.rmtree(root, ignore_errors=True)
