@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_ROW = re.compile(r"^\|[^|]+\|[^|]+\|(?P<tests>[^|]+)\|$", re.MULTILINE)
+_ROW = re.compile(r"^\|(?:[^|\n]+\|)+?(?P<tests>[^|\n]+)\|$", re.MULTILINE)
 _NAMED = re.compile(r"`(test_\w+\.py)`((?::? *,? *`\w+`)*)")
 
 
@@ -28,6 +28,6 @@ def test_the_page_names_tests() -> None:
 
 @pytest.mark.parametrize(("file", "part"), _named())
 def test_what_the_page_names_is_there(file: str, part: str) -> None:
-    found = [*ROOT.glob(f"tests/{file}"), *ROOT.glob(f"tests/attacks/{file}")]
+    found = list(ROOT.glob(f"tests/**/{file}"))
     assert len(found) == 1
     assert re.search(rf"def test_\w*{part}", found[0].read_text())
