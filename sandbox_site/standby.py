@@ -41,10 +41,16 @@ _BEAT = "UPDATE executions_process SET beat = beat + 1 WHERE id = %s AND ended_a
 class Standby:
     """The standby of this process. For one thread, with which it ends."""
 
-    def __init__(self, database: dict[str, Any], answer_seconds: float) -> None:
-        known = {key: database[key] for key in _DATABASE_KEYS if key in database}
+    def __init__(
+        self, database: dict[str, Any], logs: dict[str, Any], answer_seconds: float
+    ) -> None:
+        first = {
+            "database": {key: database[key] for key in _DATABASE_KEYS if key in database},
+            "logs": logs,
+            "answer_seconds": answer_seconds,
+        }
         # By a pipe and not as an argument: it has the password.
-        self._first = json.dumps({"database": known, "answer_seconds": answer_seconds})
+        self._first = json.dumps(first)
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = -1
         self._retry_at = 0.0
@@ -137,7 +143,7 @@ def _beat_of(first: dict[str, Any]) -> Callable[[str], None]:
         from sandbox_site.postgresql import expect_answers_within
 
         if not is_ready:
-            settings.configure(DATABASES={"default": first["database"]}, LOGGING_CONFIG=None)
+            settings.configure(DATABASES={"default": first["database"]}, LOGGING=first["logs"])
             django.setup()
             expect_answers_within(first["answer_seconds"])
             is_ready = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 
@@ -82,7 +84,7 @@ def row(transactional_db: None) -> Process:
 @pytest.fixture
 def beside(row: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
     monkeypatch.setattr(standby, "_RETRY_SECONDS", 0.0)
-    found = Standby(connection.settings_dict, 10)
+    found = Standby(connection.settings_dict, settings.LOGGING, 10)
     yield found
     found.stop()
 
@@ -142,20 +144,38 @@ def test_a_process_that_serves_has_a_standby_which_ends_with_its_lease(
 PARENT = """
 import json, os, signal, sys
 from sandbox_site.standby import Standby
-beside = Standby(json.loads(sys.argv[1]), 10)
+from sandbox_site.logs import configuration
+beside = Standby(json.loads(sys.argv[1]), configuration("INFO", "json"), 10)
 beside.tell("x")
 print(beside.pid, flush=True)
 signal.pause()
 """
 
 
+NO_TABLE = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'
+
+
+def test_a_standby_whose_database_refuses_says_so_as_the_service_does_and_goes_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, NO_TABLE],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as parent:
+        assert parent.stderr is not None
+        lines = [json.loads(parent.stderr.readline()) for _ in range(2)]
+        parent.kill()
+    for line in lines:
+        assert (line["level"], line["logger"]) == ("warning", "sandbox_site.standby")
+        assert "cannot raise the beat: no such table" in line["message"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_to_all_does_not_end_a_standby_and_the_death_of_its_process_does(
     number: signal.Signals,
 ) -> None:
-    database = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, database], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-c", PARENT, NO_TABLE], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())

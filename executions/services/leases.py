@@ -247,7 +247,9 @@ class Keeper:
 
         watcher = Watcher(dead_seconds=self._dead_seconds, gap_seconds=self._gap_seconds)
         # It ends with the thread that has started it.
-        standby = Standby(connection.settings_dict, settings.DATABASE_WAIT_SECONDS)
+        standby = Standby(
+            connection.settings_dict, settings.LOGGING, settings.DATABASE_WAIT_SECONDS
+        )
         failed = False
         while not stop.is_set():
             try:
