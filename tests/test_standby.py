@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from executions.models import Process
 from executions.services.leases import Keeper
-from sandbox_site import standby
+from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
 from tests.processes import ROOT
 from tests.sandboxes import wait_until
@@ -139,6 +139,10 @@ def test_a_process_that_serves_has_a_standby_which_ends_with_its_lease(
     wait_until(lambda: standbys_of(os.getpid()) != [], seconds=60)
     keeper.stop()
     assert standbys_of(os.getpid()) == []
+
+
+def test_gunicorn_ends_no_worker_that_still_has_its_lease() -> None:
+    assert gunicorn_conf.timeout >= standby.HELD_SECONDS
 
 
 PARENT = """
