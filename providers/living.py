@@ -35,6 +35,11 @@ def has_ended(pid: int, born: str) -> bool:
     return False
 
 
+def lives(pid: int, born: str) -> bool:
+    """Whether the process that was started then is seen to live. False where it is hidden."""
+    return born != _UNKNOWN and _read(pid) == born
+
+
 @cache
 def here() -> tuple[str, str]:
     """This boot of this machine, and the namespaces in which process ids and times of birth mean

@@ -22,7 +22,7 @@ from typing import Any
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
 
-from sandbox_site import draining, settings
+from sandbox_site import draining, settings, standby
 from sandbox_site.postgresql import expect_answers_within
 from sandbox_site.processes import die_with_parent
 
@@ -43,7 +43,8 @@ workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
 keepalive = 65
 # The most that gunicorn can have: an address may hold a path of 4096 bytes, and other parameters.
 limit_request_line = 8190
-timeout = 60
+# A worker that is busy for so long loses its lease too: until then nobody's run ends for it.
+timeout = math.ceil(standby.HELD_SECONDS)
 # Until the master kills. A worker keeps its own time and needs less.
 graceful_timeout = math.ceil(
     settings.SHUTDOWN_DELAY_SECONDS

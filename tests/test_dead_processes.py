@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from executions.services.record import close_record
 from executions.services.stale import end_stale_executions
 from providers.living import birth
 from providers.remote.owner import process_tag
+from sandbox_site.standby import HELD_SECONDS
 from tests import sessions
 from tests.conftest import Caller
 from tests.held import opened
@@ -286,6 +288,35 @@ def test_a_record_that_cannot_be_closed_keeps_none_of_the_others_open(
     assert list(Execution.objects.filter(finished_at=None)) == [broken]
     execution.refresh_from_db()
     assert execution.status == "error"
+
+
+def test_a_silent_process_of_this_host_that_the_kernel_shows_is_not_dead_for_a_while(
+    watcher: Watcher, clock: Clock, alice: Caller
+) -> None:
+    """A long call holds its threads, and so its beat."""
+    held = Process.objects.create(
+        instance="web-1", kind="web", pid=os.getpid(), tag=process_tag(), beat=7
+    )
+    execution = ran_by(held, alice)
+
+    assert clock.watch(watcher, HELD_SECONDS - 1, nothing) == 0
+    execution.refresh_from_db()
+    assert execution.is_open
+
+    # One that was stopped, or that hangs.
+    assert clock.watch(watcher, 3, nothing) == 1
+    execution.refresh_from_db()
+    assert execution.error_code == "SB009"
+
+
+def test_a_process_with_the_number_of_a_living_one_and_another_birth_is_dead_at_once(
+    watcher: Watcher, clock: Clock
+) -> None:
+    host, pid, born = process_tag().split("-")
+    Process.objects.create(
+        instance="web-1", kind="web", pid=pid, tag=f"{host}-{pid}-{int(born) - 1}"
+    )
+    assert clock.watch(watcher, 1, nothing) == 1
 
 
 @pytest.mark.parametrize("days", [-365, 365])

@@ -29,12 +29,12 @@ def tag_of(pid: int) -> str:
 def test_one_that_was_killed_has_ended_before_and_after_its_parent_has_looked() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     tag = tag_of(process.pid)
-    assert owner.has_ended_here(tag) is False
+    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (False, True)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert owner.has_ended_here(tag) is True
+    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (True, False)
     process.communicate()
-    assert owner.has_ended_here(tag) is True
+    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (True, False)
 
 
 def test_another_one_with_its_number_is_not_it() -> None:
@@ -49,11 +49,13 @@ def test_another_one_with_its_number_is_not_it() -> None:
 )
 def test_of_what_is_not_known_nothing_is_said(tag: str) -> None:
     host = owner.process_tag().split("-")[0]
-    assert owner.has_ended_here(tag.format(host=host, gone=2**22, long=2**70)) is False
+    said = tag.format(host=host, gone=2**22, long=2**70)
+    assert (owner.has_ended_here(said), owner.lives_here(said)) == (False, False)
 
 
 def test_one_that_was_started_at_no_known_time_has_ended_when_its_number_is_free() -> None:
     assert living.has_ended(os.getpid(), "0") is False
+    assert living.lives(os.getpid(), "0") is False
     assert living.has_ended(2**22, "0") is True
 
 

@@ -28,9 +28,10 @@ from rest_framework.views import APIView
 from executions.api.authentication import ApiKeyAuthentication, HasApiKey
 from executions.api.errors import render_error
 from executions.api.later import answer
+from executions.api.scopes import is_entered
 from executions.models import ApiKey
 from executions.services.record import Caller
-from executions.services.request_rate import Rate, take
+from executions.services.request_rate import ENTRY_COUNTS_AS, Rate, take
 from executions.services.waiting import Waits
 from executions.text import from_json
 from providers.errors import InvalidConfiguration
@@ -106,7 +107,8 @@ class ApiView(APIView):
         super().perform_authentication(request)
         if isinstance(request.auth, ApiKey):
             only_reads = request.method in SAFE_METHODS
-            self.rate = take(request.auth.tenant, only_reads=only_reads)
+            counts_as = ENTRY_COUNTS_AS if is_entered(request) else 1
+            self.rate = take(request.auth.tenant, only_reads=only_reads, counts_as=counts_as)
             self.rate.require()
 
     def finalize_response(

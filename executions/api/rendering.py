@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
-from executions.models import Artifact, Execution, Session
+from executions.models import ApiKey, Artifact, Execution, Scope, Session
 from executions.services.late_results import late_result_of
 from executions.services.ledger import receipt_of
 from executions.services.observations import observations_of
@@ -62,6 +62,58 @@ def execution_detail(
         "policy": policy_of(execution),
         "observations": observations_of(execution),
     }
+
+
+# What code has put out, or its caller has written, as a key is told of it that may not read it.
+# What is cut off is said to be so.
+_UNREAD_EXECUTION: Mapping[str, Any] = {
+    "result": None,
+    "has_result": False,
+    "stdout": "",
+    "stderr": "",
+    "stdout_truncated": True,
+    "stderr_truncated": True,
+    "exit_code": None,
+    "outputs": [],
+    "artifacts": [],
+    "error": None,
+    "hops": [],
+    "cost": None,
+    "receipt": None,
+    "late_result": None,
+    "policy": None,
+    "observations": [],
+}
+_UNREAD_SESSION: Mapping[str, Any] = {
+    "name": None,
+    "template": None,
+    "metadata": {},
+    "closed_because": None,
+    "contexts": [],
+}
+
+
+def may_read(key: ApiKey | None, row: Execution | Session) -> bool:
+    """Whether a key may be told of all that a row has: by its scope, or because it made it."""
+    return key is None or key.has_scope(Scope.READ) or row.api_key_id == key.pk
+
+
+def execution_for(
+    key: ApiKey, execution: Execution, absolute: Callable[[str], str]
+) -> dict[str, Any]:
+    """As `execution_detail`, without what the key may not read: which execution it is and how far
+    it has come."""
+    detail = execution_detail(execution, absolute)
+    return detail if may_read(key, execution) else {**detail, **_UNREAD_EXECUTION}
+
+
+def session_for(key: ApiKey | None, session: Session) -> dict[str, Any]:
+    """As `session_detail`, without what the key may not read."""
+    detail = session_detail(session)
+    if may_read(key, session):
+        return detail
+    files = {**detail["files"], "count": 0, "bytes": 0, "problem": None}
+    return {**detail, **_UNREAD_SESSION, "files": files}
 
 
 def session_detail(session: Session) -> dict[str, Any]:

@@ -92,8 +92,34 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     # Each of its tools needs what the endpoint does that it stands for.
     "mcp": {"POST": _ANY_KEY},
 }
+# Of these the ledger has an entry although nothing is run: they count for more in the minute of
+# their tenant (`services.request_rate`). A run, and a session that is opened or closed, have an
+# entry too, and cost a sandbox.
+ENTERED: Mapping[str, tuple[str, ...]] = {
+    "schedules": ("POST",),
+    "schedule": ("PATCH", "DELETE"),
+    "session": ("PATCH",),
+    "session-reset": ("POST",),
+    "session-snapshot": ("POST",),
+    "snapshot": ("DELETE",),
+    "admin-config": ("POST",),
+    "admin-test": ("POST",),
+    "admin-active": ("PUT",),
+    "agent-sandbox-reset": ("POST",),
+    "e2b-connect": ("POST",),
+    "e2b-connect-2": ("POST",),
+    "e2b-resume": ("POST",),
+    "e2b-timeout": ("POST",),
+    "e2b-pause": ("POST",),
+}
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))
+
+
+def is_entered(request: Request) -> bool:
+    """Whether the ledger enters what is asked for although nothing is run for it."""
+    name = request.resolver_match.url_name if request.resolver_match else None
+    return request.method in ENTERED.get(name or "", ())
 
 
 def has_scopes(request: Request) -> bool:

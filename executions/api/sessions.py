@@ -19,7 +19,13 @@ from executions.api.base import RunningView, answered_later
 from executions.api.claims import CLAIMS, KEY, read_run
 from executions.api.errors import known_to_run
 from executions.api.later import answer
-from executions.api.rendering import json_response, next_page, session_detail
+from executions.api.rendering import (
+    json_response,
+    may_read,
+    next_page,
+    session_detail,
+    session_for,
+)
 from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.streams import wanted_form
 from executions.api.views import outcome_response
@@ -168,7 +174,7 @@ class SessionView(SessionApiView):
     def patch(self, request: Request, session_id: UUID) -> HttpResponse:
         session = self.session(session_id)
         changes = CHANGE.read(request.data)
-        return json_response(session_detail(control.change(session, changes, self.by())))
+        return json_response(session_for(self.api_key, control.change(session, changes, self.by())))
 
     @extend_schema(
         operation_id="close_session",
@@ -257,7 +263,9 @@ class ResetView(SessionApiView):
     def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
         session = self.session(session_id)
         RESET.read(request.data)
-        return json_response(session_detail((yield from control.resetting(session, self.by()))))
+        return json_response(
+            session_for(self.api_key, (yield from control.resetting(session, self.by())))
+        )
 
 
 class ContextsView(SessionApiView):
@@ -325,4 +333,6 @@ class ContextRestartView(SessionApiView):
         context = yield from control.restarting_context(session, context_id)
         if context is None:
             raise Http404
+        if not may_read(self.api_key, session):
+            context["cwd"] = ""
         return json_response(context)

@@ -19,7 +19,7 @@ from executions.api.claims import CLAIMS, KEY, read_run
 from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
-from executions.api.rendering import execution_detail, json_response, next_page
+from executions.api.rendering import execution_detail, execution_for, json_response, next_page
 from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
@@ -142,7 +142,8 @@ class CancelView(RunningView):
     @extend_schema(
         operation_id="cancel_execution",
         summary="Cancel an execution",
-        description="One that is queued or runs ends as `cancelled`, with the output there was.",
+        description="One that is queued or runs ends as `cancelled`, with the output there was. A "
+        "key without the scope `read` is told of the output of its own runs alone.",
         tags=["executions"],
         parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
         request=None,
@@ -159,7 +160,8 @@ class CancelView(RunningView):
             execution = yield from cancelling(execution, f"key:{self.api_key.prefix}")
         except HasEnded as error:
             return error_response(409, "conflict", error.message, record_id=str(execution_id))
-        return json_response(execution_detail(execution, request.build_absolute_uri))
+        absolute = request.build_absolute_uri
+        return json_response(execution_for(self.api_key, execution, absolute))
 
 
 class ArtifactView(ApiView):

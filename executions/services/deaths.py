@@ -1,7 +1,10 @@
 """Processes that died: found by those that live, and what they ran is closed. What they had only
 taken from the queue goes back there.
 
-Of this host's the kernel says whether they live, and that is a proof: no silence is waited for.
+Of this host's the kernel says whether they live, and that is a proof: no silence is waited for, and
+one that lives is not dead because it is silent. Only where it is so for HELD_SECONDS it counts as
+dead too: it was stopped, or hangs.
+
 Of others no clock is compared with another. A process is dead when a watcher has seen the same
 `beat` of it for DEAD_SECONDS of its own time, in which it looked without a gap and could write
 itself: a watcher that was stopped, or a database that was away or locked, begins to watch anew. The
@@ -31,7 +34,8 @@ from executions.services.record import close_record, error_changes
 from executions.services.sessions.ending import give_up
 from executions.services.tools import calls
 from providers.errors import UNAVAILABLE
-from providers.remote.owner import has_ended_here
+from providers.remote.owner import has_ended_here, lives_here
+from sandbox_site.standby import HELD_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +58,12 @@ class Watcher:
         *,
         dead_seconds: float = DEAD_SECONDS,
         gap_seconds: float = GAP_SECONDS,
+        held_seconds: float = HELD_SECONDS,
         now: Callable[[], float] = clock,
     ) -> None:
         self._dead_seconds = dead_seconds
         self._gap_seconds = gap_seconds
+        self._held_seconds = held_seconds
         self._now = now
         # The beat of each, and since when it is known to be the same.
         self._seen: dict[UUID, tuple[int, float]] = {}
@@ -93,8 +99,14 @@ class Watcher:
         return [
             (pk, beat)
             for pk, beat, tag in others
-            if began - self._seen[pk][1] >= self._dead_seconds or has_ended_here(tag)
+            if has_ended_here(tag) or self._is_silent(began - self._seen[pk][1], tag)
         ]
+
+    def _is_silent(self, seconds: float, tag: str) -> bool:
+        """Whether a process that showed the same beat for so long counts as dead."""
+        if seconds < self._dead_seconds:
+            return False
+        return seconds >= self._held_seconds or not lives_here(tag)
 
     def _record_death(self, pk: UUID, beat: int) -> bool:
         dead = Process.objects.filter(pk=pk, beat=beat, ended_at=None)

@@ -1,10 +1,11 @@
 """Whose run it is: the lease of this process, which every execution that it runs names.
 
 A thread raises the lease's `beat` every BEAT_SECONDS, and watches those of other processes
-(`services.deaths`). A lease that shows no beat for long is taken by whoever watches it, and its
-runs are closed. So a process that was stopped, or cut off from the database, must find out before
-it hands code over, and end what it runs once it has read that its lease is gone. That the database
-is away ends nothing.
+(`services.deaths`). A process beside raises it while a long call holds all threads of this one
+(`sandbox_site.standby`). A lease that shows no beat for long is taken by whoever watches it, and
+its runs are closed. So a process that was stopped, or cut off from the database, must find out
+before it hands code over, and end what it runs once it has read that its lease is gone. That the
+database is away ends nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from executions.services.journal_files import kept_ids
 from executions.services.process_figures import latest_figures
 from providers.remote.owner import process_tag
 from sandbox_site import draining
+from sandbox_site.standby import Standby
 
 if TYPE_CHECKING:
     from executions.services.deaths import Watcher
@@ -97,14 +99,18 @@ class Keeper:
         self._lease: _Lease | None = None
         self._taking = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._serves = False
         self._stop = threading.Event()
         self._is_ending = False
         self._unattended: dict[UUID, float] = {}
 
     def begin(self, kind: Process.Kind) -> None:
-        """Take the lease in the background. For a process that serves, when it starts."""
+        """Take the lease in the background, and have a standby. For a process that serves, when it
+        starts: what it is asked to do may hold its interpreter.
+        """
         self.kind = kind
         with self._taking:
+            self._serves = True
             self._start_thread()
 
     def mine(self) -> UUID | None:
@@ -240,11 +246,15 @@ class Keeper:
         from executions.services.deaths import Watcher
 
         watcher = Watcher(dead_seconds=self._dead_seconds, gap_seconds=self._gap_seconds)
+        # It ends with the thread that has started it.
+        standby = Standby(
+            connection.settings_dict, settings.LOGGING, settings.DATABASE_WAIT_SECONDS
+        )
         failed = False
         while not stop.is_set():
             try:
                 close_old_connections()
-                self.turn(watcher)
+                self.turn(watcher, standby if self._serves else None)
                 if failed:
                     logger.info("the lease is renewed again")
                 failed = False
@@ -258,9 +268,10 @@ class Keeper:
                     )
                 failed = True
             stop.wait(0 if watcher.is_behind and not failed else self._look_seconds)
+        standby.stop()
         connection.close()
 
-    def turn(self, watcher: Watcher) -> None:
+    def turn(self, watcher: Watcher, standby: Standby | None = None) -> None:
         """Do what is due. Raises what the database does, and has then not watched the others: who
         cannot show that he lives himself cannot tell whether they could.
         """
@@ -272,6 +283,8 @@ class Keeper:
         if now - self._beat_at >= self._beat_seconds:
             self.renew()
             self._beat_at = now
+            if standby and (lease := self._lease):
+                standby.tell(str(Process._meta.pk.get_db_prep_value(lease.id, connection)))
         attend(self._lease.id if self._lease else None)
         watcher.look(self._lease.id if self._lease else None)
         give_back_left()

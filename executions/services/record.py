@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, Approval, Artifact, Execution, Tenant
+from executions.models import ApiKey, Approval, Artifact, Execution, Scope, Tenant
 from executions.services import leases, payloads, statements, statistics
 from executions.services.admission import (
     Wanted,
@@ -125,7 +125,7 @@ def open_record(
         ) as problem:
             # What a known key stands for is told, whatever there is room for, and also once its
             # session has ended, or its time has come.
-            recorded = _recorded(caller.tenant, request)
+            recorded = _recorded(caller, request)
             if recorded is not None:
                 return recorded, False
             if not isinstance(problem, IntegrityError) or request.idempotency_key is None:
@@ -367,15 +367,24 @@ def error_changes(code: str, message: str, field: str | None = None) -> dict[str
     }
 
 
-def _recorded(tenant: Tenant, request: ExecutionRequest) -> Execution | None:
+def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
     if request.idempotency_key is None:
         return None
     recorded = (
         Execution.objects.defer("pending", "code")
-        .filter(tenant=tenant, idempotency_key=request.idempotency_key, retryable=False)
+        .filter(tenant=caller.tenant, idempotency_key=request.idempotency_key, retryable=False)
         .first()
     )
-    if recorded is None or recorded.request_hash == request.fingerprint():
+    if recorded is None:
+        return None
+    key = caller.api_key
+    if key is not None and recorded.api_key_id != key.pk and not key.has_scope(Scope.READ):
+        raise IdempotencyConflict(
+            "idempotency_key: Used before, with another API key, and this one may not read what "
+            "came of it.",
+            field="idempotency_key",
+        )
+    if recorded.request_hash == request.fingerprint():
         return recorded
     # The version before this one recorded the fingerprint of the request as it was queued.
     queued = replace(request, mode=Execution.Mode.ASYNC)

@@ -26,10 +26,22 @@ def process_tag() -> str:
 
 def has_ended_here(tag: str) -> bool:
     """Whether the process is one of this host, whose kernel says that it has ended."""
+    found = _found_here(tag)
+    return found is not None and living.has_ended(*found)
+
+
+def lives_here(tag: str) -> bool:
+    """Whether the process is one of this host, which the kernel shows."""
+    found = _found_here(tag)
+    return found is not None and living.lives(*found)
+
+
+def _found_here(tag: str) -> tuple[int, str] | None:
+    """The number and the birth of a process of this host, None for one of another."""
     parts = tag.split("-")
     if len(parts) != 3 or not parts[1].isdecimal() or parts[0] != _host():
-        return False
-    return living.has_ended(int(parts[1]), parts[2])
+        return None
+    return int(parts[1]), parts[2]
 
 
 def learn_of_ends(has_ended: Callable[[str], bool]) -> None:

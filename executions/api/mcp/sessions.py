@@ -13,12 +13,13 @@ from typing import Any
 import mcp_types as types
 from django.http import Http404
 
-from executions.api.mcp.door import by, tenant_of
+from executions.api.mcp.door import Door, by, tenant_of
 from executions.api.mcp.results import Call, answered
-from executions.api.rendering import session_detail
+from executions.api.rendering import session_for
 from executions.api.session_files import at_most, entry_detail
 from executions.models import Session
 from executions.services.declared import refuse
+from executions.services.request_rate import ENTRY_COUNTS_AS, take
 from executions.services.sessions import control, files
 from executions.services.sessions.ending import close
 from executions.services.sessions.file_requests import FileListing, FileRequest
@@ -47,7 +48,7 @@ async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
 
     def work() -> Waits[dict[str, Any]]:
-        return _shown((yield from opening(OPEN.read(given), call.door.caller)))
+        return _shown((yield from opening(OPEN.read(given), call.door.caller)), call.door)
 
     return answered(await call.door.do(work))
 
@@ -59,7 +60,7 @@ async def session_list(call: Call) -> types.CallToolResult:
         wanted = LIST.read({"limit": str(MOST_SESSIONS), **query})
         page = list_sessions(tenant_of(call.door), wanted)
         return {
-            "sessions": [_shown(session) for session in page.sessions],
+            "sessions": [_shown(session, call.door) for session in page.sessions],
             "next": page.next_cursor or None,
         }
         yield
@@ -71,8 +72,11 @@ async def session_reset(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
 
     def work() -> Waits[dict[str, Any]]:
-        session = living_session_of(tenant_of(call.door), session_id)
-        return _shown((yield from control.resetting(session, by(call.door))))
+        tenant = tenant_of(call.door)
+        session = living_session_of(tenant, session_id)
+        # The message itself was counted as one request.
+        take(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
+        return _shown((yield from control.resetting(session, by(call.door))), call.door)
 
     return answered(await call.door.do(work))
 
@@ -139,8 +143,8 @@ async def file_write(call: Call) -> types.CallToolResult:
     return answered(entry_detail(await call.door.do(work)))
 
 
-def _shown(session: Session) -> dict[str, Any]:
-    detail = session_detail(session)
+def _shown(session: Session, door: Door) -> dict[str, Any]:
+    detail = session_for(door.caller.api_key, session)
     contexts = [each["id"] for each in detail["contexts"]]
     return {
         "session_id": detail["id"],

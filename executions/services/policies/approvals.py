@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from executions.models import Approval, Execution, LedgerEntry
 from executions.services import payloads
-from executions.services.by_hand import begun_by
+from executions.services.by_hand import begun_by, key_made_by
 from executions.services.execution_log import log_execution
 from executions.services.ledger import append
 from executions.services.ledger.formats import parse
@@ -43,7 +43,7 @@ class AlreadyDecided(InvalidConfiguration):
 
 
 class AskedBySame(InvalidConfiguration):
-    """Whoever wants to approve it has asked for it. Nothing was changed."""
+    """Whoever wants to approve it has asked for it, or made the key. Nothing was changed."""
 
 
 def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]) -> None:
@@ -107,14 +107,22 @@ def request_of(approval: Approval) -> ExecutionRequest | None:
 
 
 def refuse_whoever_asked(execution_id: UUID, person: Any) -> None:
-    """Raise AskedBySame for the account that began it; under the two-person rule for every account
-    that counts as the same person.
+    """Raise AskedBySame for the account that began it, or that made the key it was sent with; under
+    the two-person rule for every account that counts as the same person.
     """
-    for asker in begun_by(execution_id):
-        if asker == person.pk or (
-            two_person_rule() and persons_behind(asker) & persons_behind(person.pk)
-        ):
-            raise AskedBySame("You have asked for it yourself: somebody else approves it.")
+    mine = persons_behind(person.pk) if two_person_rule() else {person.pk}
+
+    def is_one_of(accounts: list[int]) -> bool:
+        if two_person_rule():
+            return any(mine & persons_behind(account) for account in accounts)
+        return person.pk in accounts
+
+    if is_one_of(begun_by(execution_id)):
+        raise AskedBySame("You have asked for it yourself: somebody else approves it.")
+    if is_one_of(key_made_by(execution_id)):
+        raise AskedBySame(
+            "It was sent with a key that you made, or rotated: somebody else approves it."
+        )
 
 
 def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str) -> None:

@@ -38,6 +38,8 @@ from providers.waiting import within
 logger = logging.getLogger(__name__)
 
 SAVE_SECONDS = 600.0
+# Of a tenant. Its files are bounded by themselves; a snapshot of none takes a row as well.
+MOST_SNAPSHOTS = 1000
 
 _TABLE = WorkspaceFile._meta.db_table
 _COLUMNS = "key, path, type, blob_id, size, mode, modified, target"
@@ -86,6 +88,8 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[S
     """
     if session.saves == Session.Saves.NEVER:
         raise Conflict("Nothing of the session is saved: it was opened with saves=never.")
+    # Before anything is saved for it.
+    _refuse_one_more(caller.tenant)
     if session.state == Session.State.OPEN:
         yield from _saved(session)
     return _take(session, wanted, caller)
@@ -135,6 +139,10 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
             tenant=caller.tenant, bytes=workspace.bytes, saved_at=workspace.saved_at
         )
         files = _copied(workspace, mine)
+        # One after the other for each tenant, so that the number stays true until it is committed.
+        # What only refers to the tenant does not wait.
+        Tenant.objects.select_for_update(no_key=True).filter(pk=caller.tenant.pk).first()
+        _refuse_one_more(caller.tenant)
         snapshot = Snapshot.objects.create(
             tenant=caller.tenant,
             tenant_slug=caller.tenant.slug,
@@ -149,6 +157,14 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
         snapshot.refresh_from_db()
     logger.info("session %s: its %s files are the snapshot %s", session.pk, files, snapshot.pk)
     return snapshot
+
+
+def _refuse_one_more(tenant: Tenant) -> None:
+    if Snapshot.objects.filter(tenant=tenant).count() >= MOST_SNAPSHOTS:
+        raise quota.QuotaExceeded(
+            f"The tenant has {MOST_SNAPSHOTS} snapshots, which is the most. Delete some.",
+            field="snapshots",
+        )
 
 
 def begin_with(session: Session, snapshot: Snapshot) -> list[Restored]:
