@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
@@ -22,6 +23,9 @@ from executions.models import Execution
 from executions.services import kept_events
 from executions.services.live import Entry, Moment, tell
 from executions.services.ticker import Ticker
+from executions.services.tools.calls import was_handed_out
+from executions.services.waiting import Waits
+from providers.waiting import within
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
@@ -52,8 +56,10 @@ class Waiter:
     about to stop, or with what the database raised for AWAY_SECONDS.
     """
 
-    def __init__(self, execution_id: UUID) -> None:
+    def __init__(self, execution_id: UUID, *, is_urgent: bool = False) -> None:
         self.execution_id = execution_id
+        # Whether a call waits for the end, and for nothing else.
+        self.is_urgent = is_urgent
         self.ended = Moment()
 
     @property
@@ -90,13 +96,9 @@ class Reader(Waiter):
 
 
 class Poll:
-    """The waiters of this process, and the thread that polls for them while there are any.
+    """The waiters of this process, and the thread that polls for them while there are any."""
 
-    `may_be_told` says of an event whether followers may hear of it.
-    """
-
-    def __init__(self, may_be_told: Callable[[UUID, Entry], bool]) -> None:
-        self._may_be_told = may_be_told
+    def __init__(self) -> None:
         # Reentrant: the garbage collector may end a generator that waits, in any thread.
         self._lock = threading.RLock()
         self._waiters: dict[Waiter, None] = {}
@@ -111,9 +113,12 @@ class Poll:
             if not self._waiters:
                 self._answered_at = time.monotonic()
             self._waiters[waiter] = None
+            was_slow = self._seconds > LOOK_SECONDS
             self._seconds = LOOK_SECONDS
         try:
             self._ticker.start()
+            if was_slow:
+                self._ticker.wake()
             yield
         finally:
             with self._lock:
@@ -155,7 +160,7 @@ class Poll:
             self._wait_for_database(waiters, failure)
             return SLOW_LOOK_SECONDS
         self._answered_at = time.monotonic()
-        if has_found:
+        if has_found or any(each.is_urgent for each in waiters):
             self._seconds = LOOK_SECONDS
         else:
             self._seconds = min(SLOW_LOOK_SECONDS, self._seconds * 1.25)
@@ -207,7 +212,7 @@ class Poll:
     def _read_on(self, execution_id: UUID, place: int, readers: Sequence[Reader]) -> None:
         try:
             place, found = kept_events.read_behind(execution_id, place)
-            told = [entry for entry in found if self._may_be_told(execution_id, entry)]
+            told = [entry for entry in found if _may_be_told(execution_id, entry)]
         except DatabaseFailure:
             raise
         except Exception as error:
@@ -217,6 +222,31 @@ class Poll:
             return
         for reader in readers:
             reader.take(place, told)
+
+
+poll = Poll()
+
+
+def until_ended(execution_id: UUID, seconds: float) -> Waits[None]:
+    """Wait until the record is closed, for so many seconds at most."""
+    if not _unfinished({execution_id}):
+        return
+    record, ended = Waiter(execution_id, is_urgent=True), Future[None]()
+    record.ended.bring(ended)
+    with poll.joined(record):
+        yield within(seconds, ended)
+
+
+def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
+    """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
+    if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
+        return True
+    logger.error(
+        "the ledger does not say what an event of execution %s does",
+        execution_id,
+        extra={"alert": "tool_call_altered"},
+    )
+    return False
 
 
 def fail(waiter: Waiter, error: Exception) -> None:

@@ -13,7 +13,7 @@ from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
 from executions.models import Execution
 from executions.services import polling
-from executions.services.following import Listener, Relay, first_of, following, poll, recorded
+from executions.services.following import Listener, Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
 from executions.services.sessions.background import record_if_ended
 from executions.services.waiting import Waits
@@ -158,7 +158,7 @@ def _until_recorded(
     execution: Execution, events: ProcessEvents, until: float | None
 ) -> Waits[None]:
     record, me = polling.Waiter(execution.pk), object()
-    with poll.joined(record):
+    with polling.poll.joined(record):
         try:
             while not (record.ended.done() or events.left.done()):
                 if until is not None and time.monotonic() >= until:
