@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
