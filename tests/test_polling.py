@@ -48,7 +48,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def reader_of(execution: Execution, after: int = 0, *, is_patient: bool = True) -> Reader:
-    return Reader(execution.pk, after, Relay(), lambda: is_patient)
+    return Reader(execution.pk, after, Relay(), lambda: is_patient, following._may_be_told)
 
 
 def say(execution: Execution, first: int, *texts: str) -> None:

@@ -7,6 +7,7 @@ follow (`polling`). One that ended without, is told from its record.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,14 @@ from executions.models import ApiKey, Execution, RunSignal
 from executions.services import kept_events, ongoing, polling, signals
 from executions.services.live import STREAMS, Entry, EventLog, Moment, Source, tell
 from executions.services.sessions import followers
+from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
 from executions.text import from_json
 from providers.errors import RateLimited
 from providers.waiting import within
 from sandbox_site import draining
+
+logger = logging.getLogger(__name__)
 
 # What is fetched ahead of the client.
 AHEAD_BYTES = 256 * 1024
@@ -176,7 +180,9 @@ def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Wa
 
 def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) -> Waits[None]:
     is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
-    reader = polling.Reader(execution_id, after, relay, lambda: follower.is_waited_for)
+    reader = polling.Reader(
+        execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told
+    )
     if is_open or not polling.poll.read_all(reader):
         with polling.poll.joined(reader):
             if is_open and not polling.poll.has_asked_for(execution_id):
@@ -189,6 +195,18 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
             reader.ended.result()
     if not kept_events.are_kept(execution_id):
         relay.push([entry for entry in recorded(execution_id) if entry.seq > reader.after])
+
+
+def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
+    """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
+    if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
+        return True
+    logger.error(
+        "the ledger does not say what an event of execution %s does",
+        execution_id,
+        extra={"alert": "tool_call_altered"},
+    )
+    return False
 
 
 def recorded(execution_id: UUID) -> Iterator[Entry]:

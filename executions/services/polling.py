@@ -23,7 +23,6 @@ from executions.models import Execution
 from executions.services import kept_events
 from executions.services.live import Entry, Moment, tell
 from executions.services.ticker import Ticker
-from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
@@ -70,12 +69,19 @@ class Waiter:
 
 class Reader(Waiter):
     """One who follows the events from behind the event `after`. They are pushed into the sink
-    unless it is full; `is_patient` says that somebody empties it meanwhile."""
+    unless it is full; `is_patient` says that somebody empties it meanwhile, and `may_be_told` of
+    an event whether anybody may hear of it."""
 
     def __init__(
-        self, execution_id: UUID, after: int, sink: Sink, is_patient: Callable[[], bool]
+        self,
+        execution_id: UUID,
+        after: int,
+        sink: Sink,
+        is_patient: Callable[[], bool],
+        may_be_told: Callable[[UUID, Entry], bool],
     ) -> None:
         super().__init__(execution_id)
+        self.may_be_told = may_be_told
         self.place = kept_events.place_of(execution_id, after)
         # The number of the last event that was handed over.
         self.after = after
@@ -212,7 +218,9 @@ class Poll:
     def _read_on(self, execution_id: UUID, place: int, readers: Sequence[Reader]) -> None:
         try:
             place, found = kept_events.read_behind(execution_id, place)
-            told = [entry for entry in found if _may_be_told(execution_id, entry)]
+            # The same for all of them.
+            may_be_told = readers[0].may_be_told
+            told = [entry for entry in found if may_be_told(execution_id, entry)]
         except DatabaseFailure:
             raise
         except Exception as error:
@@ -235,18 +243,6 @@ def until_ended(execution_id: UUID, seconds: float) -> Waits[None]:
     record.ended.bring(ended)
     with poll.joined(record):
         yield within(seconds, ended)
-
-
-def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
-    """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
-    if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
-        return True
-    logger.error(
-        "the ledger does not say what an event of execution %s does",
-        execution_id,
-        extra={"alert": "tool_call_altered"},
-    )
-    return False
 
 
 def fail(waiter: Waiter, error: Exception) -> None:
