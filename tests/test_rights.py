@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django.contrib.sessions.models import Session as SignIn
+from django.core.handlers.wsgi import WSGIHandler
 from django.db import OperationalError, connection
+from django.http import StreamingHttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -22,8 +26,12 @@ from executions.services import rights
 from executions.services.keys import create_api_key, revoke
 from executions.services.rights import KeyRight, OpenAnswers, Right
 from executions.services.ticker import Ticker
+from sandbox_site.web import bridge
+from sandbox_site.web.admission import Limits
+from sandbox_site.web.bridge import Bridge
 from tests.conftest import Caller
 from tests.held import ended, opened
+from tests.test_silent_downloads import scope
 
 pytestmark = pytest.mark.django_db
 
@@ -240,3 +248,42 @@ def test_an_answer_that_nobody_can_check_is_not_sent(
 def test_the_thread_stays_for_a_while_and_goes(answers: OpenAnswers) -> None:
     looks = [answers._tick() for _ in range(rights._IDLE_CHECKS + 1)]
     assert looks == [rights.CHECK_SECONDS] * rights._IDLE_CHECKS + [None]
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_download_whose_receiver_loses_the_right_breaks_off(
+    loses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, right = OpenAnswers(), KeyRight(1, "wonderland", frozenset(), "")
+    monkeypatch.setattr(bridge, "open_answers", answers)
+    closed = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            for number in range(4):
+                if loses and number == 2:
+                    answers._end([right])
+                yield bytes(bridge.PIECE_BYTES)
+        finally:
+            closed.set()
+
+    def handler(environ: Any, start: Any) -> StreamingHttpResponse:
+        environ[LATER].right = right
+        return StreamingHttpResponse(pieces())
+
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    limits = Limits(body_bytes=1000, spool_bytes=1000, body_seconds=10)
+    asyncio.run(Bridge(cast("WSGIHandler", handler), 2, limits)(scope("/file"), receive, send))
+
+    bodies = [each for each in sent if each["type"] == "http.response.body"]
+    assert sum(len(each["body"]) for each in bodies) == (3 if loses else 4) * bridge.PIECE_BYTES
+    assert bodies[-1]["more_body"] == loses
+    assert closed.wait(20)
+    assert not answers._open
