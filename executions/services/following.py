@@ -183,7 +183,8 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
     reader = polling.Reader(
         execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told
     )
-    if is_open or not polling.poll.read_all(reader):
+    has_all = polling.poll.read_all(reader)
+    if is_open or not has_all:
         with polling.poll.joined(reader):
             if is_open and not polling.poll.has_asked_for(execution_id):
                 signals.leave(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")

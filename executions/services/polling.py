@@ -142,7 +142,7 @@ class Poll:
             )
 
     def read_all(self, reader: Reader) -> bool:
-        """Hand over now what is kept of an execution that has ended. Whether that was all."""
+        """Hand over now what is kept, as far as it is taken. Whether that was all."""
         while not reader.is_full:
             former = reader.place
             self._read_on(reader.execution_id, former, [reader])

@@ -157,6 +157,8 @@ def _is_told(execution: Execution, log: EventLog) -> bool:
 def _until_recorded(
     execution: Execution, events: ProcessEvents, until: float | None
 ) -> Waits[None]:
+    if execution.finished_at is not None:
+        return
     record, me = polling.Waiter(execution.pk), object()
     with polling.poll.joined(record):
         try:
@@ -168,6 +170,9 @@ def _until_recorded(
                 is_mine = _askers.setdefault(execution.pk, me) is me
                 if is_mine and execution.session is not None and not record.ended.done():
                     yield from record_if_ended(execution.session, execution)
+                    execution.refresh_from_db()
+                    if execution.finished_at is not None:
+                        return
         finally:
             if _askers.get(execution.pk) is me:
                 del _askers[execution.pk]
