@@ -183,7 +183,7 @@ def test_pages_that_are_sent_in_pieces_are_received_by_a_right_too(
     auditor: Client, answers: OpenAnswers
 ) -> None:
     change_user(is_superuser=True)
-    right = right_by(auditor, "/admin/executions/execution/export/?file_format=csv")
+    right = right_by(auditor, "/admin/executions/execution/export/?format=csv")
     assert is_lost(answers, right, auditor.logout)
 
 

@@ -39,6 +39,8 @@ CHECK_SECONDS = 1.0
 AWAY_SECONDS = 60.0
 # How long the thread stays when no answer is open: the next one may come at once.
 _IDLE_CHECKS = 5
+# What a superuser has, and nobody else has by its name.
+_ALL = ("all",)
 # Of one statement.
 _AT_ONCE = 500
 
@@ -94,7 +96,7 @@ def right_of(request: HttpRequest) -> Right | None:
     if user is None or not user.is_authenticated:
         return None
     # Usually they are known by now: the view has asked for one of them.
-    permissions = frozenset(() if user.is_superuser else user.get_all_permissions())
+    permissions = frozenset(_ALL if user.is_superuser else user.get_all_permissions())
     session = request.session
     return PersonRight(
         user.pk, session.session_key or "", session.get(HASH_SESSION_KEY, ""), permissions
