@@ -26,6 +26,7 @@ from tests.held import ended, opened
 from tests.sandboxes import wait_until
 
 MANY = 250
+START = Ticker.start
 
 pytestmark = pytest.mark.django_db
 
@@ -295,7 +296,7 @@ def test_who_follows_beyond_the_bound_is_told_so(
 def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(Ticker, "start", START)
     poll, execution = Poll(), opened(alice)
     reader = reader_of(execution)
     with poll.joined(reader):

@@ -34,6 +34,7 @@ from tests.held import ended, opened
 from tests.test_silent_downloads import scope
 
 pytestmark = pytest.mark.django_db
+START = Ticker.start
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +236,7 @@ def test_answers_outlive_a_database_that_is_away_but_not_for_long(
 def test_an_answer_that_nobody_can_check_is_not_sent(
     alice: Caller, path: str, answers: OpenAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(Ticker, "start", START)
 
     def none_left(_: object) -> None:
         raise RuntimeError("can't start new thread")
