@@ -11,8 +11,10 @@ from django.template.loader import render_to_string
 from django.views import defaults
 
 from executions.api.errors import render_error
+from executions.api.later import LATER, Later
 from executions.services.actor import SYSTEM, acting_as
 from executions.services.away import RETRY_SECONDS, DatabaseAway, problem_of
+from executions.services.rights import right_of
 
 _API = ("/api/", "/v1/")
 
@@ -32,6 +34,23 @@ class ActorMiddleware:
 
         with acting_as(user):
             return self.get_response(request)
+
+
+class RightsMiddleware:
+    """Lets the web server know with what right an answer that takes its time is received.
+
+    Every such answer passes here, of a page or the API, before its first byte is sent.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        later: Later | None = request.META.get(LATER)
+        if later is not None and response.streaming:
+            later.right = right_of(request)
+        return response
 
 
 class DatabaseAwayMiddleware:

@@ -131,6 +131,7 @@ MIDDLEWARE = [
     "sandbox_site.strangers.StrangersMiddleware",
     "django_otp.middleware.OTPMiddleware",
     "executions.middleware.ActorMiddleware",
+    "executions.middleware.RightsMiddleware",
     "executions.middleware.DatabaseAwayMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -58,6 +59,42 @@ def test_what_has_begun_goes_before_what_is_new(gate: Gate) -> None:
     gate.open.set()
     assert done.wait(10)
     assert order == ["begun", "new"]
+
+
+def in_order(gate: Gate, *jobs: tuple[str, str]) -> list[str]:
+    """In which order one thread does jobs that are all there: each is an owner's that has begun,
+    or new where the owner is ""."""
+    handlers = HandlerThreads(1, {"api": 1})
+    handlers.submit("api", gate.job)
+    gate.wait_for(1)
+    order: list[str] = []
+    done = threading.Semaphore(0)
+
+    def do(name: str) -> None:
+        order.append(name)
+        done.release()
+
+    for owner, name in jobs:
+        handlers.submit("api", partial(do, name), has_begun=bool(owner), owner=owner)
+    gate.open.set()
+    for _ in jobs:
+        assert done.acquire(timeout=20)
+    return order
+
+
+def test_what_is_new_has_its_turn_however_much_has_begun(gate: Gate) -> None:
+    begun = [("greedy", f"begun {number}") for number in range(250)]
+    order = in_order(gate, *begun, ("", "new 1"), ("", "new 2"))
+    row = threads.MOST_BEGUN_IN_A_ROW
+    assert (order.index("new 1"), order.index("new 2")) == (row, 2 * row + 1)
+    assert len(order) == 252
+
+
+def test_owners_of_what_has_begun_take_turns(gate: Gate) -> None:
+    begun = [("greedy", f"greedy {number}") for number in range(250)]
+    order = in_order(gate, *begun, ("other", "other 1"), ("other", "other 2"))
+    assert (order.index("other 1"), order.index("other 2")) == (1, 3)
+    assert order[4:] == [f"greedy {number}" for number in range(2, 250)]
 
 
 def test_a_queue_has_an_end_for_what_is_new(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

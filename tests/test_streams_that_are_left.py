@@ -12,11 +12,12 @@ from uuid import uuid4
 import pytest
 
 from executions.api.e2b import process_stream
-from executions.api.e2b.process_stream import ProcessEvents, followed
+from executions.api.e2b.process_stream import ProcessEvents, told_of
 from executions.api.e2b.watchers import WatchEvents
 from executions.api.streams import NDJSON, EventStream
 from executions.models import Execution
 from executions.services import following, ongoing
+from executions.services.following import Listener
 from executions.services.live import EventLog, Moment, tell
 from executions.services.sessions import followers
 from executions.services.sessions.watching import Watch
@@ -26,6 +27,7 @@ from tests.conftest import Caller
 from tests.held import opened
 
 MANY = 200
+LISTENER = Listener("key:1", "wonderland")
 Followed = Callable[[EventStream, EventLog], Waits[object]]
 
 
@@ -43,11 +45,11 @@ def log() -> EventLog:
 
 def by_e2b(events: EventStream, log: EventLog) -> Waits[object]:
     assert isinstance(events, ProcessEvents)
-    return followed(Execution(), events, log)
+    return told_of(Execution(), events, log)
 
 
 def by_the_native_api(events: EventStream, log: EventLog) -> Waits[object]:
-    return following.following(uuid4(), events, 0)
+    return following.following(uuid4(), events, 0, LISTENER)
 
 
 def held() -> int:
@@ -91,7 +93,7 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
 
 def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None:
     stays = silent()
-    told = followed(Execution(), stays, log)
+    told = told_of(Execution(), stays, log)
     tell([next(told)])
     before = held()
     for _ in range(MANY):
@@ -117,7 +119,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     if isinstance(events, ProcessEvents):
         told = process_stream._until_recorded(execution, events, None)
     else:
-        told = following.following(execution.pk, events, 0)
+        told = following.following(execution.pk, events, 0, LISTENER)
     tell([next(told)])
     before = held()
     for _ in range(MANY):

@@ -20,6 +20,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.api.streams import EventStream
+from executions.services.rights import Right
 from executions.services.waiting import Waits, wait_for
 
 LATER = "cofferdam.later"
@@ -55,11 +56,18 @@ class Later:
 
     def __init__(self) -> None:
         self.answer: Future[HttpResponseBase] = Future()
+        # With what right it is received; None where anybody may.
+        self.right: Right | None = None
         self.has_work = False
         self._work: Waits[HttpResponseBase]
         self._awaited: Future[Any]
         self._context: Context
         self._submit: Submit
+
+    @property
+    def owner(self) -> str:
+        """Who takes turns with others at the threads; "" for all who are nobody's."""
+        return self.right.owner if self.right is not None else ""
 
     def take(self, work: Waits[HttpResponseBase]) -> HttpResponseBase:
         """The work's answer, or a placeholder if it has to wait for longer."""

@@ -28,7 +28,7 @@ from executions.api.streams import NDJSON, SSE, EventStream, wanted_form
 from executions.models import ApiKey, Execution
 from executions.services import ongoing
 from executions.services.declared import declared, refuse
-from executions.services.following import following
+from executions.services.following import Listener, following
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
@@ -101,7 +101,8 @@ def run_stream(
         with known_to_run(outcome):
             if not log.has_begun:
                 # An idempotency key stands for it: it is followed, and not ours to end.
-                yield from following(execution.pk, events, 0)
+                listener = Listener.of_key(view.api_key)
+                yield from following(execution.pk, events, 0, listener)
                 execution = _read(execution.pk)
             return json_response(execution_detail(execution, request.build_absolute_uri))
 
@@ -163,9 +164,14 @@ def follow_stream(
     """The events after this one of an execution that the caller may see."""
     form = wanted_form(request.headers.get("Accept", "")) or NDJSON
     events = EventStream(form, after=after)
+    key = request.auth
+    if isinstance(key, ApiKey):
+        listener = Listener.of_key(key)
+    else:
+        listener = Listener(f"user:{request.user.pk}")
 
     def work() -> Waits[HttpResponse]:
-        yield from following(execution_id, events, after)
+        yield from following(execution_id, events, after, listener)
         execution = _read(execution_id)
         return json_response(execution_detail(execution, request.build_absolute_uri))
 

@@ -13,6 +13,10 @@ from executions.services.live import Entry, Moment, Source, tell
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
+LOST_RIGHT = {
+    "code": "unauthenticated",
+    "message": "The key, or the person signed in, may not receive this any more.",
+}
 # How much is taken from a run at once. The client has to read it before more is taken.
 PIECE_BYTES = 64 * 1024
 
@@ -122,6 +126,12 @@ class EventStream(StreamingHttpResponse):
     def ending(self, said: Mapping[str, Any]) -> bytes:
         """What is sent last."""
         return line_of({"seq": self._after + 1, **said}, self._form)
+
+    def cut_off(self) -> bytes:
+        """What is sent last, and that nothing more is, to one who has lost the right to it."""
+        if self._is_over:
+            return b""
+        return self.ending({"type": "error", "error": LOST_RIGHT})
 
     def changed(self) -> Future[None]:
         """Done when `take` may have something else to give. One reader waits at a time."""

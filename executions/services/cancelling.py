@@ -8,14 +8,10 @@ decides.
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future
-from typing import Any
-
 from django.db import transaction
 
 from executions.models import Execution, RunSignal
-from executions.services import ongoing, signals
+from executions.services import ongoing, polling, signals
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.ledger import append
@@ -23,11 +19,8 @@ from executions.services.sessions.stopping import stopping
 from executions.services.signals import message_for
 from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration
-from providers.waiting import within
 
-# How often it is looked whether the record is closed; and how long the process that runs it, which
-# looks once a second, may take until it is.
-LOOK_SECONDS = 0.05
+# How long the process that runs it, which looks once a second, may take until its record is closed.
 PATIENCE_SECONDS = 5.0
 
 
@@ -55,7 +48,8 @@ def cancelling(execution: Execution, asked_by: str) -> Waits[Execution]:
             yield from stopping(execution)
             execution.refresh_from_db()
         else:
-            yield from _until_ended(execution)
+            yield from polling.until_ended(execution.pk, PATIENCE_SECONDS)
+            execution.refresh_from_db()
         # It may have gone back to the queue, or be another process's by now.
         while execution.is_open:
             _close(execution, asked_by)
@@ -70,15 +64,6 @@ def _ask(execution: Execution, asked_by: str) -> None:
             _enter(execution, asked_by)
     if run := ongoing.find(execution.pk):
         run.cancel(asked_by)
-
-
-def _until_ended(execution: Execution) -> Waits[None]:
-    until = time.monotonic() + PATIENCE_SECONDS
-    open_row = Execution.objects.filter(pk=execution.pk, finished_at=None)
-    while open_row.exists() and time.monotonic() < until:
-        nothing: Future[Any] = Future()
-        yield within(LOOK_SECONDS, nothing)
-    execution.refresh_from_db()
 
 
 def _close(execution: Execution, asked_by: str, *, only_if: str = "") -> bool:

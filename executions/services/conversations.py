@@ -20,6 +20,7 @@ from executions.services.declared import refuse
 from executions.services.owned import sessions_of
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
+from executions.services.sessions import bells
 from executions.services.sessions.ending import close_if_due
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
@@ -87,12 +88,29 @@ def held(caller: Caller, conversation: Conversation) -> Waits[Session]:
             except Conflict:
                 # Somebody else was faster.
                 session = find(caller.tenant, conversation)
-        if session is not None and (session.ref is not None or session.state != Session.State.OPEN):
+        if session is not None and _is_open(session):
             return session
         if time.monotonic() >= until:
             raise Conflict("The sandbox is still being opened. Try again.", retry_after=1)
-        nothing: Future[Any] = Future()
-        yield within(_LOOK_SECONDS, nothing)
+        if session is None:
+            yield within(_LOOK_SECONDS, Future[None]())
+        else:
+            yield from _until_open(session, until)
+
+
+def _is_open(session: Session) -> bool:
+    return session.ref is not None or session.state != Session.State.OPEN
+
+
+def _until_open(session: Session, until: float) -> Waits[None]:
+    """Wait until another has opened it, or has failed to."""
+    with bells.looking(session.pk) as pause:
+        while time.monotonic() < until:
+            with bells.hung(session.pk) as bell:
+                found = Session.objects.filter(pk=session.pk, closed_at=None).first()
+                if found is None or _is_open(found):
+                    return
+                yield within(pause(_LOOK_SECONDS), bell)
 
 
 def _request(conversation: Conversation) -> SessionRequest:

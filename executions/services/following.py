@@ -1,36 +1,41 @@
 """Following an execution from its first event to its end, wherever it runs.
 
 One of this process is read from its log. Of one elsewhere its process is asked to keep the events
-where they are found (`kept_events`), which takes it up to a second. One that ended without, is told
-from its record.
+where they are found (`kept_events`), which takes it up to a second; one poll finds them for all who
+follow (`polling`). One that ended without, is told from its record.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from executions.models import Execution, RunSignal
-from executions.services import kept_events, ongoing, signals
+from executions.models import ApiKey, Execution, RunSignal
+from executions.services import kept_events, ongoing, polling, signals
 from executions.services.live import STREAMS, Entry, EventLog, Moment, Source, tell
 from executions.services.sessions import followers
 from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
 from executions.text import from_json
+from providers.errors import RateLimited
 from providers.waiting import within
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 
-# How often it is looked for more, from right after there was some to when nothing comes.
-LOOK_SECONDS = 0.1
-SLOW_LOOK_SECONDS = 0.5
 # What is fetched ahead of the client.
 AHEAD_BYTES = 256 * 1024
+# Streams that follow in one process of the web server: of one execution, for one key or person, and
+# for one tenant. Each holds a connection, a task and AHEAD_BYTES; an execution has few readers.
+MOST_OF_EXECUTION, MOST_OF_CALLER, MOST_OF_TENANT = 64, 128, 256
+RETRY_AFTER_SECONDS = 5.0
 
 
 class Follower(Protocol):
@@ -86,53 +91,111 @@ class Relay:
         return changed
 
 
-def following(execution_id: UUID, follower: Follower, after: int) -> Waits[None]:
+@dataclass(frozen=True)
+class Listener:
+    """For whom somebody follows. `caller` is a key or a person; a person of the admin has no
+    tenant, and takes no place of the tenant whose execution it is."""
+
+    caller: str
+    tenant_slug: str = ""
+
+    @classmethod
+    def of_key(cls, key: ApiKey) -> Listener:
+        return cls(f"key:{key.pk}", key.tenant.slug)
+
+    @contextmanager
+    def counted(self, execution_id: UUID | None = None) -> Iterator[None]:
+        """Take a place among the followers of this process, of this execution where there is one
+        already. Raises RateLimited beyond a bound."""
+        bounds = [
+            (("caller", self.caller, ""), MOST_OF_CALLER),
+            (("tenant", self.tenant_slug, ""), MOST_OF_TENANT),
+        ]
+        if execution_id is not None:
+            place = ("execution", self.tenant_slug, str(execution_id))
+            bounds.insert(0, (place, MOST_OF_EXECUTION))
+        taken = [place for place, _ in bounds]
+        with _counting:
+            for place, most in bounds:
+                if _followers[place] >= most:
+                    raise RateLimited(
+                        f"Too many streams follow at once already: one {place[0]} may have {most}. "
+                        "End some of them.",
+                        retry_after=RETRY_AFTER_SECONDS,
+                    )
+            _followers.update(taken)
+        try:
+            yield
+        finally:
+            with _counting:
+                _followers.subtract(taken)
+                for place in taken:
+                    if not _followers[place]:
+                        del _followers[place]
+
+
+# Reentrant: the garbage collector may end a generator that follows, in any thread.
+_counting = threading.RLock()
+_followers: Counter[tuple[str, str, str]] = Counter()
+
+
+def following(
+    execution_id: UUID, follower: Follower, after: int, listener: Listener
+) -> Waits[None]:
     """Hand what follows the event `after` to the follower, until the execution has ended or he has
-    left, or the service is about to stop."""
-    run = ongoing.find(execution_id)
-    if run is not None and run.log is not None and run.log.has_begun:
-        follower.begin(run.log)
-        yield first_of(run.log.closed, follower.left)
-        return
-    if (log := followers.log_of(execution_id)) is not None:
-        follower.begin(log)
-        yield from _until_recorded(execution_id, log, follower)
-        return
-    relay = Relay()
-    follower.begin(relay)
-    yield from _relaying(execution_id, relay, follower, after)
-    relay.end()
+    left, or the service is about to stop.
+
+    Raises RateLimited where too many follow already, before anything is handed over.
+    """
+    with listener.counted(execution_id):
+        run = ongoing.find(execution_id)
+        if run is not None and run.log is not None and run.log.has_begun:
+            follower.begin(run.log)
+            yield first_of(run.log.closed, follower.left)
+            return
+        if (log := followers.log_of(execution_id)) is not None:
+            follower.begin(log)
+            yield from _until_recorded(execution_id, log, follower)
+            return
+        relay = Relay()
+        follower.begin(relay)
+        yield from _relaying(execution_id, relay, follower, after)
+        relay.end()
 
 
 def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Waits[None]:
     """A process in the background may outlive ours, which does not wait for it."""
-    is_open = Execution.objects.filter(pk=execution_id, finished_at=None)
-    while not follower.left.done() and not draining.is_draining():
-        if log.closed.done() and not is_open.exists():
-            return
-        yield first_of(follower.left, seconds=SLOW_LOOK_SECONDS)
+    record = polling.Waiter(execution_id)
+    with polling.poll.joined(record):
+        while not (follower.left.done() or draining.is_draining()):
+            if not record.ended.done():
+                yield first_of(record.ended, follower.left)
+                continue
+            record.ended.result()
+            if log.closed.done():
+                return
+            # Its log is closed at any moment. This asks the database nothing.
+            yield first_of(log.closed, follower.left, seconds=polling.SLOW_LOOK_SECONDS)
 
 
 def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) -> Waits[None]:
-    has_asked = False
-    seconds = LOOK_SECONDS
-    while not follower.left.done() and not draining.is_draining():
-        is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
-        if is_open and not has_asked:
-            signals.leave(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
-            has_asked = True
-        found: Sequence[Entry] = ()
-        while not (relay.is_full and follower.is_waited_for):
-            if not (found := kept_events.read(execution_id, after)):
-                break
-            after = found[-1].seq
-            relay.push([entry for entry in found if _may_be_told(execution_id, entry)])
-        if not is_open and not found:
-            if not kept_events.are_kept(execution_id):
-                relay.push([entry for entry in recorded(execution_id) if entry.seq > after])
-            return
-        seconds = LOOK_SECONDS if found else min(SLOW_LOOK_SECONDS, seconds * 1.25)
-        yield first_of(follower.left, seconds=seconds)
+    is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
+    reader = polling.Reader(
+        execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told
+    )
+    has_all = polling.poll.read_all(reader)
+    if is_open or not has_all:
+        with polling.poll.joined(reader):
+            if is_open and not polling.poll.has_asked_for(execution_id):
+                signals.leave(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
+                reader.has_asked = True
+            while not (follower.left.done() or reader.ended.done()):
+                yield first_of(reader.ended, follower.left)
+            if follower.left.done() or draining.is_draining():
+                return
+            reader.ended.result()
+    if not kept_events.are_kept(execution_id):
+        relay.push([entry for entry in recorded(execution_id) if entry.seq > reader.after])
 
 
 def _may_be_told(execution_id: UUID, entry: Entry) -> bool:

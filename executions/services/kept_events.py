@@ -10,12 +10,15 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import reduce
+from operator import or_
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connection
+from django.db.models import Max, Q
 from django.db.models.functions import Now
 
 from executions.models import ExecutionEvent
@@ -29,6 +32,8 @@ WRITE_SECONDS = 0.1
 # How long after the end it is kept.
 KEPT = timedelta(minutes=1)
 _BATCH_BYTES = 256 * 1024
+# Of one statement.
+_EXECUTIONS_AT_ONCE = 100
 
 
 def write(log: EventLog) -> None:
@@ -63,12 +68,37 @@ def write_rest(log: EventLog) -> None:
         logger.exception("events of execution %s cannot be kept", log.execution_id)
 
 
-def read(execution_id: UUID, after: int) -> Sequence[Entry]:
-    """Some of what follows `after`, in order; nothing where there is nothing yet."""
-    row = ExecutionEvent.objects.filter(execution=execution_id, last__gt=after)
-    bodies = row.order_by("first").values_list("bodies", flat=True).first()
-    found = [] if bodies is None else from_json(bodies)
-    return [Entry.of_body(body) for body in found if body["seq"] > after]
+def place_of(execution_id: UUID, after: int) -> int:
+    """Behind which place the rows have the events that follow `after`.
+
+    A place is the number of a row's first event, by which rows are found through an index.
+    """
+    if not after:
+        return 0
+    rows = ExecutionEvent.objects.filter(execution=execution_id, first__lte=after)
+    first = rows.order_by("-first").values_list("first", flat=True).first()
+    return 0 if first is None else first - 1
+
+
+def latest_places(places: Mapping[UUID, int]) -> dict[UUID, int]:
+    """The last place of each execution that has rows behind the place that is given for it."""
+    found: dict[UUID, int] = {}
+    wanted = list(places.items())
+    for start in range(0, len(wanted), _EXECUTIONS_AT_ONCE):
+        some = wanted[start : start + _EXECUTIONS_AT_ONCE]
+        behind = reduce(or_, (Q(execution=pk, first__gt=place) for pk, place in some))
+        rows = ExecutionEvent.objects.filter(behind).order_by()
+        found.update(rows.values_list("execution_id").annotate(Max("first")))
+    return found
+
+
+def read_behind(execution_id: UUID, place: int) -> tuple[int, Sequence[Entry]]:
+    """The next row's place and its events; nothing, and the same place, where there is none."""
+    rows = ExecutionEvent.objects.filter(execution=execution_id, first__gt=place)
+    row = rows.order_by("first").values_list("first", "bodies").first()
+    if row is None:
+        return place, []
+    return row[0], [Entry.of_body(body) for body in from_json(row[1])]
 
 
 def are_kept(execution_id: UUID) -> bool:

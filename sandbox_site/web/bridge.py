@@ -24,7 +24,8 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from executions.api.later import LATER, Later, Placeholder
-from executions.api.streams import EventStream
+from executions.api.streams import LOST_RIGHT, EventStream
+from executions.services.rights import open_answers
 from sandbox_site import draining, strangers
 from sandbox_site.web.admission import Limits, admit_body
 from sandbox_site.web.body import ClientGone, Receive, Refused, Share, Spool, read_body
@@ -106,10 +107,12 @@ class Bridge:
             raise
         else:
             response = await _answer_of(handled, later)
-        if isinstance(response, EventStream):
-            await _send_events(response, receive, send)
-        else:
-            await self._send(lane, response, send, has_body=scope["method"] != "HEAD")
+        with open_answers.counted(later.right if response.streaming else None) as lost:
+            if isinstance(response, EventStream):
+                await _send_events(response, receive, send, lost)
+            else:
+                has_body = scope["method"] != "HEAD"
+                await self._send(lane, response, send, later.owner, lost, has_body=has_body)
 
     async def _request(
         self, lane: str, scope: Mapping[str, Any], receive: Receive, share: Share
@@ -149,7 +152,7 @@ class Bridge:
                 with self._lock:
                     self._waiting += 1
                 later.answer.add_done_callback(lambda _: self._finish(share))
-                later.go_on(partial(self._threads.submit, lane, has_begun=True))
+                later.go_on(partial(self._threads.submit, lane, has_begun=True, owner=later.owner))
             else:
                 share.release()
 
@@ -162,7 +165,7 @@ class Bridge:
         return self._apart.get(lane, self._threads)
 
     def _do(
-        self, lane: str, call: Callable[[], T], *, has_begun: bool = False
+        self, lane: str, call: Callable[[], T], *, has_begun: bool = False, owner: str = ""
     ) -> asyncio.Future[T]:
         """The outcome of a call on a thread. A response that nobody waits for any more is closed.
 
@@ -186,11 +189,18 @@ class Bridge:
                 result, error = None, raised
             _call_in(loop, tell, result, error)
 
-        self._threads_of(lane).submit(lane, job, has_begun=has_begun)
+        self._threads_of(lane).submit(lane, job, has_begun=has_begun, owner=owner)
         return future
 
     async def _send(
-        self, lane: str, response: HttpResponseBase, send: Send, *, has_body: bool
+        self,
+        lane: str,
+        response: HttpResponseBase,
+        send: Send,
+        owner: str,
+        lost: Future[None],
+        *,
+        has_body: bool,
     ) -> None:
         await send(_start_of(response))
         if isinstance(response, HttpResponse):
@@ -199,20 +209,25 @@ class Bridge:
             _close_on(self._threads_of(lane), lane, response)
             await _send_content(b"", send)
         else:
-            await self._send_stream(lane, response, send)
+            await self._send_stream(lane, response, send, owner, lost)
 
-    async def _send_stream(self, lane: str, response: HttpResponseBase, send: Send) -> None:
-        """Every kind of stream goes through here; each fetch is a thread's for a moment only."""
+    async def _send_stream(
+        self, lane: str, response: HttpResponseBase, send: Send, owner: str, lost: Future[None]
+    ) -> None:
+        """Every kind of stream goes through here; each fetch is a thread's for a moment only.
+
+        Whoever loses the right to it gets no more of it, and no end: he does not take it for all.
+        """
         pieces = iter(response)
         try:
             more, pause, was_empty = True, ASK_SECONDS, False
-            while more:
+            while more and not lost.done():
                 body, more = b"", True
                 with suppress(LaneFull):
                     # What has begun goes before what is new, but not to ask in vain once more:
                     # many streams that have nothing would let nobody else in.
                     fetch = partial(_fetch, pieces)
-                    body, more = await self._do(lane, fetch, has_begun=not was_empty)
+                    body, more = await self._do(lane, fetch, has_begun=not was_empty, owner=owner)
                 was_empty = more and not body
                 if was_empty:
                     await asyncio.sleep(pause)
@@ -224,24 +239,37 @@ class Bridge:
             _close_on(self._threads_of(lane), lane, response)
 
 
-async def _send_events(events: EventStream, receive: Receive, send: Send) -> None:
-    """Each as it comes, at the pace of the client. Nobody waits for it, and no thread is held."""
+async def _send_events(
+    events: EventStream, receive: Receive, send: Send, lost: Future[None]
+) -> None:
+    """Each as it comes, at the pace of the client. Nobody waits for it, and no thread is held.
+
+    Whoever loses the right to them is told so, and is taken for one who has left.
+    """
     gone = asyncio.ensure_future(_gone(receive))
+    ended = {gone, _told_of(lost)}
     try:
         begins = _told_of(events.begins)
-        await asyncio.wait({gone, begins}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*ended, begins}, return_when=asyncio.FIRST_COMPLETED)
         if not begins.done():
+            if lost.done():
+                refused = _error(401, LOST_RIGHT["code"], LOST_RIGHT["message"])
+                await send(_start_of(refused))
+                await _send_content(refused.content, send)
             return
         events.open()
         await send(_start_of(events))
         more = True
         while more and not gone.done():
+            if lost.done():
+                await send({"type": "http.response.body", "body": events.cut_off()})
+                return
             body, more = events.take()
             if body or not more:
                 await send({"type": "http.response.body", "body": body, "more_body": more})
             else:
                 changed = _told_of(events.changed())
-                await asyncio.wait({gone, changed}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*ended, changed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()
         events.leave()

@@ -13,6 +13,9 @@ Job = Callable[[], None]
 
 # Jobs that may wait for a thread in one lane. Whoever comes then is better told at once.
 LONGEST_QUEUE = 1000
+# What has begun goes first, since its end gives back what it holds; but after so many of it a new
+# job is next, so that new jobs have a third of the lane whatever waits.
+MOST_BEGUN_IN_A_ROW = 2
 
 
 class LaneFull(Exception):
@@ -23,14 +26,28 @@ class _Lane:
     def __init__(self, most: int) -> None:
         self.most = most
         self.busy = 0
-        self.begun: deque[Job] = deque()
+        # By their owners, who take turns: the first one is next.
+        self.begun: dict[str, deque[Job]] = {}
         self.new: deque[Job] = deque()
+        self._in_a_row = 0
 
     def next(self) -> Job | None:
         if self.busy >= self.most or not (self.begun or self.new):
             return None
         self.busy += 1
-        return (self.begun or self.new).popleft()
+        if self.begun and not (self.new and self._in_a_row >= MOST_BEGUN_IN_A_ROW):
+            self._in_a_row += 1
+            return self._next_begun()
+        self._in_a_row = 0
+        return self.new.popleft()
+
+    def _next_begun(self) -> Job:
+        owner, jobs = next(iter(self.begun.items()))
+        del self.begun[owner]
+        job = jobs.popleft()
+        if jobs:
+            self.begun[owner] = jobs
+        return job
 
 
 class _Thread:
@@ -66,10 +83,11 @@ class HandlerThreads:
         """Jobs that were taken and are not done."""
         return self._open
 
-    def submit(self, name: str, job: Job, *, has_begun: bool = False) -> None:
+    def submit(self, name: str, job: Job, *, has_begun: bool = False, owner: str = "") -> None:
         """Have a thread do the job.
 
-        What has begun already goes before what is new, and is never refused. Raises LaneFull.
+        What has begun already is never refused, and goes before what is new, up to
+        MOST_BEGUN_IN_A_ROW. Of what has begun each owner has one job done in turn. Raises LaneFull.
         """
         lane = self._lanes[name]
         with self._lock:
@@ -81,7 +99,7 @@ class HandlerThreads:
                 thread = self._idle.pop()
                 thread.task = (lane, job)
             elif has_begun:
-                lane.begun.append(job)
+                lane.begun.setdefault(owner, deque()).append(job)
                 return
             else:
                 lane.new.append(job)

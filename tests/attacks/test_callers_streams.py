@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from executions.services.following import MOST_OF_EXECUTION
 from tests.raw_http import ask, connect, request
 from tests.sandboxes import wait_until
 from tests.site import EXECUTIONS, Site, sleeper
 from tests.streaming import NDJSON, running_stream, streamed
 
-STREAMS = 200
+# As many as may follow one execution.
+STREAMS = MOST_OF_EXECUTION
 # In single bytes, one stream after the other: the most events that its output can be made of.
 FLOOD = """
 import os, time
@@ -46,7 +48,7 @@ def _children(pid: int) -> list[int]:
     return found + [each for child in found for each in _children(child)]
 
 
-def test_two_hundred_who_read_nothing_hold_up_nobody_and_little_memory(site: Site) -> None:
+def test_those_who_read_nothing_hold_up_nobody_and_little_memory(site: Site) -> None:
     code = f"{FLOOD}\nprint('x' * 150_000, flush=True)\ntime.sleep(60)"
     with running_stream(site, {"code": code, "timeout": 70}, "?detach=1") as events:
         execution_id = next(events)["id"]

@@ -7,11 +7,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
+from uuid import UUID
 
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
 from executions.models import Execution
-from executions.services.following import Relay, first_of, following, recorded
+from executions.services import polling
+from executions.services.following import Listener, Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
 from executions.services.sessions.background import record_if_ended
 from executions.services.waiting import Waits
@@ -21,6 +23,8 @@ from sandbox_site import draining
 _LOOK_SECONDS = 2.0
 _ASK_SECONDS = 0.5
 _LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
+# Who asks a sandbox whether a command has ended that nobody follows.
+_askers: dict[UUID, object] = {}
 _SIGNALS = {129: "hangup", 130: "interrupt", 131: "quit", 137: "killed", 143: "terminated"}
 
 
@@ -99,25 +103,33 @@ def followed(
     execution: Execution,
     events: ProcessEvents,
     log: EventLog | None,
+    listener: Listener,
     seconds: float | None = None,
 ) -> Waits[dict[str, Any]]:
     """Tell what a command puts out until it has ended: how, as the stream is to say it.
 
-    Whoever leaves, or has no more time, ends nothing.
+    Whoever leaves, or has no more time, ends nothing. Raises RateLimited where too many follow.
     """
-    until = None if seconds is None else time.monotonic() + seconds
     if log is not None:
-        events.begin(log)
-        while not (log.closed.done() or events.left.done() or draining.is_draining()):
-            if until is not None and time.monotonic() >= until:
-                return _late()
-            yield first_of(log.closed, events.left, seconds=_LOOK_SECONDS)
+        with listener.counted(execution.pk):
+            return (yield from told_of(execution, events, log, seconds))
+    yield from following(execution.pk, events, 0, listener)
     execution.refresh_from_db()
-    if log is not None and _is_told(execution, log):
-        return _end_of(execution)
-    if log is None:
-        yield from following(execution.pk, events, 0)
-        execution.refresh_from_db()
+    return _end_of(execution)
+
+
+def told_of(
+    execution: Execution, events: ProcessEvents, log: EventLog, seconds: float | None = None
+) -> Waits[dict[str, Any]]:
+    """As `followed`, of a command whose log is here, for one who has a place already."""
+    until = None if seconds is None else time.monotonic() + seconds
+    events.begin(log)
+    while not (log.closed.done() or events.left.done() or draining.is_draining()):
+        if until is not None and time.monotonic() >= until:
+            return _late()
+        yield first_of(log.closed, events.left, seconds=_LOOK_SECONDS)
+    execution.refresh_from_db()
+    if _is_told(execution, log):
         return _end_of(execution)
     # There was no thread left to follow it: it is told of when it has ended.
     yield from _until_recorded(execution, events, until)
@@ -145,13 +157,28 @@ def _is_told(execution: Execution, log: EventLog) -> bool:
 def _until_recorded(
     execution: Execution, events: ProcessEvents, until: float | None
 ) -> Waits[None]:
-    while execution.finished_at is None and not (events.left.done() or draining.is_draining()):
-        if until is not None and time.monotonic() >= until:
-            return
-        yield first_of(events.left, seconds=_ASK_SECONDS)
-        if execution.session is not None:
-            yield from record_if_ended(execution.session, execution)
-        execution.refresh_from_db()
+    if execution.finished_at is not None:
+        return
+    record, me = polling.Waiter(execution.pk), object()
+    with polling.poll.joined(record):
+        try:
+            while not (record.ended.done() or events.left.done()):
+                if until is not None and time.monotonic() >= until:
+                    break
+                yield first_of(record.ended, events.left, seconds=_ASK_SECONDS)
+                # One of those who wait asks the sandbox; the poll tells the others.
+                is_mine = _askers.setdefault(execution.pk, me) is me
+                if is_mine and execution.session is not None and not record.ended.done():
+                    yield from record_if_ended(execution.session, execution)
+                    execution.refresh_from_db()
+                    if execution.finished_at is not None:
+                        return
+        finally:
+            if _askers.get(execution.pk) is me:
+                del _askers[execution.pk]
+    if record.ended.done():
+        record.ended.result()
+    execution.refresh_from_db()
 
 
 def _late() -> dict[str, Any]:

@@ -17,8 +17,9 @@ from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message, messages_in
 from executions.api.e2b.errors import Refused, invalid, unimplemented
 from executions.api.e2b.paths import shown, to_workspace
-from executions.api.e2b.process_stream import ProcessEvents, followed
+from executions.api.e2b.process_stream import ProcessEvents, followed, told_of
 from executions.models import Session
+from executions.services.following import Listener
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
@@ -70,14 +71,16 @@ class ProcessView(SandboxView):
         wanted = command_of(self.first_message())
         require_basic_user(request)
         events = ProcessEvents(0, is_terminal=wanted.pty is not None)
+        listener = Listener.of_key(self.api_key)
 
         def work() -> Waits[None]:
             logs: list[EventLog] = []
-            execution = yield from processes.starting(
-                session, wanted, self.caller(), seconds=self.seconds, following=logs.append
-            )
-            events.told_of(execution.pid or 0)
-            events.end((yield from followed(execution, events, logs[0])))
+            with listener.counted():
+                execution = yield from processes.starting(
+                    session, wanted, self.caller(), seconds=self.seconds, following=logs.append
+                )
+                events.told_of(execution.pid or 0)
+                events.end((yield from told_of(execution, events, logs[0])))
 
         return self.streamed(events, work)
 
@@ -95,9 +98,10 @@ class ProcessView(SandboxView):
             after = seen[-1].seq
         is_terminal = execution.code == " ".join(_TERMINAL)
         events = ProcessEvents(pid, is_terminal=is_terminal, after=after)
+        listener = Listener.of_key(self.api_key)
 
         def work() -> Waits[None]:
-            events.end((yield from followed(execution, events, log, self.seconds)))
+            events.end((yield from followed(execution, events, log, listener, self.seconds)))
 
         return self.streamed(events, work)
 

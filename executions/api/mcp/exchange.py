@@ -86,6 +86,10 @@ class Answer(EventStream):
             tell([room])
         return body, not self._is_over
 
+    def cut_off(self) -> bytes:
+        """Nothing: only the SDK knows how far its own answer is."""
+        return b""
+
     def changed(self) -> Future[None]:
         with self._lock:
             wanted = self._wanted = Future()

@@ -16,7 +16,7 @@ from executions.api.mcp.door import Run, tenant_of
 from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answer
 from executions.models import Execution, Session
 from executions.services.declared import refuse
-from executions.services.following import first_of, following
+from executions.services.following import Listener, first_of, following
 from executions.services.live import Entry, EventLog, Moment, Source
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
@@ -109,7 +109,7 @@ async def command_output(call: Call) -> types.CallToolResult:
         if execution_id is None:
             raise Http404
         reader = _Reader(seconds)
-        yield from following(execution_id, reader, after)
+        yield from following(execution_id, reader, after, _listener(call))
         entries = reader.read(after)
         execution = executions_of(tenant_of(call.door)).get(pk=execution_id)
         yield from _recorded(session, execution, seconds)
@@ -163,6 +163,13 @@ class _Reader:
     def _leave(self) -> None:
         if not self.left.done():
             self.left.set_result(None)
+
+
+def _listener(call: Call) -> Listener:
+    key = call.door.caller.api_key
+    return (
+        Listener("command:mcp", tenant_of(call.door).slug) if key is None else Listener.of_key(key)
+    )
 
 
 def _recorded(session: Session, execution: Execution, seconds: float) -> Waits[None]:

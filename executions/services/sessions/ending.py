@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable
-from concurrent.futures import Future
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +14,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.models import Execution, Session, Workspace
+from executions.services import polling
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.ledger.entering import enter_row
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 # How long it is waited for what runs in a session that is closed; the record is closed then.
 PATIENCE_SECONDS = 5.0
-LOOK_SECONDS = 0.02
 RELEASE_SECONDS = 15.0
 LAST_SAVE_SECONDS = 30.0
 CLEANING_SECONDS = 10.0
@@ -274,8 +273,9 @@ def _close_sandbox(sandbox: KeptSandbox) -> bool:
 
 
 def _until_ended(session: Session) -> Waits[None]:
-    left = Execution.objects.filter(session=session.pk, finished_at=None, background=False)
+    running = Execution.objects.filter(
+        session=session.pk, finished_at=None, background=False, status=Execution.Status.RUNNING
+    )
     until = time.monotonic() + PATIENCE_SECONDS
-    while left.filter(status=Execution.Status.RUNNING).exists() and time.monotonic() < until:
-        nothing: Future[Any] = Future()
-        yield within(LOOK_SECONDS, nothing)
+    for execution_id in list(running.values_list("pk", flat=True)):
+        yield from polling.until_ended(execution_id, max(0.0, until - time.monotonic()))

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 from executions.models import Execution
+from executions.services import polling
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.control import done_in
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.sandbox import KeptSandbox
-from providers.waiting import within
 
 logger = logging.getLogger(__name__)
 
 # What it may take to end by itself, and what the kernel and its follower may take after that.
 TERM_SECONDS = 3.0
 KILL_SECONDS = 2.0
-LOOK_SECONDS = 0.05
+# What its follower may need to record the end of one that had ended before.
+RECORD_SECONDS = 0.05
 
 
 def stopping(execution: Execution) -> Waits[None]:
@@ -35,7 +33,7 @@ def stopping(execution: Execution) -> Waits[None]:
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
             ran = yield from done_in(session, _signal(pid, name), bool, is_use=False)
-            yield from _until_recorded(execution, seconds if ran else LOOK_SECONDS)
+            yield from polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return
         yield from record_if_ended(session, execution)
@@ -45,11 +43,3 @@ def stopping(execution: Execution) -> Waits[None]:
 
 def _signal(pid: int, name: str) -> Callable[[KeptSandbox], bool]:
     return lambda kept: kept.processes.signal(pid, name)
-
-
-def _until_recorded(execution: Execution, seconds: float) -> Waits[None]:
-    until = time.monotonic() + seconds
-    open_row = Execution.objects.filter(pk=execution.pk, finished_at=None)
-    while open_row.exists() and time.monotonic() < until:
-        nothing: Future[Any] = Future()
-        yield within(LOOK_SECONDS, nothing)

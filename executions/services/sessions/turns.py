@@ -13,17 +13,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef
+from django.db.models import OuterRef, Subquery
 
 from executions.models import Execution, Session
-from executions.services import ongoing, statements
+from executions.services import ongoing, polling, statements
+from executions.services.live import Moment, tell
 from executions.services.sessions import bells
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.waiting import Waits
 from providers.waiting import within
-
-# How long a run that another process has may have ended before it is noticed.
-LOOK_SECONDS = 0.1
 
 
 def take(execution: Execution) -> None:
@@ -60,13 +58,15 @@ def turn_of(
         turn__lt=execution.turn,
         background=False,
     )
+    # The last of them; those before it have ended when it has, or are waited for after it.
+    last = earlier.order_by("-turn").values("pk")[:1]
     session = Session.objects.filter(pk=session_id).defer("env", "ref")
     until = time.monotonic() + settings.SESSION_QUEUE_TIMEOUT
     while True:
         with bells.hung(session_id) as bell:
-            found = session.annotate(is_held=Exists(earlier)).get()
+            found = session.annotate(holder=Subquery(last)).get()
             refuse_ended(found)
-            if not execution.context or not found.is_held:
+            if not execution.context or found.holder is None:
                 return
             left = until - time.monotonic()
             if left <= 0:
@@ -75,10 +75,23 @@ def turn_of(
                     f"{settings.SESSION_QUEUE_TIMEOUT} s. Wait for them, interrupt them, or use "
                     "another context."
                 )
-            awaited = within(min(LOOK_SECONDS, left), bell)
-            with ongoing.given_up_at_the_end(awaited), waiting(awaited):
+            # The bell rings for what this process runs, the poll sees what others do.
+            record = polling.Waiter(found.holder, is_urgent=True)
+            awaited = within(left, _first_of(bell, record.ended))
+            with (
+                polling.poll.joined(record),
+                ongoing.given_up_at_the_end(awaited),
+                waiting(awaited),
+            ):
                 yield awaited
         ongoing.refuse_when_ending()
+
+
+def _first_of(bell: Future[None], end: Moment) -> Future[None]:
+    come: Future[None] = Future()
+    bell.add_done_callback(lambda _: tell([come]))
+    end.bring(come)
+    return come
 
 
 def ended(execution: Execution) -> None:

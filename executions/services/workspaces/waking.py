@@ -61,26 +61,32 @@ def awake(session: Session, turn: int | None = None) -> Waits[None]:
     Raises Conflict where it has ended, RateLimited where there is no room, IsolationUnmet, and
     what the provider or the storage does; it is then still asleep.
     """
+    session.refresh_from_db()
+    refuse_ended(session)
+    if session.state != Session.State.ASLEEP:
+        return
     until = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        session.refresh_from_db()
-        refuse_ended(session)
-        if session.state != Session.State.ASLEEP:
-            return
-        if (claimed_at := (yield from _claim(session))) is not None:
-            try:
-                yield from _wake(session, claimed_at, turn)
-            except BaseException as error:
-                _give_back(session.pk, claimed_at)
-                said = error.message if isinstance(error, SandboxError) else "the service failed"
-                logger.warning("session %s is still asleep: %s", session.pk, said)
-                raise
-            return
-        if time.monotonic() > until:
-            raise Conflict("The session is being woken. Try again.", retry_after=5)
-        with bells.hung(session.pk) as bell:
-            yield within(LOOK_SECONDS, bell)
-        refuse_when_ending()
+    with bells.looking(session.pk) as pause:
+        while True:
+            # Before the look: what happens after it rings.
+            with bells.hung(session.pk) as bell:
+                session.refresh_from_db()
+                refuse_ended(session)
+                if session.state != Session.State.ASLEEP:
+                    return
+                if (claimed_at := (yield from _claim(session))) is not None:
+                    break
+                if time.monotonic() > until:
+                    raise Conflict("The session is being woken. Try again.", retry_after=5)
+                yield within(pause(LOOK_SECONDS), bell)
+            refuse_when_ending()
+        try:
+            yield from _wake(session, claimed_at, turn)
+        except BaseException as error:
+            _give_back(session.pk, claimed_at)
+            said = error.message if isinstance(error, SandboxError) else "the service failed"
+            logger.warning("session %s is still asleep: %s", session.pk, said)
+            raise
 
 
 def _claim(session: Session) -> Waits[datetime | None]:

@@ -1,0 +1,47 @@
+"""One of those who wait for a session looks into the database; the others are rung."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from executions.services.sessions import bells
+
+MANY = 250
+
+
+def test_one_of_many_who_wait_looks_often() -> None:
+    session = uuid4()
+    waits = [bells.looking(session) for _ in range(MANY)]
+    pauses = [each.__enter__() for each in waits]
+    for _ in range(2):
+        assert sorted(pause(0.1) for pause in pauses) == [0.1] + [bells.REST_SECONDS] * (MANY - 1)
+    with bells.looking(uuid4()) as another:
+        assert another(0.1) == 0.1
+    for each in waits:
+        each.__exit__(None, None, None)
+    assert session not in bells._lookers
+
+
+def test_when_the_one_who_looked_has_done_the_others_are_rung_and_one_of_them_looks() -> None:
+    session = uuid4()
+    with bells.looking(session) as second:
+        with bells.looking(session) as first:
+            assert first(0.1) == 0.1
+            assert second(0.1) == bells.REST_SECONDS
+            with bells.hung(session) as bell:
+                assert not bell.done()
+        # Hung before the first has done.
+        with bells.hung(session) as bell:
+            with bells.looking(session) as third:
+                assert third(0.1) == 0.1
+            assert bell.done()
+        assert second(0.1) == 0.1
+
+
+def test_who_only_waits_rings_for_nobody_when_he_leaves() -> None:
+    session = uuid4()
+    with bells.looking(session) as first, bells.hung(session) as bell:
+        assert first(0.1) == 0.1
+        with bells.looking(session) as second:
+            assert second(0.1) == bells.REST_SECONDS
+        assert not bell.done()
