@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from django.http import HttpRequest
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated
 from rest_framework.permissions import BasePermission
@@ -17,6 +18,18 @@ from executions.services import keys
 if TYPE_CHECKING:
     # The views import their default authentication, which the settings name, while they load.
     from rest_framework.views import APIView
+
+
+# Under which the web server says what a request holds of it (sandbox_site.web.places).
+PLACE = "cofferdam.place"
+
+
+class Place(Protocol):
+    def give_to(self, tenant_slug: str) -> None:
+        """Count what the request holds for its tenant. Raises RateLimited beyond its share."""
+
+    def begin_stream(self) -> None:
+        """Count a stream for whose the request is. Raises RateLimited beyond their share."""
 
 
 class ApiKeyAuthentication(BaseAuthentication):
@@ -38,6 +51,12 @@ class ApiKeyAuthentication(BaseAuthentication):
 class HasApiKey(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
         return isinstance(request.auth, ApiKey) and has_scopes(request)
+
+
+def place_of(request: HttpRequest | Request) -> Place | None:
+    """What the request holds of the web server; None where it is not served by it."""
+    place: Place | None = request.META.get(PLACE)
+    return place
 
 
 def key_text_of(request: Request) -> str:

@@ -25,7 +25,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from executions.api.authentication import ApiKeyAuthentication, HasApiKey
+from executions.api.authentication import ApiKeyAuthentication, HasApiKey, place_of
 from executions.api.errors import render_error
 from executions.api.later import answer
 from executions.models import ApiKey
@@ -105,6 +105,8 @@ class ApiView(APIView):
         """Whatever a key asks is counted, also what it is then refused for."""
         super().perform_authentication(request)
         if isinstance(request.auth, ApiKey):
+            if place := place_of(request):
+                place.give_to(request.auth.tenant.slug)
             only_reads = request.method in SAFE_METHODS
             self.rate = take(request.auth.tenant, only_reads=only_reads)
             self.rate.require()

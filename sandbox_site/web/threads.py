@@ -38,7 +38,7 @@ class _Thread:
         # Held while the thread sleeps: a bare lock is the cheapest way to wake one.
         self.asleep = threading.Lock()
         self.asleep.acquire()
-        self.task: tuple[_Lane, Job]
+        self.task: tuple[_Lane, Job] | None = None
 
 
 class HandlerThreads:
@@ -91,7 +91,8 @@ class HandlerThreads:
     def _work(self, thread: _Thread) -> None:
         while True:
             thread.asleep.acquire()
-            task: tuple[_Lane, Job] | None = thread.task
+            # What a job leaves is not kept until there is another one.
+            task, thread.task = thread.task, None
             while task is not None:
                 lane, job = task
                 try:
