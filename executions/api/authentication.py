@@ -25,6 +25,9 @@ PLACE = "cofferdam.place"
 
 
 class Place(Protocol):
+    def know_key(self, tenant_slug: str) -> None:
+        """The key in the request's headers is valid, and this tenant's."""
+
     def give_to(self, tenant_slug: str) -> None:
         """Count what the request holds for its tenant. Raises RateLimited beyond its share."""
 
@@ -40,9 +43,12 @@ class ApiKeyAuthentication(BaseAuthentication):
             raise NotAuthenticated("An API key is needed, in X-API-Key or as a Bearer token.")
         try:
             address = request.META.get("REMOTE_ADDR", "")
-            return None, keys.authenticate(key_text, address)
+            key = keys.authenticate(key_text, address)
         except keys.Unauthenticated:
             raise AuthenticationFailed("The API key is not valid.") from None
+        if place := place_of(request):
+            place.know_key(key.tenant.slug)
+        return None, key
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="cofferdam"'

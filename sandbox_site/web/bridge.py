@@ -23,7 +23,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from executions.api.authentication import PLACE
+from executions.api.authentication import PLACE, key_text_in
 from executions.api.e2b import credentials as e2b_credentials
 from executions.api.later import LATER, Later, Placeholder
 from executions.api.streams import MOST_IN_MEMORY_BYTES, Document, EventStream
@@ -99,36 +99,37 @@ class Bridge:
             await send({"type": "websocket.close"})
             return
         environ = make_environ(scope, io.BytesIO())
-        lane = _lane_of(scope["path"])
-        has_body = scope["method"] != "HEAD"
+        key_text = key_text_in(environ)
         try:
-            place = self._places.enter(kind_of(scope["path"]), counted_address(environ))
+            place = self._places.enter(
+                kind_of(scope["path"]), counted_address(environ), key_text.encode("latin-1")
+            )
         except Refused as refusal:
-            await self._send(lane, _refusal(refusal), send, has_body=has_body)
+            await _send_refusal(refusal, send, has_body=scope["method"] != "HEAD")
             return
         try:
-            await self._answer(lane, environ, place, receive, send, has_body=has_body)
+            await self._serve(scope, environ, place, receive, send)
         finally:
             place.leave()
 
-    async def _answer(
+    async def _serve(
         self,
-        lane: str,
+        scope: Mapping[str, Any],
         environ: dict[str, Any],
         place: Place,
         receive: Receive,
         send: Send,
-        *,
-        has_body: bool,
     ) -> None:
         # The headers are here. What comes after them, and the wait for a thread, may take a while.
         is_late = draining.refuses_new()
+        lane = _lane_of(scope["path"])
         share = Share(self._spool)
         later = Later()
         try:
+            await self._request(lane, environ, receive, share, place)
             environ[LATER], environ[PLACE] = later, place
-            await self._read_body(lane, environ, receive, share, place)
-            handled = self._do(lane, partial(self._handle, lane, environ, later, share, is_late))
+            handle = partial(self._handle, lane, environ, later, share, is_late)
+            handled = self._do(lane, handle, owner=place.owner)
         except ClientGone:
             share.release()
             return
@@ -140,16 +141,17 @@ class Bridge:
             raise
         else:
             response = await _answer_of(handled, later)
+        has_body = scope["method"] != "HEAD"
         if isinstance(response, EventStream):
             response.count(partial(place.hold_answer, is_lost_else=True))
             later.answer.add_done_callback(_empty)
             await _send_events(response, receive, send)
         elif has_body and isinstance(response, HttpResponse) and _size(response) > SMALL_BYTES:
-            await self._send_large(lane, environ["REQUEST_METHOD"], response, place, send)
+            await self._send_large(lane, scope["method"], response, place, send)
         else:
             await self._send(lane, response, send, has_body=has_body)
 
-    async def _read_body(
+    async def _request(
         self, lane: str, environ: dict[str, Any], receive: Receive, share: Share, place: Place
     ) -> None:
         length = await admit_body(
@@ -200,7 +202,7 @@ class Bridge:
         return self._apart.get(lane, self._threads)
 
     def _do(
-        self, lane: str, call: Callable[[], T], *, has_begun: bool = False
+        self, lane: str, call: Callable[[], T], *, has_begun: bool = False, owner: str = ""
     ) -> asyncio.Future[T]:
         """The outcome of a call on a thread. A response that nobody waits for any more is closed.
 
@@ -224,7 +226,7 @@ class Bridge:
                 result, error = None, raised
             _call_in(loop, tell, result, error)
 
-        self._threads_of(lane).submit(lane, job, has_begun=has_begun)
+        self._threads_of(lane).submit(lane, job, has_begun=has_begun, owner=owner)
         return future
 
     async def _send(
@@ -249,7 +251,7 @@ class Bridge:
             place.hold_answer(_size(response), is_lost_else=method not in ("GET", "HEAD"))
         except Refused as refusal:
             response.content = b""
-            await self._send(lane, _refusal(refusal), send, has_body=True)
+            await _send_refusal(refusal, send, has_body=True)
             return
         if _size(response) > MOST_IN_MEMORY_BYTES:
             document = await self._do(lane, partial(_taken_out, response), has_begun=True)
@@ -285,6 +287,12 @@ class Bridge:
                     pause = ASK_SECONDS
         finally:
             _close_on(self._threads_of(lane), lane, response)
+
+
+async def _send_refusal(refusal: Refused, send: Send, *, has_body: bool) -> None:
+    response = _refusal(refusal)
+    await send(_start_of(response))
+    await _send_content(response.content if has_body else b"", send)
 
 
 async def _send_events(events: EventStream, receive: Receive, send: Send) -> None:

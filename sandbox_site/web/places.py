@@ -8,6 +8,7 @@ own beside those, which no request of the API can take.
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import threading
 from collections import Counter
@@ -20,12 +21,14 @@ from sandbox_site.web.body import Refused
 
 # One owner has at most one of so many parts: of the places, of the streams among them, and of the
 # bytes that are not read. Who shows no key has a smaller part of the bytes.
-PLACE_PARTS, STREAM_PARTS = 2, 4
+TENANT_PLACE_PARTS, ADDRESS_PLACE_PARTS, STREAM_PARTS = 4, 2, 8
 TENANT_PARTS, ADDRESS_PARTS = 2, 8
 LEAST_STREAMS = 4
 # Places beside WEB_CONNECTIONS: one for so many, and how many at least.
 SPARE_PARTS, LEAST_SPARE = 8, 8
 RETRY_SECONDS = 5
+# Keys whose tenant is remembered, so that their requests are counted for it at once.
+MOST_KEYS = 4096
 # What sandboxes, answers on disk, other files and the database need beside the connections.
 SPARE_FILES = 3072
 
@@ -78,41 +81,51 @@ class Places:
     def __init__(self, most: int, answer_bytes: int) -> None:
         self._most = most
         self._answer_bytes = answer_bytes
-        self._share = max(1, most // PLACE_PARTS)
+        self._tenant_share = max(1, most // TENANT_PLACE_PARTS)
+        self._address_share = max(1, most // ADDRESS_PLACE_PARTS)
         self._stream_share = max(LEAST_STREAMS, most // STREAM_PARTS)
         self._lock = threading.Lock()
         self._held: dict[Kind, Counter[str]] = {kind: Counter() for kind in Kind}
         self._taken: Counter[Kind] = Counter()
         self._streams: Counter[str] = Counter()
         self._unread: Counter[str] = Counter()
+        self._tenants: dict[bytes, str] = {}
 
-    def enter(self, kind: Kind, address: str) -> Place:
-        """A place for a request from this address, "" where that says nothing. Raises Refused."""
-        owner = owner_of(address)
+    def enter(self, kind: Kind, address: str, key_text: bytes = b"") -> Place:
+        """A place for a request from this address, "" where that says nothing. Raises Refused.
+
+        Nobody is let in for a key that is known here: it only says who the place is counted for.
+        """
+        key = hashlib.sha256(key_text).digest() if key_text else b""
         with self._lock:
+            owner = self._tenants.get(key) or owner_of(address)
             used = Kind.USUAL
             if problem := self._problem(used, owner):
                 if kind is Kind.USUAL or (problem := self._problem(kind, owner)):
                     raise problem
                 used = kind
             self._add(used, owner, 1)
-        return Place(self, kind, used, owner)
+        return Place(self, kind, used, owner, key)
+
+    def _remember(self, key: bytes, tenant_slug: str) -> None:
+        if key and self._tenants.get(key) != tenant_slug:
+            if len(self._tenants) >= MOST_KEYS:
+                del self._tenants[next(iter(self._tenants))]
+            self._tenants[key] = tenant_slug
 
     def _problem(self, kind: Kind, owner: str) -> Refused | None:
-        most, share = self._most, self._share
+        most = self._most
+        share = self._tenant_share if _is_tenant(owner) else self._address_share
         if kind is not Kind.USUAL:
             most = spare_of(self._most) // 2
-            share = most // PLACE_PARTS
-        if self._taken[kind] >= most:
-            return Refused(
-                503, "The service answers as many requests as it can. Try again.", RETRY_SECONDS
-            )
+            share = most // 2
         if owner and self._held[kind][owner] >= share:
-            return Refused(
-                429,
-                f"The service answers {share} requests from your address at once, and does.",
-                RETRY_SECONDS,
-            )
+            whose = "of yours" if _is_tenant(owner) else "from your address"
+            message = f"{share} requests {whose} are answered already. Wait for some."
+            return Refused(429, message, RETRY_SECONDS)
+        if self._taken[kind] >= most:
+            message = "The service answers as many requests as it can. Try again."
+            return Refused(503, message, RETRY_SECONDS)
         return None
 
     def _add(self, kind: Kind, owner: str, count: int) -> None:
@@ -123,8 +136,9 @@ class Places:
 class Place:
     """One request's. `leave` gives back all that it holds."""
 
-    def __init__(self, places: Places, kind: Kind, used: Kind, owner: str) -> None:
+    def __init__(self, places: Places, kind: Kind, used: Kind, owner: str, key: bytes) -> None:
         self._places = places
+        self._key = key
         self._kind = kind
         # Which of the places it has: what is for the admin may be in a usual one.
         self._used = used
@@ -133,19 +147,28 @@ class Place:
         self._is_stream = False
         self._unread = 0
 
+    @property
+    def owner(self) -> str:
+        """A tenant's slug, @ and an address, or "" where it is not known."""
+        return self._owner
+
+    def know_key(self, tenant_slug: str) -> None:
+        """The key in the request's headers is valid, and this tenant's."""
+        with self._places._lock:
+            self._places._remember(self._key, tenant_slug)
+
     def give_to(self, tenant_slug: str) -> None:
         """Count it for the tenant of its key. Raises RateLimited beyond the tenant's share."""
         places = self._places
         with places._lock:
-            if self._has_left or self._owner == tenant_slug or self._used is not Kind.USUAL:
-                return
-            if places._held[Kind.USUAL][tenant_slug] >= places._share:
-                raise RateLimited(
-                    f"{places._share} requests of yours are answered already. Wait for some.",
-                    retry_after=RETRY_SECONDS,
-                )
             if places._unread[tenant_slug] >= places._answer_bytes // TENANT_PARTS:
                 raise RateLimited(_UNREAD, retry_after=RETRY_SECONDS)
+            if self._has_left or self._owner == tenant_slug or self._used is not Kind.USUAL:
+                return
+            problem = places._problem(Kind.USUAL, tenant_slug)
+            # Of all places one is its own.
+            if problem is not None and problem.status == 429:
+                raise RateLimited(problem.message, retry_after=RETRY_SECONDS)
             places._add(Kind.USUAL, self._owner, -1)
             self._owner = tenant_slug
             places._add(Kind.USUAL, self._owner, 1)
@@ -182,8 +205,8 @@ class Place:
 
     def _too_much(self, size: int) -> Refused | None:
         places = self._places
-        is_tenant = bool(self._owner) and not self._owner.startswith("@")
-        share = places._answer_bytes // (TENANT_PARTS if is_tenant else ADDRESS_PARTS)
+        parts = TENANT_PARTS if _is_tenant(self._owner) else ADDRESS_PARTS
+        share = places._answer_bytes // parts
         # One is always let through, however large.
         held = places._unread[self._owner]
         if held and held + size > share:
@@ -205,6 +228,10 @@ class Place:
 
 
 _UNREAD = "answer: Too much that you asked for is not read yet. Read it, or try again later."
+
+
+def _is_tenant(owner: str) -> bool:
+    return bool(owner) and not owner.startswith("@")
 
 
 def _add(counter: Counter[str], owner: str, count: int) -> None:

@@ -19,12 +19,35 @@ class LaneFull(Exception):
     """So many requests wait in the lane that another is not taken."""
 
 
+class _Turns:
+    """Jobs by their owners, of whom each has one done in turn."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, deque[Job]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, job: Job, owner: str) -> None:
+        self._jobs.setdefault(owner, deque()).append(job)
+        self._count += 1
+
+    def popleft(self) -> Job:
+        owner, jobs = next(iter(self._jobs.items()))
+        del self._jobs[owner]
+        if len(jobs) > 1:
+            self._jobs[owner] = jobs
+        self._count -= 1
+        return jobs.popleft()
+
+
 class _Lane:
     def __init__(self, most: int) -> None:
         self.most = most
         self.busy = 0
         self.begun: deque[Job] = deque()
-        self.new: deque[Job] = deque()
+        self.new = _Turns()
 
     def next(self) -> Job | None:
         if self.busy >= self.most or not (self.begun or self.new):
@@ -66,10 +89,11 @@ class HandlerThreads:
         """Jobs that were taken and are not done."""
         return self._open
 
-    def submit(self, name: str, job: Job, *, has_begun: bool = False) -> None:
+    def submit(self, name: str, job: Job, *, has_begun: bool = False, owner: str = "") -> None:
         """Have a thread do the job.
 
-        What has begun already goes before what is new, and is never refused. Raises LaneFull.
+        What has begun already goes before what is new, and is never refused. Of what is new each
+        owner has one job done in turn. Raises LaneFull.
         """
         lane = self._lanes[name]
         with self._lock:
@@ -84,7 +108,7 @@ class HandlerThreads:
                 lane.begun.append(job)
                 return
             else:
-                lane.new.append(job)
+                lane.new.append(job, owner)
                 return
         thread.asleep.release()
 
