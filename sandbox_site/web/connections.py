@@ -23,7 +23,7 @@ from gunicorn.workers import gasgi
 from sandbox_site import draining
 from sandbox_site.client_address import counted_address
 from sandbox_site.web.places import RETRY_SECONDS, most_connections, spare_of
-from sandbox_site.web.stopping import Stopping
+from sandbox_site.web.stopping import Stopping, is_readable
 
 # The request line and all headers. A browser's are some 2 KiB.
 HEADER_BYTES = 64 * 1024
@@ -263,10 +263,11 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         oldest = next(each for each in self.owing if each.peer == peer)
         if len(self.ending) > self._owed_by[peer]:
             next(iter(self.ending)).abort()
-        elif oldest is not newest:
-            oldest.give_up(_LATE)
+        elif oldest is newest or (not oldest.has_begun and is_readable(oldest.fd)):
+            # Its request may be here, and was not looked at yet.
+            oldest.refuse()
         else:
-            newest.refuse()
+            oldest.give_up(_LATE)
 
     async def _serve(self) -> None:
         self._serving = asyncio.current_task()
