@@ -12,6 +12,7 @@ from django.conf import settings  # noqa: E402
 
 from sandbox_site.web.admission import Limits  # noqa: E402
 from sandbox_site.web.bridge import Bridge  # noqa: E402
+from sandbox_site.web.places import most_connections  # noqa: E402
 
 application = Bridge(
     handler,
@@ -20,5 +21,6 @@ application = Bridge(
         body_bytes=settings.SANDBOX_MAX_BODY_BYTES,
         spool_bytes=settings.WEB_SPOOL_MB * 1024 * 1024,
         body_seconds=settings.WEB_BODY_SECONDS,
+        connections=most_connections(),
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
@@ -64,11 +65,29 @@ def client_address(meta: Mapping[str, Any], trusted: Iterable[Network]) -> str:
 
 def address_of(request: HttpRequest) -> str | None:
     """What failed logins are counted by: of IPv6 the network that one client has to itself."""
-    address = _parsed(str(request.META.get("REMOTE_ADDR", "")))
+    return _counted(str(request.META.get("REMOTE_ADDR", ""))) or None
+
+
+def counted_address(meta: Mapping[str, Any]) -> str:
+    """The same of a request that the middleware has not seen. "" where nobody can say whose it is:
+    the server knows no address, or only that of a trusted proxy, which stands for many clients."""
+    networks = settings.TRUSTED_PROXIES
+    peer = str(meta.get("REMOTE_ADDR", ""))
+    if not networks:
+        return _counted(peer)
+    address = _parsed(client_address(meta, networks))
+    if address is None or _is_trusted(address, networks):
+        return ""
+    return _counted(str(address))
+
+
+@lru_cache(1024)
+def _counted(text: str) -> str:
+    address = _parsed(text)
     if isinstance(address, ipaddress.IPv6Address):
         network = ipaddress.ip_network((address, IPV6_CLIENT_BITS), strict=False)
         return str(network.network_address)
-    return None if address is None else str(address)
+    return "" if address is None else str(address)
 
 
 class ClientAddressMiddleware:

@@ -24,7 +24,7 @@ from gunicorn.arbiter import Arbiter
 
 from sandbox_site import draining, settings, standby
 from sandbox_site.postgresql import expect_answers_within
-from sandbox_site.processes import die_with_parent
+from sandbox_site.processes import die_with_parent, give_back_large_blocks
 
 # The worker's class reads settings before the application is loaded.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
@@ -91,6 +91,7 @@ def when_ready(server: Any) -> None:
 
 def post_fork(server: Any, worker: Any) -> None:
     die_with_parent(server.pid)
+    give_back_large_blocks()
 
 
 def post_worker_init(worker: Any) -> None:

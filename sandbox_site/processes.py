@@ -18,6 +18,9 @@ from pathlib import Path
 GRACE_SECONDS = 4.0
 TELL_SECONDS = 5.0
 
+LARGE_BYTES = 256 * 1024
+
+_M_MMAP_THRESHOLD = -3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -33,6 +36,14 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def give_back_large_blocks() -> None:
+    """Have the C library give blocks of LARGE_BYTES and more back to the system as soon as they are
+    free. By itself it keeps the more of them the larger they were; another C library does as it
+    does."""
+    if mallopt := getattr(_libc, "mallopt", None):
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def descendants_die_with_parents() -> None:

@@ -25,7 +25,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from executions.api.authentication import ApiKeyAuthentication, HasApiKey
+from executions.api.authentication import ApiKeyAuthentication, HasApiKey, place_of
 from executions.api.errors import render_error
 from executions.api.later import answer
 from executions.api.scopes import is_entered
@@ -106,6 +106,8 @@ class ApiView(APIView):
         """Whatever a key asks is counted, also what it is then refused for."""
         super().perform_authentication(request)
         if isinstance(request.auth, ApiKey):
+            if place := place_of(request):
+                place.give_to(request.auth.tenant.slug)
             only_reads = request.method in SAFE_METHODS
             counts_as = ENTRY_COUNTS_AS if is_entered(request) else 1
             self.rate = take(request.auth.tenant, only_reads=only_reads, counts_as=counts_as)

@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
+from executions.api.authentication import place_of
 from executions.api.streams import EventStream
 from executions.services.rights import Right
 from executions.services.waiting import Waits, wait_for
@@ -124,7 +125,12 @@ def answer(request: HttpRequest | Request, work: Waits[HttpResponseBase]) -> Htt
 def stream(
     request: HttpRequest | Request, work: Waits[HttpResponseBase], events: EventStream
 ) -> HttpResponseBase:
-    """The events that the work tells of while it goes on, or its answer where there are none."""
+    """The events that the work tells of while it goes on, or its answer where there are none.
+
+    Raises RateLimited, before the work has begun, where the caller has too many streams.
+    """
+    if place := place_of(request):
+        place.begin_stream()
     later: Later | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
         told = wait_for(work)

@@ -24,7 +24,7 @@ from executions.api.errors import known_to_run
 from executions.api.later import stream
 from executions.api.rendering import execution_detail, json_response
 from executions.api.scopes import has_scopes
-from executions.api.streams import NDJSON, SSE, EventStream, wanted_form
+from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
 from executions.models import ApiKey, Execution
 from executions.services import ongoing
 from executions.services.declared import declared, refuse
@@ -191,10 +191,9 @@ def _told(view: ApiView, events: EventStream, work: Waits[HttpResponse]) -> Wait
 def _last_event(answer: HttpResponse | None) -> dict[str, Any]:
     if answer is None:
         return {"type": "error", "error": {"code": "internal_error"}}
-    body = json.loads(answer.content)
     if answer.status_code == 200:
-        return {"type": "done", "execution": body}
-    return {"type": "error", **body}
+        return {"type": "done", DOCUMENT: Document(answer.content)}
+    return {"type": "error", **json.loads(answer.content)}
 
 
 def _read(execution_id: UUID) -> Execution:

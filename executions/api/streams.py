@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from io import BytesIO
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from django.http import StreamingHttpResponse
 
 from executions.services.live import Entry, Moment, Source, tell
+
+logger = logging.getLogger(__name__)
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -19,6 +24,50 @@ LOST_RIGHT = {
 }
 # How much is taken from a run at once. The client has to read it before more is taken.
 PIECE_BYTES = 64 * 1024
+# The last value of an event may be a Document: this one.
+DOCUMENT = "execution"
+# What is longer waits for its reader on disk.
+MOST_IN_MEMORY_BYTES = 256 * 1024
+
+
+class Document:
+    """Bytes on their way to one client, who may read them slowly: on disk where they are many."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        self._left = self.size
+        is_short = self.size <= MOST_IN_MEMORY_BYTES
+        self._source = BytesIO(content) if is_short else _on_disk(content)
+
+    def read(self) -> bytes:
+        """The next piece; empty when there is none."""
+        if not self._left:
+            return b""
+        piece = self._source.read(min(PIECE_BYTES, self._left))
+        self._left -= len(piece)
+        if not self._left:
+            self._source.close()
+        return piece
+
+    def close(self) -> None:
+        self._left = 0
+        self._source.close()
+
+
+def _on_disk(content: bytes) -> IO[bytes]:
+    """In a file that nobody else can open, and that goes with this process."""
+    try:
+        source: IO[bytes] = TemporaryFile()  # noqa: SIM115
+        try:
+            source.write(content)
+            source.seek(0)
+        except BaseException:
+            source.close()
+            raise
+    except OSError as error:
+        logger.warning("an answer could not be put on disk, and stays in memory: %s", error)
+        return BytesIO(content)
+    return source
 
 
 def wanted_form(accept: str) -> str:
@@ -50,6 +99,12 @@ def line_of(body: Mapping[str, Any], form: str) -> bytes:
     return f"{text}\n".encode(errors="replace")
 
 
+def _around(body: Mapping[str, Any], form: str) -> tuple[bytes, bytes]:
+    """What stands before and behind a document, the last value of the event."""
+    before, _, behind = line_of({**body, DOCUMENT: None}, form).rpartition(b"null")
+    return before, behind
+
+
 class EventStream(StreamingHttpResponse):
     """Events as they come, then one that says how it ended. The server takes them piece by piece.
 
@@ -77,6 +132,9 @@ class EventStream(StreamingHttpResponse):
         self._on_leave = on_leave
         self._source: Source | None = None
         self._last: Mapping[str, Any] | None = None
+        # What is left of a document that the last event has, and what stands behind it.
+        self._rest: tuple[Document, bytes] | None = None
+        self._hold: Callable[[int], object] = lambda size: None
         self._is_over = False
         self._changed: Future[None] = Future()
         self._asked: Future[None] = Future()
@@ -98,26 +156,56 @@ class EventStream(StreamingHttpResponse):
     def end(self, said: Mapping[str, Any]) -> None:
         """The last event, once nothing more comes from the source, if there ever was one."""
         self._last = said
+        self._hold(self.document_bytes)
+        # In this order, and the other way round where its reader leaves: one of us closes it.
+        if self.left.done():
+            self._close_document()
         tell([self._changed])
+
+    @property
+    def document_bytes(self) -> int:
+        """How much waits for the client with the last event."""
+        document = (self._last or {}).get(DOCUMENT)
+        return document.size if isinstance(document, Document) else 0
+
+    def count(self, hold: Callable[[int], object]) -> None:
+        """Say how many bytes wait for the client, now or when it is known, or both."""
+        self._hold = hold
+        hold(self.document_bytes)
 
     def take(self) -> tuple[bytes, bool]:
         """What there is to be sent now, and whether more may come."""
         if self._is_over:
             return b"", False
+        if self._rest is not None:
+            document, behind = self._rest
+            piece = document.read()
+            self._is_over = not piece
+            return piece or behind, not self._is_over
         # In this order: whatever has an end by now had its source before.
         last, source = self._last, self._source
         if source is None:
             # What failed while it waited for its beginning has an end all the same.
-            self._is_over = last is not None
-            return self.ending(last) if last is not None else b"", not self._is_over
+            return self._end_with(last, b"") if last is not None else (b"", True)
         entries, is_all = source.read(self._after, PIECE_BYTES)
         if entries:
             self._after = entries[-1].seq
         body = b"".join(map(self.line, entries))
         if is_all and last is not None:
-            self._is_over = True
-            body += self.ending(last)
+            return self._end_with(last, body)
         return body, not self._is_over
+
+    def _end_with(self, last: Mapping[str, Any], body: bytes) -> tuple[bytes, bool]:
+        document = last.get(DOCUMENT)
+        if not isinstance(document, Document):
+            self._is_over = True
+            return body + self.ending(last), False
+        before, behind = _around({"seq": self._after + 1, **last}, self._form)
+        if document.size > PIECE_BYTES:
+            self._rest = (document, behind)
+            return body + before, True
+        self._is_over = True
+        return body + before + document.read() + behind, False
 
     def line(self, entry: Entry) -> bytes:
         """One event as it is sent."""
@@ -151,8 +239,13 @@ class EventStream(StreamingHttpResponse):
         self._asked.cancel()
         if not self.left.done():
             self.left.set_result(None)
+            self._close_document()
             if not self._is_over:
                 self._on_leave()
+
+    def _close_document(self) -> None:
+        if isinstance(document := (self._last or {}).get(DOCUMENT), Document):
+            document.close()
 
     def _waited_for(self) -> Iterator[bytes]:
         """For servers that cannot do other than wait."""

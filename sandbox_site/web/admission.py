@@ -17,11 +17,12 @@ from sandbox_site.web.body import FORM_BYTES, SMALL_BYTES, STRANGERS, Refused, S
 
 @dataclass(frozen=True)
 class Limits:
-    """Of what clients send. Bytes and seconds."""
+    """Of what clients send, and of what they do not read. Bytes and seconds; connections."""
 
     body_bytes: int
     spool_bytes: int
     body_seconds: float
+    connections: int = 2000
 
 
 class OnThread(Protocol):

@@ -71,6 +71,11 @@ class Share:
         self._spool = spool
         self._held: tuple[str, int] | None = None
 
+    @property
+    def owner(self) -> str:
+        """Whose key came with the request, where it was looked at."""
+        return STRANGERS if self._held is None else self._held[0]
+
     def hold(self, owner: str, size: int) -> None:
         self._spool.hold(owner, size)
         self._held = (owner, size)

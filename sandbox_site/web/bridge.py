@@ -23,13 +23,25 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
+from executions.api.authentication import PLACE, key_text_in
 from executions.api.later import LATER, Later, Placeholder
-from executions.api.streams import LOST_RIGHT, EventStream
+from executions.api.streams import LOST_RIGHT, MOST_IN_MEMORY_BYTES, Document, EventStream
 from executions.services.rights import open_answers
+from providers.errors import RateLimited
 from sandbox_site import draining, strangers
+from sandbox_site.client_address import counted_address
 from sandbox_site.web.admission import Limits, admit_body
-from sandbox_site.web.body import ClientGone, Receive, Refused, Share, Spool, read_body
+from sandbox_site.web.body import (
+    SMALL_BYTES,
+    ClientGone,
+    Receive,
+    Refused,
+    Share,
+    Spool,
+    read_body,
+)
 from sandbox_site.web.environ import make_environ
+from sandbox_site.web.places import RETRY_SECONDS, Place, Places, kind_of
 from sandbox_site.web.threads import HandlerThreads, LaneFull
 
 logger = logging.getLogger(__name__)
@@ -62,6 +74,7 @@ class Bridge:
         self._handler = handler
         self._limits = limits
         self._spool = Spool(limits.spool_bytes)
+        self._places = Places(limits.connections, limits.spool_bytes)
         self._threads = HandlerThreads(count, {API: most, PAGES: most})
         apart = {HEALTH: 1, READY: 1, STRANGERS: _THREADS_OF_STRANGERS}
         self._apart = {lane: HandlerThreads(most, {lane: most}) for lane, most in apart.items()}
@@ -87,19 +100,42 @@ class Bridge:
             # There are no WebSockets here; the server makes a 403 of it.
             await send({"type": "websocket.close"})
             return
+        environ = make_environ(scope, io.BytesIO())
+        key_text = key_text_in(environ)
+        try:
+            place = self._places.enter(
+                kind_of(scope["path"]), counted_address(environ), key_text.encode("latin-1")
+            )
+        except Refused as refusal:
+            await _send_refusal(refusal, send, has_body=scope["method"] != "HEAD")
+            return
+        try:
+            await self._serve(scope, environ, place, receive, send)
+        finally:
+            place.leave()
+
+    async def _serve(
+        self,
+        scope: Mapping[str, Any],
+        environ: dict[str, Any],
+        place: Place,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         # The headers are here. What comes after them, and the wait for a thread, may take a while.
         is_late = draining.refuses_new()
         lane = _lane_of(scope)
         share = Share(self._spool)
         later = Later()
         try:
-            environ = await self._request(lane, scope, receive, share)
-            environ[LATER] = later
-            handled = self._do(lane, partial(self._handle, lane, environ, later, share, is_late))
+            await self._request(lane, environ, receive, share, place)
+            environ[LATER], environ[PLACE] = later, place
+            handle = partial(self._handle, lane, environ, later, share, is_late)
+            handled = self._do(lane, handle, owner=place.owner)
         except ClientGone:
             share.release()
             return
-        except (Refused, LaneFull) as refusal:
+        except (Refused, LaneFull, RateLimited) as refusal:
             share.release()
             response: HttpResponseBase = _refusal(refusal)
         except BaseException:
@@ -107,20 +143,25 @@ class Bridge:
             raise
         else:
             response = await _answer_of(handled, later)
+        has_body = scope["method"] != "HEAD"
         with open_answers.counted(later.right if response.streaming else None) as lost:
             if isinstance(response, EventStream):
+                response.count(partial(place.hold_answer, is_lost_else=True))
+                later.answer.add_done_callback(_empty)
                 await _send_events(response, receive, send, lost)
+            elif has_body and isinstance(response, HttpResponse) and _size(response) > SMALL_BYTES:
+                await self._send_large(lane, scope["method"], response, place, send)
             else:
-                has_body = scope["method"] != "HEAD"
                 await self._send(lane, response, send, later.owner, lost, has_body=has_body)
 
     async def _request(
-        self, lane: str, scope: Mapping[str, Any], receive: Receive, share: Share
-    ) -> dict[str, Any]:
-        environ = make_environ(scope, io.BytesIO())
+        self, lane: str, environ: dict[str, Any], receive: Receive, share: Share, place: Place
+    ) -> None:
         length = await admit_body(
             environ, self._limits, share, is_api=lane == API, on_thread=partial(self._do, lane)
         )
+        if share.owner:
+            place.give_to(share.owner)
         if length:
             seconds = self._limits.body_seconds
             is_announced = "CONTENT_LENGTH" in environ
@@ -132,7 +173,6 @@ class Bridge:
                 share.shrink(size)
                 environ["CONTENT_LENGTH"] = str(size)
                 environ.pop("HTTP_TRANSFER_ENCODING", None)
-        return environ
 
     def _handle(
         self, lane: str, environ: dict[str, Any], later: Later, share: Share, is_late: bool
@@ -211,6 +251,31 @@ class Bridge:
         else:
             await self._send_stream(lane, response, send, owner, lost)
 
+    async def _send_large(
+        self, lane: str, method: str, response: HttpResponse, place: Place, send: Send
+    ) -> None:
+        """An answer that its client may leave unread: counted, and on disk where it is long. No
+        more of it is in memory than the piece that is on its way."""
+        try:
+            # What was done cannot be asked for again.
+            place.hold_answer(_size(response), is_lost_else=method not in ("GET", "HEAD"))
+        except Refused as refusal:
+            response.content = b""
+            await _send_refusal(refusal, send, has_body=True)
+            return
+        if _size(response) > MOST_IN_MEMORY_BYTES:
+            document = await self._do(lane, partial(_taken_out, response), has_begun=True)
+        else:
+            document = _taken_out(response)
+        try:
+            await send(_start_of(response))
+            left = document.size
+            while left and (piece := document.read()):
+                left -= len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+        finally:
+            document.close()
+
     async def _send_stream(
         self, lane: str, response: HttpResponseBase, send: Send, owner: str, lost: Future[None]
     ) -> None:
@@ -237,6 +302,12 @@ class Bridge:
                     pause = ASK_SECONDS
         finally:
             _close_on(self._threads_of(lane), lane, response)
+
+
+async def _send_refusal(refusal: Refused, send: Send, *, has_body: bool) -> None:
+    response = _refusal(refusal)
+    await send(_start_of(response))
+    await _send_content(response.content if has_body else b"", send)
 
 
 async def _send_events(
@@ -279,6 +350,25 @@ async def _gone(receive: Receive) -> None:
     """Done when the client has left. Its body has been read."""
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+def _size(response: HttpResponse) -> int:
+    return len(response.content)
+
+
+def _taken_out(response: HttpResponse) -> Document:
+    """The response's content. The response has it no more: responses are in cycles, which are
+    collected when many objects were made, however large they are."""
+    response.setdefault("Content-Length", str(_size(response)))
+    document = Document(response.content)
+    response.content = b""
+    return document
+
+
+def _empty(answered: Future[HttpResponseBase]) -> None:
+    """The events have told what it says, and their reader may be slow."""
+    if not answered.exception() and isinstance(answer := answered.result(), HttpResponse):
+        answer.content = b""
 
 
 def _start_of(response: HttpResponseBase) -> dict[str, Any]:
@@ -359,7 +449,7 @@ async def _answer_of(handled: asyncio.Future[HttpResponseBase], later: Later) ->
 
 
 def _close_on(threads: HandlerThreads, lane: str, response: object) -> None:
-    if isinstance(response, HttpResponseBase):
+    if isinstance(response, HttpResponseBase | Document):
         threads.submit(lane, response.close, has_begun=True)
 
 
@@ -384,9 +474,11 @@ def _headers(response: HttpResponseBase) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _refusal(refusal: Refused | LaneFull) -> HttpResponse:
+def _refusal(refusal: Refused | LaneFull | RateLimited) -> HttpResponse:
     if isinstance(refusal, LaneFull):
         refusal = Refused(503, "The service has more requests than it can handle.", 5)
+    elif isinstance(refusal, RateLimited):
+        refusal = Refused(429, refusal.message, RETRY_SECONDS)
     codes = {408: "request_timeout", 413: "SB002", 429: "SB008", 503: "SB009"}
     known = {"ran": False} if refusal.status == 503 else {}
     response = _error(refusal.status, codes[refusal.status], refusal.message, **known)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
+import json
 import sys
 import time
+from collections import Counter
+from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
@@ -19,22 +21,39 @@ from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
 
 from sandbox_site import draining
-from sandbox_site.web.stopping import Stopping
+from sandbox_site.client_address import counted_address
+from sandbox_site.web.places import RETRY_SECONDS, most_connections, spare_of
+from sandbox_site.web.stopping import Stopping, is_readable
 
 # The request line and all headers. A browser's are some 2 KiB.
 HEADER_BYTES = 64 * 1024
 # How long a client may go on sending what is not read any more, and so get to read its answer.
 LINGER_SECONDS = 2.0
-# What sandboxes, files and the database need beside the connections.
-SPARE_FILES = 2048
 # An answer goes from its thread to the event loop, which should not wait for 5 ms (the default)
 # until another thread lets go of the interpreter: p50 of that step was 1.2 ms and is 0.2.
 SWITCH_SECONDS = 0.0005
 
-_LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n"
-    b"Connection: close\r\n\r\n"
+_CODES = {408: "request_timeout", 500: "internal_error", 503: "SB009"}
+
+
+def _refusal(status: int, message: str, *headers: str) -> bytes:
+    """In the shape of the API's errors. What is refused here has no request, or half of one."""
+    known = {"ran": False} if status == 503 else {}
+    error = {"code": _CODES.get(status, "bad_request"), "message": message, "field": None, **known}
+    body = json.dumps({"error": error, "id": None}, separators=(",", ":")).encode()
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+_LATE = _refusal(408, "The request did not come in time.")
+_FULL = _refusal(
+    503, "The service has as many connections as it can.", f"Retry-After: {RETRY_SECONDS}"
 )
 
 
@@ -51,7 +70,10 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
         self._header_bytes = 0
         self._is_ending = False
         self._will_close_now: bool | None = None
+        self._is_refused = False
         self.owing_since = 0.0
+        # Who is at the other end; "" for a trusted proxy, behind which there are many.
+        self.peer = ""
 
     @property
     def has_begun(self) -> bool:
@@ -65,13 +87,15 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.peer = counted_address({"REMOTE_ADDR": _host_of(transport)})
         self._owe()
         self._await_headers()
         self.worker.make_room(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.worker.owing.pop(self, None)
+        self.worker.settle(self)
+        self.worker.ending.pop(self, None)
         for timer in (self._header_timer, self._send_timer, self._linger_timer):
             if timer:
                 timer.cancel()
@@ -101,12 +125,19 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
             self._request_ready.set()
 
     def refuse(self) -> None:
+        """Answer that there is no room, and let the client read it."""
+        self._is_refused = True
         self._safe_write(_FULL)
         self._close_transport()
+        if self._request_ready:
+            self._request_ready.set()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_timer = self.worker.loop.call_later(settings.WEB_SEND_SECONDS, self._abort)
+        self._send_timer = self.worker.loop.call_later(settings.WEB_SEND_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -144,8 +175,12 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
             self._safe_write(self._response_buffer)
             self._response_buffer = None
 
+    def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:
+        more = [f"{name}: {value}" for name, value in extra_headers]
+        self._safe_write(_refusal(status, message, *more))
+
     def _on_message_complete(self) -> None:
-        self.worker.owing.pop(self, None)
+        self.worker.settle(self)
         super()._on_message_complete()
 
     def _arm_keepalive_timer(self) -> None:
@@ -154,18 +189,19 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
 
     def _owe(self) -> None:
         self.owing_since = time.monotonic()
-        self.worker.owing[self] = None
+        self.worker.owe(self)
 
     def _close_transport(self) -> None:
         """Half-close, and wait for the other half, but not for ever."""
         if self._is_ending or not self.transport:
             return
         self._is_ending = True
-        self.worker.owing.pop(self, None)
+        self.worker.settle(self)
+        self.worker.ending[self] = None
         receiver = self._body_receiver
-        is_sending = receiver is not None and not receiver._complete
+        is_sending = self._is_refused or (receiver is not None and not receiver._complete)
         seconds = LINGER_SECONDS if is_sending else settings.WEB_SEND_SECONDS
-        self._linger_timer = self.worker.loop.call_later(seconds, self._abort)
+        self._linger_timer = self.worker.loop.call_later(seconds, self.abort)
         if not is_sending or self.transport.is_closing():
             super()._close_transport()
             return
@@ -174,8 +210,11 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
             self.transport.write_eof()
             self.transport.resume_reading()
 
-    def _abort(self) -> None:
-        self.transport.abort()
+
+def _host_of(transport: Any) -> str:
+    """A Unix socket has no address, and neither have its clients."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
 class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
@@ -184,30 +223,49 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.owing: dict[Connection, None] = {}
-        self._most = settings.WEB_CONNECTIONS
+        # Those that are being closed, and wait for their clients to read the last of it.
+        self.ending: dict[Connection, None] = {}
+        self._owed_by: Counter[str] = Counter()
+        self._most = 0
         self._serving: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     def init_process(self) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = settings.WEB_CONNECTIONS + SPARE_FILES
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            self._most = max(16, min(self._most, soft - SPARE_FILES, soft // 2))
+        most = most_connections()
+        # Beyond the usual ones there is room to read what is asked for: the bridge refuses what is
+        # neither for the admin nor a probe.
+        self._most = most + spare_of(most)
         sys.setswitchinterval(SWITCH_SECONDS)
         super().init_process()
 
+    def owe(self, connection: Connection) -> None:
+        if connection not in self.owing:
+            self.owing[connection] = None
+            self._owed_by[connection.peer] += 1
+
+    def settle(self, connection: Connection) -> None:
+        """It owes nothing, or nothing is waited for any longer."""
+        if connection in self.owing:
+            del self.owing[connection]
+            self._owed_by[connection.peer] -= 1
+            if not self._owed_by[connection.peer]:
+                del self._owed_by[connection.peer]
+
     def make_room(self, newest: Connection) -> None:
-        """Close the connection that has owed for the longest where there are too many.
+        """Close a connection where there are too many: of the peer that most connections owe a
+        request of, the one that has for the longest.
 
         Whoever sends his request at once is served, however many do not.
         """
         if self.nr_conns <= self._most:
             return
-        oldest = next(iter(self.owing))
-        if oldest is newest:
-            newest.refuse()
+        peer = max(self._owed_by, key=self._owed_by.__getitem__)
+        oldest = next(each for each in self.owing if each.peer == peer)
+        if len(self.ending) > self._owed_by[peer]:
+            next(iter(self.ending)).abort()
+        elif oldest is newest or (not oldest.has_begun and is_readable(oldest.fd)):
+            # Its request may be here, and was not looked at yet.
+            oldest.refuse()
         else:
             oldest.give_up(_LATE)
 

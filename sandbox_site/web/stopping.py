@@ -107,7 +107,7 @@ class Stopping:
         oldest = time.monotonic() - QUIET_SECONDS
         for connection in list(self._worker.owing):
             since = max(connection.owing_since, self._began)
-            if not connection.has_begun and since <= oldest and not _is_readable(connection.fd):
+            if not connection.has_begun and since <= oldest and not is_readable(connection.fd):
                 connection.give_up()
         return not self._worker.owing
 
@@ -119,7 +119,7 @@ class Stopping:
                 turn_away(listener)
             await self._until(lambda: False, HANDSHAKE_SECONDS)
             end = time.monotonic() + ACCEPT_SECONDS
-            while time.monotonic() < end and any(_is_readable(each.fileno()) for each in listeners):
+            while time.monotonic() < end and any(is_readable(each.fileno()) for each in listeners):
                 await asyncio.sleep(0)
         for server in self._worker.servers:
             server.close()
@@ -137,7 +137,8 @@ def _end_all() -> None:
     ongoing.end_all(draining.ENDING_SECONDS / 2)
 
 
-def _is_readable(fd: int) -> bool:
+def is_readable(fd: int) -> bool:
+    """Whether something has come that was not read yet."""
     if fd < 0:
         return False  # it was closed just now
     poll = select.poll()

@@ -22,13 +22,35 @@ class LaneFull(Exception):
     """So many requests wait in the lane that another is not taken."""
 
 
+class _Turns:
+    """Jobs by their owners, of whom each has one done in turn."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, deque[Job]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, job: Job, owner: str) -> None:
+        self._jobs.setdefault(owner, deque()).append(job)
+        self._count += 1
+
+    def popleft(self) -> Job:
+        owner, jobs = next(iter(self._jobs.items()))
+        del self._jobs[owner]
+        if len(jobs) > 1:
+            self._jobs[owner] = jobs
+        self._count -= 1
+        return jobs.popleft()
+
+
 class _Lane:
     def __init__(self, most: int) -> None:
         self.most = most
         self.busy = 0
-        # By their owners, who take turns: the first one is next.
-        self.begun: dict[str, deque[Job]] = {}
-        self.new: deque[Job] = deque()
+        self.begun = _Turns()
+        self.new = _Turns()
         self._in_a_row = 0
 
     def next(self) -> Job | None:
@@ -37,17 +59,9 @@ class _Lane:
         self.busy += 1
         if self.begun and not (self.new and self._in_a_row >= MOST_BEGUN_IN_A_ROW):
             self._in_a_row += 1
-            return self._next_begun()
+            return self.begun.popleft()
         self._in_a_row = 0
         return self.new.popleft()
-
-    def _next_begun(self) -> Job:
-        owner, jobs = next(iter(self.begun.items()))
-        del self.begun[owner]
-        job = jobs.popleft()
-        if jobs:
-            self.begun[owner] = jobs
-        return job
 
 
 class _Thread:
@@ -55,7 +69,7 @@ class _Thread:
         # Held while the thread sleeps: a bare lock is the cheapest way to wake one.
         self.asleep = threading.Lock()
         self.asleep.acquire()
-        self.task: tuple[_Lane, Job]
+        self.task: tuple[_Lane, Job] | None = None
 
 
 class HandlerThreads:
@@ -87,7 +101,8 @@ class HandlerThreads:
         """Have a thread do the job.
 
         What has begun already is never refused, and goes before what is new, up to
-        MOST_BEGUN_IN_A_ROW. Of what has begun each owner has one job done in turn. Raises LaneFull.
+        MOST_BEGUN_IN_A_ROW. Each owner has one job done in turn, of what is new and of what has
+        begun. Raises LaneFull.
         """
         lane = self._lanes[name]
         with self._lock:
@@ -99,17 +114,18 @@ class HandlerThreads:
                 thread = self._idle.pop()
                 thread.task = (lane, job)
             elif has_begun:
-                lane.begun.setdefault(owner, deque()).append(job)
+                lane.begun.append(job, owner)
                 return
             else:
-                lane.new.append(job)
+                lane.new.append(job, owner)
                 return
         thread.asleep.release()
 
     def _work(self, thread: _Thread) -> None:
         while True:
             thread.asleep.acquire()
-            task: tuple[_Lane, Job] | None = thread.task
+            # What a job leaves is not kept until there is another one.
+            task, thread.task = thread.task, None
             while task is not None:
                 lane, job = task
                 try:
