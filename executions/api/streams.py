@@ -216,8 +216,11 @@ class EventStream(StreamingHttpResponse):
         return line_of({"seq": self._after + 1, **said}, self._form)
 
     def cut_off(self) -> bytes:
-        """What is sent last, and that nothing more is, to one who has lost the right to it."""
-        if self._is_over:
+        """What is sent last, and that nothing more is, to one who has lost the right to it.
+
+        Nothing is put into the middle of a document.
+        """
+        if self._is_over or self._rest is not None:
             return b""
         return self.ending({"type": "error", "error": LOST_RIGHT})
 
