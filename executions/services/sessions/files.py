@@ -197,7 +197,7 @@ def removing(session: Session, path: str) -> Waits[bool]:
     return (
         yield from _changing(
             session,
-            lambda: at_once(lambda: changing.remove(session, path)),
+            lambda: _at_once_if_small(session, lambda: changing.remove(session, path)),
             lambda kept: kept.files.remove(path),
             _boolean,
         )
@@ -208,7 +208,7 @@ def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
     return (
         yield from _changing(
             session,
-            lambda: at_once(lambda: changing.move(session, source, target)),
+            lambda: _at_once_if_small(session, lambda: changing.move(session, source, target)),
             lambda kept: kept.files.move(source, target),
             _entry,
         )
@@ -242,6 +242,13 @@ def _changing(
         except changing.IsAwake:
             logger.info("session %s was woken: its sandbox is asked", session.pk)
     return (yield from done_in(session, live, check, changes_files=True, saves=saves))
+
+
+def _at_once_if_small(session: Session, change: Callable[[], T]) -> Waits[T]:
+    """A change of many rows takes its time: none of the threads that serve waits for it."""
+    if changing.may_be_large(session):
+        return (yield from changing.storing(session, change))
+    return change()
 
 
 def _saved(session: Session) -> Workspace | None:
