@@ -19,7 +19,7 @@ T = TypeVar("T")
 Row = TypeVar("Row", bound=Model)
 
 # Of one transaction: the most rows, and the seconds after which it writes no more of them.
-MOST_ROWS = 250
+MOST_ROWS = 500
 MOST_SECONDS = 0.025
 # Rows of one statement. Between two statements it is seen how long the transaction took.
 STATEMENT_ROWS = 50
@@ -28,8 +28,13 @@ _LEAST_PAUSE_SECONDS = 0.01
 _MOST_PAUSE_SECONDS = 0.25
 
 
-def in_batches(items: Iterable[T], write: Callable[[Sequence[T]], object]) -> None:
-    """Have `write` called with all items, STATEMENT_ROWS at a time, in short transactions.
+def in_batches(
+    items: Iterable[T],
+    write: Callable[[Sequence[T]], object],
+    *,
+    statement_rows: int = STATEMENT_ROWS,
+) -> None:
+    """Have `write` called with all items, so many at a time, in short transactions.
 
     `write` takes one statement or two. `items` are read between the transactions. What `write`
     raises ends it; the batches before are written.
@@ -41,8 +46,8 @@ def in_batches(items: Iterable[T], write: Callable[[Sequence[T]], object]) -> No
                 began = time.monotonic()
                 written = 0
                 while written < len(batch) and time.monotonic() - began < MOST_SECONDS:
-                    write(batch[written : written + STATEMENT_ROWS])
-                    written += STATEMENT_ROWS
+                    write(batch[written : written + statement_rows])
+                    written += statement_rows
             batch = batch[written:]
             let_others_write(time.monotonic() - began)
 

@@ -22,8 +22,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import Blob, Session, Tenant, Workspace
-from executions.services import ongoing
-from executions.services.batches import MOST_ROWS
+from executions.services import batches, ongoing
 from executions.services.sessions.errors import Conflict, tenant_of
 from executions.services.waiting import Waits
 from executions.services.workspaces import blobs, quota, threads
@@ -196,7 +195,7 @@ def stored(
 
 def may_be_large(session: Session) -> bool:
     """Whether a change may write more of the session's rows than go into one transaction."""
-    return Workspace.objects.filter(session=session.pk, files__gt=MOST_ROWS // 2).exists()
+    return Workspace.objects.filter(session=session.pk, files__gt=batches.MOST_ROWS // 2).exists()
 
 
 def storing(session: Session, change: Callable[[], T]) -> Waits[T]:

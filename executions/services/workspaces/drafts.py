@@ -29,8 +29,14 @@ logger = logging.getLogger(__name__)
 GRACE = timedelta(hours=1)
 _AT_ONCE = 20
 
+# Rows of one statement: they are short.
+_STATEMENT_ROWS = 125
 _TABLE = WorkspaceFile._meta.db_table
 _COLUMNS = "key, path, type, blob_id, size, mode, modified, target"
+_ADD = (
+    f"INSERT INTO {_TABLE} (workspace_id, {_COLUMNS})"  # noqa: S608
+    f" VALUES (%s{', %s' * len(_COLUMNS.split(','))})"
+)
 _COPY = (
     f"INSERT INTO {_TABLE} (workspace_id, {_COLUMNS})"  # noqa: S608
     f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s AND key IN ({{}})"
@@ -76,15 +82,27 @@ def copy(source: Workspace, target: Workspace, *, but: Collection[str] = ()) -> 
         with connection.cursor() as cursor:
             cursor.execute(_COPY.format(", ".join(["%s"] * len(keys))), [*places, *keys])
 
-    in_batches((key for key in keys_of(source.rows.all(), "key") if key not in but), write)
+    left = (key for key in keys_of(source.rows.all(), "key") if key not in but)
+    in_batches(left, write, statement_rows=_STATEMENT_ROWS)
 
 
 def add(target: Workspace, rows: Iterable[WorkspaceFile]) -> None:
     """Write rows that are to be the draft's. Raises IntegrityError for a blob that is gone."""
-    listed = blobs.by_number(rows)
-    for row in listed:
-        row.workspace = target
-    in_batches(listed, WorkspaceFile.objects.bulk_create)
+    place = Workspace._meta.pk.get_db_prep_value(target.pk, connection)
+    # Made before, so that the transactions are short: no model is made into SQL within them.
+    values = [
+        (
+            *(place, row.key, row.path, row.type, row.blob_id),
+            *(row.size, row.mode, row.modified, row.target),
+        )
+        for row in blobs.by_number(rows)
+    ]
+
+    def write(some: Sequence[tuple[Any, ...]]) -> None:
+        with connection.cursor() as cursor:
+            cursor.executemany(_ADD, some)
+
+    in_batches(values, write, statement_rows=_STATEMENT_ROWS)
 
 
 def put_in_place(old: Workspace, new: Workspace, **values: Any) -> None:
@@ -138,7 +156,8 @@ def discard(pk: Any) -> set[int]:
         # Nothing refers to them that the collecting of what refers to them could find.
         rows._raw_delete(rows.db)
 
-    in_batches(keys_of(WorkspaceFile.objects.filter(workspace=pk), "key"), delete)
+    left = keys_of(WorkspaceFile.objects.filter(workspace=pk), "key")
+    in_batches(left, delete, statement_rows=_STATEMENT_ROWS)
     Workspace.objects.filter(pk=pk, session=None).delete()
     return named
 

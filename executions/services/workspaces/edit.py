@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from executions.models import Blob, Workspace, WorkspaceFile
-from executions.services.batches import MOST_ROWS
+from executions.services import batches
 from executions.services.workspaces import drafts, quota
 from executions.services.workspaces.blobs import by_number
 from executions.services.workspaces.paths import from_text, key_of, to_text
@@ -114,7 +114,7 @@ class Edit(Tree):
     @property
     def is_large(self) -> bool:
         """Whether it writes more rows than a transaction may."""
-        return len(self._removed()) + len(self._written()) > MOST_ROWS
+        return len(self._removed()) + len(self._written()) > batches.MOST_ROWS
 
     def is_current(self) -> bool:
         """Whether the workspace is still what it was when its row was read."""

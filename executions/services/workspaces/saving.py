@@ -20,7 +20,7 @@ from django.db.models import F
 from django.db.models.functions import Length, Now
 
 from executions.models import Execution, Session, Tenant, Workspace, WorkspaceFile
-from executions.services.batches import MOST_ROWS
+from executions.services import batches
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs, drafts, quota, tar
@@ -311,7 +311,7 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     )
     if claim.complete:
         removed = _paths_of(workspace, gone)
-    if len(look.rows) + len(gone) > MOST_ROWS:
+    if len(look.rows) + len(gone) > batches.MOST_ROWS:
         unnamed = _replace(look, gone, values)
     else:
         with transaction.atomic():

@@ -15,8 +15,7 @@ from uuid import UUID
 from django.db import transaction
 
 from executions.models import Session, Snapshot, Tenant, Workspace
-from executions.services import ongoing
-from executions.services.batches import MOST_ROWS
+from executions.services import batches, ongoing
 from executions.services.declared import declared
 from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row
@@ -192,7 +191,7 @@ def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
 def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> Waits[T]:
     """What a copy returns. One of many rows takes its time: none of the threads that serve waits
     for it."""
-    if source is not None and source.files > MOST_ROWS:
+    if source is not None and source.files > batches.MOST_ROWS:
         return (yield from storing(session, copy))
     return copy()
 
