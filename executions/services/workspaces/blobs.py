@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 GRACE = timedelta(hours=1)
 PIECE_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 1024 * 1024
-_AT_ONCE = 500
+_AT_ONCE = 200
 _TRIES = 3
 # After so many failures in a row storage is taken to be away.
 _AWAY_AFTER = 3
