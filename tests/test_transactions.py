@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axes.models import AccessAttempt
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import Client, RequestFactory
+from django.urls import reverse
 from django.utils import timezone
 
 from executions import tasks
@@ -25,15 +31,18 @@ from executions.models import (
     LooseFile,
     Process,
     RunSignal,
+    Schedule,
     Session,
     Snapshot,
     StoredTotal,
     ToolCall,
     WebhookDelivery,
+    WebhookSecret,
     Workspace,
     WorkspaceFile,
 )
 from executions.services import batches, schedules
+from executions.services.keys import create_api_key
 from executions.services.sessions import followers
 from executions.services.workspaces import blobs, drafts, saving, snapshots, threads
 from tests import kept_here
@@ -456,3 +465,72 @@ def test_a_snapshot_whose_files_change_meanwhile_is_copied_anew(
     answer = alice.client.post(f"{url}/snapshot", {})
     assert (answer.status_code, answer.json()["files"]) == (201, LITTLE + 2)
     assert StoredTotal.objects.get().files == 2 * (LITTLE + 2) == WorkspaceFile.objects.count()
+
+
+def selected(model: str, action: str) -> Callable[[Client], Act]:
+    """An action of the admin over all rows of a model, as "select all" has it."""
+
+    def prepared(client: Client) -> Act:
+        found = apps.get_model(model)
+        url = reverse(f"admin:{found._meta.app_label}_{found._meta.model_name}_changelist")
+        first = found._default_manager.order_by("pk").first()
+        assert first is not None
+        body = {"action": action, "_selected_action": first.pk, "select_across": "1", "index": "0"}
+        return lambda: client.post(url, body | {"post": "yes"})
+
+    return prepared
+
+
+ACTIONS = {
+    ("executions.Alert", "acknowledge_alerts"),
+    ("executions.ApiKey", "revoke_keys"),
+    ("executions.Schedule", "pause_schedules"),
+    ("executions.WebhookSecret", "retire_secrets"),
+    ("executions.WebhookDelivery", "send_again"),
+    ("axes.AccessAttempt", "delete_selected"),
+}
+# Of configurations and accounts, which administrators make one by one.
+FEW_ACTIONS = {"compare_selected", "activate_selected", "reset_authenticator", "delete_selected"}
+# Of another package: one statement that removes what is old of one narrow table.
+OF_OTHERS = {"cleanup_expired_attempts"}
+
+
+def test_every_action_of_the_admin_is_here(rf: RequestFactory, admin_user: User) -> None:
+    request = rf.get("/")
+    request.user = admin_user
+    found = {
+        (model._meta.label, name)
+        for model, shown in admin.site._registry.items()
+        for name in shown.get_actions(request)
+    }
+    assert found >= ACTIONS
+    assert {name for _, name in found - ACTIONS} <= FEW_ACTIONS | OF_OTHERS
+
+
+@pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize(("model", "action"), sorted(ACTIONS), ids=lambda each: each)
+def test_no_transaction_of_an_action_grows_with_what_is_selected(
+    model: str, action: str, alice: Caller, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, tenant = timezone.now(), alice.tenant
+    found = []
+    for size in (LITTLE, MUCH):
+        old_rows(alice, size)
+        for number in range(size):
+            create_api_key(tenant, f"{size} {number}")
+        Schedule.objects.bulk_create(
+            Schedule(tenant=tenant, name=f"{size} {n}", cron="* * * * *", request={}, next_at=now)
+            for n in range(size)
+        )
+        WebhookSecret.objects.bulk_create(
+            WebhookSecret(tenant=tenant, secret="whsec_") for _ in range(size)
+        )
+        AccessAttempt.objects.bulk_create(
+            AccessAttempt(username=f"{size} {n}", ip_address="192.0.2.1", failures_since_start=1)
+            for n in range(size)
+        )
+        most, _, answer = largest(monkeypatch, selected(model, action)(admin_client))
+        assert answer.status_code == 302, answer.content
+        found.append(most)
+    little, much = found
+    assert 0 < much.rows <= max(little.rows, BATCH) + OTHERS, much

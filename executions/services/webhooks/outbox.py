@@ -105,7 +105,7 @@ def catch_up() -> int:
     missed = list(ended.order_by("pk").values_list("pk", flat=True)[:_AT_ONCE])
     due = 0
 
-    def have_told(pks: Sequence[int]) -> None:
+    def have_told(pks: Sequence[UUID]) -> None:
         nonlocal due
         rows = WebhookDelivery.objects.filter(pk__in=pks, state=State.WAITING)
         due += rows.update(**_due_now())
