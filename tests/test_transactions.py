@@ -44,7 +44,7 @@ from executions.models import (
 from executions.services import batches, schedules
 from executions.services.keys import create_api_key
 from executions.services.sessions import followers
-from executions.services.workspaces import blobs, drafts, saving, snapshots, threads
+from executions.services.workspaces import blobs, drafts, saving, threads
 from tests import kept_here
 from tests.conftest import Caller
 from tests.saved_files import filled, packed, sleeping, stored
@@ -433,7 +433,8 @@ def test_of_two_large_changes_at_once_none_undoes_the_other(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = sleeping(alice, MUCH)
-    url, real, others = f"{URL}/{session.pk}/files", drafts.add, []
+    url, real = f"{URL}/{session.pk}/files", drafts.add
+    others: list[int] = []
 
     def add(*given: Any) -> None:
         real(*given)
@@ -453,7 +454,8 @@ def test_a_snapshot_whose_files_change_meanwhile_is_copied_anew(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = sleeping(alice, LITTLE)
-    url, real, others = f"{URL}/{session.pk}", drafts.copy, []
+    url, real = f"{URL}/{session.pk}", drafts.copy
+    others: list[int] = []
 
     def copy(*given: Any, **values: Any) -> None:
         real(*given, **values)
@@ -461,7 +463,7 @@ def test_a_snapshot_whose_files_change_meanwhile_is_copied_anew(
             others.append(1)
             others.append(alice.client.post(f"{url}/files/mkdir", {"path": "new"}).status_code)
 
-    monkeypatch.setattr(snapshots.drafts, "copy", copy)
+    monkeypatch.setattr(drafts, "copy", copy)
     answer = alice.client.post(f"{url}/snapshot", {})
     assert (answer.status_code, answer.json()["files"]) == (201, LITTLE + 2)
     assert StoredTotal.objects.get().files == 2 * (LITTLE + 2) == WorkspaceFile.objects.count()
