@@ -7,11 +7,13 @@ import tarfile
 from typing import Any
 
 from django.db.models import Sum
+from django.utils import timezone
 
 from executions.models import (
     Blob,
     LedgerEntry,
     LooseFile,
+    Session,
     StoredTotal,
     Tenant,
     Workspace,
@@ -19,7 +21,7 @@ from executions.models import (
 )
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs, links, threads
-from executions.services.workspaces.paths import from_text
+from executions.services.workspaces.paths import from_text, key_of
 from tests import kept_here
 from tests.conftest import Caller
 from tests.sessions import URL, aged, cell, opened, row
@@ -117,3 +119,40 @@ def packed(*members: tuple[str, bytes | None, str]) -> bytes:
 def actions(session: dict[str, Any]) -> list[str]:
     entries = LedgerEntry.objects.filter(kind="session").order_by("pk")
     return [e.stated["action"] for e in entries if e.stated["row"] == session["id"]]
+
+
+def filled(workspace: Workspace, size: int) -> None:
+    """Give a workspace a folder `d` of so many files, and have them counted."""
+    tenant = workspace.tenant
+    (blob,) = stored(tenant, b"x")
+    facts: dict[str, Any] = {"workspace": workspace, "mode": 0o644, "modified": 1.0}
+    rows = [WorkspaceFile(key=key_of("d"), path="d", type="directory", **facts)]
+    rows += [
+        WorkspaceFile(key=key_of(path), path=path, type="file", blob=blob, size=1, **facts)
+        for path in (f"d/{number}" for number in range(size))
+    ]
+    WorkspaceFile.objects.bulk_create(rows)
+    names = sum(row.names for row in rows)
+    counts = {"files": len(rows), "names": names}
+    Workspace.objects.filter(pk=workspace.pk).update(bytes=size, saved_at=timezone.now(), **counts)
+    total = StoredTotal.objects.get(tenant=tenant)
+    StoredTotal.objects.filter(pk=total.pk).update(
+        files=total.files + len(rows), names=total.names + names
+    )
+
+
+def sleeping(caller: Caller, size: int, **facts: Any) -> Session:
+    """A session that sleeps with such a folder, without having run anything."""
+    session = Session.objects.create(
+        tenant=caller.tenant,
+        tenant_slug=caller.tenant.slug,
+        api_key=caller.api_key,
+        provider="kept_here",
+        language="python",
+        contexts=[{"id": "default", "language": "python", "cwd": ""}],
+        idle_seconds=600,
+        max_seconds=100_000,
+        **{"state": Session.State.ASLEEP, **facts},
+    )
+    filled(Workspace.objects.create(tenant=caller.tenant, session=session), size)
+    return session

@@ -15,7 +15,7 @@ from django.db import connection, transaction
 
 from executions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
 from executions.services.ledger.entering import enter_row
-from executions.services.workspaces import blobs, saving, snapshots
+from executions.services.workspaces import blobs, drafts, saving, snapshots
 from executions.services.workspaces.edit import Edit
 from tests.conftest import Caller
 from tests.saved_files import stored
@@ -102,8 +102,7 @@ def change_asleep(workspace: Workspace, named: list[Blob]) -> None:
 
 def copy_rows(workspace: Workspace, named: list[Blob]) -> None:
     target = Workspace.objects.create(tenant=workspace.tenant)
-    with transaction.atomic():
-        snapshots._copied(workspace, target)
+    drafts.copy(workspace, target)
 
 
 @pytest.mark.parametrize(

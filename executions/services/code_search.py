@@ -7,7 +7,6 @@ looked for without a lock; each transaction writes a few programs, so that nobod
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from django.utils import timezone
 
 from executions.ids import first_uuid7, time_of
 from executions.models import CodeSearchProgress, CodeText, Execution
+from executions.services.batches import let_others_write
 
 SHORTEST = 3
 # Programs a search looks through the executions of, the newest ones first.
@@ -38,8 +38,6 @@ _STEPS = 2_000
 # Of one transaction, or a single program. 20,000 characters took 8 ms of processor time at most,
 # in an index of 10,000 programs.
 _WRITTEN_CHARACTERS = 20_000
-# SQLite: between two transactions, because whoever waits for the lock looks for it now and then.
-_PAUSE_SECONDS = 0.01
 # Pages of the index that are merged in one transaction.
 _MERGED_PAGES = 64
 # A row may be committed a little after its id was made.
@@ -100,7 +98,7 @@ def index_new_code() -> int:
         if step is None:
             break
         added += _take(step)
-        _let_others_write()
+        let_others_write()
     _merge_index()
     return added
 
@@ -177,9 +175,4 @@ def _merge_index() -> None:
             # As SQLite documents it: a difference below two is nothing left to merge.
             if cursor.fetchone()[0] - before < 2:
                 return
-            _let_others_write()
-
-
-def _let_others_write() -> None:
-    if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        time.sleep(_PAUSE_SECONDS)
+            let_others_write()

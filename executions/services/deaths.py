@@ -26,6 +26,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from executions.models import Execution, Process, Session
+from executions.services.batches import delete_in_batches
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import kept_ids
 from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, LOOK_SECONDS, clock
@@ -218,4 +219,4 @@ def forget_ended() -> int:
     """Remove the rows of processes that ended long ago. How many."""
     left = Execution.objects.filter(process_id=OuterRef("pk"), finished_at=None)
     ended = Process.objects.filter(ended_at__lt=Now() - KEPT).exclude(Exists(left))
-    return ended.delete()[1].get(Process._meta.label, 0)
+    return delete_in_batches(ended)

@@ -22,6 +22,7 @@ from django.db.models import Max, Q
 from django.db.models.functions import Now
 
 from executions.models import ExecutionEvent
+from executions.services.batches import delete_in_batches
 from executions.services.live import Entry, EventLog
 from executions.text import from_json
 
@@ -108,7 +109,7 @@ def are_kept(execution_id: UUID) -> bool:
 def forget_old() -> int:
     """Remove those of executions that ended long enough ago. How many rows."""
     old = ExecutionEvent.objects.filter(execution__finished_at__lt=Now() - KEPT)
-    return old.delete()[0]
+    return delete_in_batches(old)
 
 
 def follow(log: EventLog) -> None:

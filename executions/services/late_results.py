@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from executions.models import Artifact, Execution, LateResult
+from executions.services.batches import keys_of, let_others_write
 from executions.services.holds import held_of
 from executions.services.ledger.sealing import artifact_content
 from executions.services.record import used_ms
@@ -81,7 +82,11 @@ def erase_late_results(
     ).exclude(**dict.fromkeys(_BODIES, ""))
     due = due.exclude(execution__in=but_of)
     erased = 0
-    for late in due.iterator():
+    # A page at a time: while something is being read, nothing else can be written here.
+    for pk in keys_of(due):
+        late = due.filter(pk=pk).first()
+        if late is None:
+            continue
         # What was put on hold since this began.
         held = held_of(tenant_slug)
         if held.everything or late.execution_id in held.executions:
@@ -90,4 +95,5 @@ def erase_late_results(
             setattr(late, name, "")
         late.save(update_fields=_BODIES)
         erased += 1
+        let_others_write()
     return erased

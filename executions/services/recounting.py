@@ -21,6 +21,7 @@ from executions.models import (
     ExecutionLatency,
     ExecutionTenantCount,
 )
+from executions.services.batches import let_others_write
 from executions.services.one_moment import one_moment
 from executions.services.retention import records_erased_until
 from executions.services.statistics import ADD, HAS_COST, KEYS, bucket_of, hour_of
@@ -61,6 +62,7 @@ def recount() -> int:
             with transaction.atomic():
                 for correction in corrections[start : start + _CORRECTED]:
                     correction.apply()
+            let_others_write()
         _tell_priced(counts[ExecutionCount], since)
     return counted
 

@@ -21,7 +21,16 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from executions.ids import first_uuid7
-from executions.models import Approval, Artifact, Execution, LedgerEntry, Tenant, ToolCall
+from executions.models import (
+    Approval,
+    Artifact,
+    Execution,
+    ExecutionEvent,
+    LedgerEntry,
+    Tenant,
+    ToolCall,
+)
+from executions.services.batches import delete_in_batches, let_others_write
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results
@@ -171,6 +180,7 @@ def _erase_batch(erasure: Erasure, batch: list[Execution]) -> list[Execution]:
             few = [execution for execution in few if _erase_artifacts(execution)]
         if erasure.data != "artifacts":
             _erase_rows(erasure.data, few)
+            let_others_write()
         erased += few
     return erased
 
@@ -179,18 +189,31 @@ def _erase_rows(data: str, few: list[Execution]) -> None:
     """Empty these texts of them, or remove them; what the ledger says of them stays."""
     ids = [execution.pk for execution in few]
     rows = Execution.objects.filter(pk__in=ids)
+    if data == "records":
+        _remove_records(few)
+        return
     with transaction.atomic():
-        if data in ("code", "records"):
+        if data == "code":
             forget_code({execution.code_hash for execution in few}, but_of=ids)
-        if data == "records":
-            rows.delete()
-            return
         rows.update(**dict.fromkeys(_TEXTS[data], ""))
         if data == "output":
             ToolCall.objects.filter(execution__in=ids).update(arguments="", answer="")
         if data == "code":
             # They name what a policy found, in the code's own words.
             Approval.objects.filter(execution__in=ids).update(findings=[])
+
+
+def _remove_records(few: list[Execution]) -> None:
+    """One in each transaction, with what belongs to it. Its program leaves the index before, as
+    that takes its time; its events too, which are no part of the record.
+    """
+    ids = [execution.pk for execution in few]
+    delete_in_batches(ExecutionEvent.objects.filter(execution__in=ids))
+    for execution in few:
+        forget_code({execution.code_hash}, but_of=ids)
+        let_others_write()
+        Execution.objects.filter(pk=execution.pk).delete()
+        let_others_write()
 
 
 def _erase_artifacts(execution: Execution) -> bool:

@@ -8,6 +8,7 @@ from django.db.models import Exists, OuterRef
 
 from executions.models import Execution, RunSignal
 from executions.services import kept_events, ongoing
+from executions.services.batches import delete_in_batches
 from executions.services.sessions import followers
 
 
@@ -58,4 +59,4 @@ def forget_ended() -> int:
     """Remove the signals of executions that have ended. How many."""
     still_open = Execution.objects.filter(pk=OuterRef("execution_id"), finished_at=None)
     old = RunSignal.objects.exclude(Exists(still_open))
-    return old.delete()[0]
+    return delete_in_batches(old)

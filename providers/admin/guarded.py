@@ -64,9 +64,22 @@ class GuardedAdmin(SaysWhatHappens, _Admin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
+        if self._is_beyond_a_page(request):
+            messages.error(
+                request,
+                "Nothing was done. All of it would be one transaction, which others wait for: "
+                f"select at most one page of {self.list_per_page}.",
+            )
+            return self._back()
         view = super().changelist_view
         answer: HttpResponse = self.guarded_view(request, lambda: view(request, extra_context))
         return answer
+
+    def _is_beyond_a_page(self, request: HttpRequest) -> bool:
+        """Whether an action is asked for over more rows than a page has."""
+        if request.method != "POST" or request.POST.get("select_across", "0") == "0":
+            return False
+        return self.get_queryset(request).count() > self.list_per_page
 
     def guarded_view(self, request: HttpRequest, view: Callable[[], Any]) -> Any:
         """Answer as `view` does, unless what it did has to wait for a second person."""

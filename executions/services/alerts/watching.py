@@ -12,6 +12,7 @@ from executions.models import Alert, Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
 from executions.services.alerts.sending import WAYS, send_in_background
+from executions.services.batches import delete_in_batches
 from executions.services.ledger import append
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ def watch(now: datetime | None = None) -> int:
         except Exception:
             # It stays open until its end can be entered.
             logger.exception("the alert %s could not be resolved", alert)
-    Alert.objects.filter(state=Alert.State.RESOLVED, resolved_at__lt=moment - KEPT).delete()
+    delete_in_batches(
+        Alert.objects.filter(state=Alert.State.RESOLVED, resolved_at__lt=moment - KEPT)
+    )
     return opened
 
 

@@ -52,8 +52,11 @@ def listing(
 ) -> Waits[tuple[list[FileEntry], str]]:
     """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all."""
     if session.state == Session.State.ASLEEP:
-        page, more = browsing.listing(
-            _saved(session), wanted.path, wanted.depth, wanted.after, MOST_LISTED
+        page, more = _read_saved(
+            session,
+            lambda saved: browsing.listing(
+                saved, wanted.path, wanted.depth, wanted.after, MOST_LISTED
+            ),
         )
         return page, to_text(page[-1].path) if more else ""
     found: Sequence[FileEntry] = yield from done_in(
@@ -72,7 +75,7 @@ def listing(
 def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
     """What stands under a path, a link itself where it is one; None where there is nothing."""
     if session.state == Session.State.ASLEEP:
-        return browsing.stat(_saved(session), path)
+        return _read_saved(session, lambda saved: browsing.stat(saved, path))
     return (
         yield from done_in(
             session,
@@ -135,7 +138,7 @@ def range_of(header: str, size: int) -> tuple[int, int] | None:
 def read(session: Session, path: str, offset: int, length: int | None) -> Iterator[bytes]:
     """A file's bytes. An empty piece stands for none yet, so that nobody has to wait for it."""
     if session.state == Session.State.ASLEEP:
-        blob = browsing.blob_at(_saved(session), path)
+        blob = _read_saved(session, lambda saved: browsing.blob_at(saved, path))
         return _pieces(session, lambda _: browsing.read(blob, offset, length))
     return _pieces(session, _lent(session, lambda kept: kept.files.read(path, offset, length)))
 
@@ -143,7 +146,7 @@ def read(session: Session, path: str, offset: int, length: int | None) -> Iterat
 def read_archive(session: Session, path: str) -> Iterator[bytes]:
     """A folder as tar, in the same way."""
     if session.state == Session.State.ASLEEP:
-        archive = browsing.archive(_saved(session), path)
+        archive = _read_saved(session, lambda saved: browsing.archive(saved, path))
         return _pieces(session, lambda _: archive)
     return _pieces(session, _lent(session, lambda kept: kept.files.read_archive(path)))
 
@@ -197,7 +200,7 @@ def removing(session: Session, path: str) -> Waits[bool]:
     return (
         yield from _changing(
             session,
-            lambda: at_once(lambda: changing.remove(session, path)),
+            lambda: _at_once_if_small(session, lambda: changing.remove(session, path)),
             lambda kept: kept.files.remove(path),
             _boolean,
         )
@@ -208,7 +211,7 @@ def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
     return (
         yield from _changing(
             session,
-            lambda: at_once(lambda: changing.move(session, source, target)),
+            lambda: _at_once_if_small(session, lambda: changing.move(session, source, target)),
             lambda kept: kept.files.move(source, target),
             _entry,
         )
@@ -244,8 +247,16 @@ def _changing(
     return (yield from done_in(session, live, check, changes_files=True, saves=saves))
 
 
-def _saved(session: Session) -> Workspace | None:
-    return Workspace.objects.filter(session=session.pk).first()
+def _at_once_if_small(session: Session, change: Callable[[], T]) -> Waits[T]:
+    """A change of many rows takes its time: none of the threads that serve waits for it."""
+    if changing.may_be_large(session):
+        return (yield from changing.storing(session, change))
+    return change()
+
+
+def _read_saved(session: Session, look: Callable[[Workspace | None], T]) -> T:
+    """What `look` finds in what is saved of the session."""
+    return browsing.read_whole(lambda: Workspace.objects.filter(session=session.pk).first(), look)
 
 
 def _lent(

@@ -40,7 +40,7 @@ from executions.services.spending import refuse_over_budget
 from executions.services.waiting import Waits
 from executions.services.workspaces.inheriting import inherit, kept_session
 from executions.services.workspaces.restoring import Restored
-from executions.services.workspaces.snapshots import begin_with, snapshot_of
+from executions.services.workspaces.snapshots import beginning_with, snapshot_of
 from executions.services.workspaces.waking import furnished
 from executions.text import storable
 from providers.base import KEPT
@@ -90,7 +90,10 @@ def opening(
         steps = yield from _without_network(steps)
     session = yield from _reserve(request, caller, beside)
     try:
-        members = begin_with(session, snapshot) if snapshot else inherit(session, former)
+        if snapshot:
+            members = yield from beginning_with(session, snapshot)
+        else:
+            members = inherit(session, former)
         yield from _place(session, caller.tenant, request, steps, members, held)
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"

@@ -27,7 +27,7 @@ from executions.services.sessions.ending import (
 )
 from executions.services.sessions.place import LEASE_SECONDS, asked
 from executions.services.waiting import wait_for
-from executions.services.workspaces import threads
+from executions.services.workspaces import drafts, threads
 from executions.services.workspaces.background import save_soon
 from executions.services.workspaces.cleaning import clean_ended
 from executions.services.workspaces.sleeping import TIRED, put_to_sleep
@@ -64,6 +64,7 @@ def tend() -> int:
     save_left()
     rest_unused()
     clean_ended()
+    drafts.collect()
     return ended
 
 

@@ -8,7 +8,7 @@ Times are the database's: a host whose clock is ahead takes nothing that another
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
 from executions.models import Execution, Tenant, WebhookDelivery
+from executions.services.batches import delete_in_batches, in_batches
 from executions.services.database_clock import NOW
 from executions.services.declared import refuse
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
@@ -102,14 +103,22 @@ def catch_up() -> int:
         state=State.WAITING, execution__finished_at__isnull=False
     )
     missed = list(ended.order_by("pk").values_list("pk", flat=True)[:_AT_ONCE])
-    return WebhookDelivery.objects.filter(pk__in=missed, state=State.WAITING).update(**_due_now())
+    due = 0
+
+    def have_told(pks: Sequence[UUID]) -> None:
+        nonlocal due
+        rows = WebhookDelivery.objects.filter(pk__in=pks, state=State.WAITING)
+        due += rows.update(**_due_now())
+
+    in_batches(missed, have_told)
+    return due
 
 
 def forget_old() -> int:
     """Remove what was over long ago. How many."""
     old = WebhookDelivery.objects.filter(ended_at__lt=Now() - KEPT)
     ids = list(old.order_by("ended_at").values_list("pk", flat=True)[:_AT_ONCE])
-    return WebhookDelivery.objects.filter(pk__in=ids, ended_at__isnull=False).delete()[0]
+    return delete_in_batches(WebhookDelivery.objects.filter(pk__in=ids, ended_at__isnull=False))
 
 
 def claim(order: Callable[[list[str]], list[str]]) -> WebhookDelivery | None:

@@ -24,6 +24,7 @@ from django.db.models.functions import Greatest, Now
 from django.utils import timezone
 
 from executions.models import Blob, LooseFile, Tenant, WorkspaceFile
+from executions.services.batches import let_others_write
 from executions.services.disk import refuse_when_full
 from executions.services.workspaces import quota
 from executions.storage import WORKSPACES, kept
@@ -35,8 +36,12 @@ logger = logging.getLogger(__name__)
 GRACE = timedelta(hours=1)
 PIECE_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 1024 * 1024
-_AT_ONCE = 500
+# Of one transaction; and of loose files, each of which has one, in one call.
+_AT_ONCE = 200
+_COLLECTED = 500
 _TRIES = 3
+# So many short transactions follow one another at once; then others have their turn.
+_PAUSE_AFTER = 20
 # After so many failures in a row storage is taken to be away.
 _AWAY_AFTER = 3
 
@@ -157,7 +162,7 @@ def collect() -> int:
             break
         removed += _remove(dropped)
     due = LooseFile.objects.filter(due_at__lt=Now()).order_by("due_at", "pk")
-    return removed + _remove(list(due[:_AT_ONCE]))
+    return removed + _remove(list(due[:_COLLECTED]))
 
 
 def remove_unnamed(
@@ -319,7 +324,9 @@ def _dropped(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
 def _remove(loose: Sequence[LooseFile]) -> int:
     storage = kept(WORKSPACES)
     removed = failed = 0
-    for each in loose:
+    for number, each in enumerate(loose, 1):
+        if number % _PAUSE_AFTER == 0:
+            let_others_write()
         try:
             storage.delete(each.file)
         except OSError as error:

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
+from typing import TypeVar
 
 from executions.models import Blob, Workspace
 from executions.services.workspaces import blobs
 from executions.services.workspaces.paths import from_text
 from executions.services.workspaces.restoring import archive_of, to_restore
 from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
-from providers.errors import ProviderUnavailable
+from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.sandbox import FileEntry
+
+T = TypeVar("T")
+
+_LOOKS = 5
+
+
+def read_whole(find: Callable[[], Workspace | None], look: Callable[[Workspace | None], T]) -> T:
+    """What `look` finds in the workspace that `find` returns. It looks again where a change has put
+    another in its place meanwhile, whose rows are then removed. Raises what `look` does.
+    """
+    for _ in range(_LOOKS):
+        workspace = find()
+        try:
+            found = look(workspace)
+        except InvalidConfiguration:
+            if _is_same(workspace, find()):
+                raise
+            continue
+        if _is_same(workspace, find()):
+            return found
+    raise ProviderUnavailable("Others change the files all the time. Try again.", retry_after=1)
+
+
+def _is_same(one: Workspace | None, other: Workspace | None) -> bool:
+    return (one and one.pk) == (other and other.pk)
 
 
 def listing(

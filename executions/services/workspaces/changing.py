@@ -2,24 +2,27 @@
 
 What is changed is what the next sandbox gets. So a change counts only where the session sleeps,
 and nobody has begun to wake it, in the moment in which it is written down.
+
+What is to be changed is found out before, without a lock. It is begun anew where others changed the
+files meanwhile.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import copy_context
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.models import Blob, Session, Tenant, Workspace
-from executions.services import ongoing
+from executions.services import batches, ongoing
 from executions.services.sessions.errors import Conflict, tenant_of
 from executions.services.waiting import Waits
 from executions.services.workspaces import blobs, quota, threads
@@ -28,7 +31,7 @@ from executions.services.workspaces.paths import from_text
 from executions.services.workspaces.saving import workspace_of
 from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
 from executions.services.workspaces.waking import DEAD_AFTER
-from providers.errors import ProviderUnavailable
+from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import FileEntry
 from providers.waiting import within
@@ -44,24 +47,53 @@ class IsAwake(Exception):
     """The session does not sleep any more: its files are its sandbox's."""
 
 
-@contextmanager
-def editing(session: Session) -> Iterator[Edit]:
-    """A transaction in which the session sleeps. Raises IsAwake."""
-    with transaction.atomic():
-        # Whoever wakes it writes this row before he reads what is saved.
-        mine = Session.objects.filter(
-            Q(waking_since=None) | Q(waking_since__lt=timezone.now() - DEAD_AFTER),
-            pk=session.pk,
-            state=Session.State.ASLEEP,
-            tenant__isnull=False,
-        )
-        if not mine.update(used_at=Now(), waking_since=None, process=None):
+def edited(session: Session, change: Callable[[Edit], T]) -> T:
+    """What `change` returns of the saved files, which are then as it left them. It may be called
+    more than once. Raises IsAwake, and Conflict where others change the same files all the time.
+    """
+    moment: dict[str, Any] = {"version": F("version") + 1, "saved_at": Now()}
+    for number in range(_TRIES):
+        if not _sleeping(session).exists():
             raise IsAwake
-        workspace_of(session, tenant_of(session))
-        workspace = Workspace.objects.select_for_update().get(session=session.pk)
-        edit = Edit(workspace)
-        yield edit
-        edit.write_down(version=F("version") + 1, saved_at=Now())
+        edit = Edit(workspace_of(session, tenant_of(session)))
+        try:
+            found = change(edit)
+        except InvalidConfiguration:
+            if edit.is_current():
+                raise
+            continue
+        if edit.is_large:
+            if edit.replace(lambda: _hold(session), **moment):
+                return found
+            continue
+        with transaction.atomic():
+            _hold(session)
+            if number:
+                # Many change a little at the same time: each has its turn.
+                workspace = Workspace.objects.select_for_update().get(session=session.pk)
+                edit = Edit(workspace)
+                found = change(edit)
+            if not edit.is_large and edit.write_down(**moment):
+                return found
+    raise _overtaken()
+
+
+def _sleeping(session: Session) -> QuerySet[Session]:
+    """The session, if it sleeps and nobody wakes it."""
+    return Session.objects.filter(
+        Q(waking_since=None) | Q(waking_since__lt=timezone.now() - DEAD_AFTER),
+        pk=session.pk,
+        state=Session.State.ASLEEP,
+        tenant__isnull=False,
+    )
+
+
+def _hold(session: Session) -> None:
+    """Within a transaction in which it sleeps: whoever wakes it writes this row before he reads
+    what is saved. Raises IsAwake.
+    """
+    if not _sleeping(session).update(used_at=Now(), waking_since=None, process=None):
+        raise IsAwake
 
 
 def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
@@ -76,7 +108,8 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
         with taken.stream:
             quota.check_session(session.provider, 0, taken.size)
             blob = stored(tenant_of(session), [taken])[taken.sha256]
-        with editing(session) as edit:
+
+        def change(edit: Edit) -> FileEntry:
             edit.make(parts[:-1], "path")
             _refuse_other_than_file(edit, parts)
             former = edit.at("/".join(parts))
@@ -84,7 +117,9 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
             row = edit.put(
                 "/".join(parts), "file", blob=blob, mode=mode, modified=round(time.time(), 3)
             )
-        return entry_of(row)
+            return entry_of(row)
+
+        return edited(session, change)
 
     return while_blobs_are_there(put)
 
@@ -92,17 +127,21 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
 def make_directory(session: Session, path: str) -> bool:
     """Make a folder and those above it. False when it was there. Raises IsAwake."""
     parts = parts_of(path)
-    with editing(session) as edit:
+
+    def change(edit: Edit) -> bool:
         row = edit.at("/".join(parts)) if edit.reach(parts[:-1], "path") else None
         if row is not None and row.type != "directory":
             refuse("path", "Something else has this name.")
         return edit.make(parts, "path")
 
+    return edited(session, change)
+
 
 def remove(session: Session, path: str) -> bool:
     """Remove a file, or a folder and all in it. False when it was not there. Raises IsAwake."""
     parts = parts_of(path)
-    with editing(session) as edit:
+
+    def change(edit: Edit) -> bool:
         there = edit.reach(parts[:-1], "path")
         found = "/".join(parts)
         if not there or (edit.at(found) is None and not edit.is_folder(found)):
@@ -110,12 +149,15 @@ def remove(session: Session, path: str) -> bool:
         edit.drop(found)
         return True
 
+    return edited(session, change)
+
 
 def move(session: Session, source: str, target: str) -> FileEntry:
     """Rename. What was at `target` is replaced only where both are files. Raises IsAwake."""
     origin, goal = parts_of(source), parts_of(target, "target")
     old, new = "/".join(origin), "/".join(goal)
-    with editing(session) as edit:
+
+    def change(edit: Edit) -> FileEntry:
         moved = edit.at(old) if edit.reach(origin[:-1], "path") else None
         if moved is None:
             refuse_for(errno.ENOENT, "path")
@@ -138,6 +180,8 @@ def move(session: Session, source: str, target: str) -> FileEntry:
         edit.drop(old)
         return entry_of(edit.known(new))
 
+    return edited(session, change)
+
 
 def stored(
     tenant: Tenant, contents: Sequence[blobs.Content], *, spared: Collection[int] = ()
@@ -149,19 +193,27 @@ def stored(
         raise ProviderUnavailable("The storage of files does not take them now.") from error
 
 
+def may_be_large(session: Session) -> bool:
+    """Whether a change may write more of the session's rows than go into one transaction."""
+    return Workspace.objects.filter(session=session.pk, files__gt=batches.MOST_ROWS // 2).exists()
+
+
 def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
-    """What a change returns whose bytes go to storage, which may be slow. It has a thread of those
-    that are there for that, as its tenant has some of them, and none of those that serve.
+    """What a change returns that may be slow: its bytes go to storage, or its rows are many. It has
+    a thread of those that are there for that, as its tenant has some of them, and none of those
+    that serve.
 
     Raises what it does, and ProviderUnavailable where it takes too long; what has not begun by then
     does not begin.
     """
     is_given_up = Event()
+    # Who acts is entered in the ledger.
+    context = copy_context()
 
     def begin() -> T:
         if is_given_up.is_set():
             raise Conflict("Nobody waits for it any more.")
-        return change()
+        return context.run(change)
 
     awaited = within(STORING_SECONDS, threads.submit(object(), session.tenant_slug, begin))
     with ongoing.given_up_at_the_end(awaited):
@@ -183,7 +235,11 @@ def while_blobs_are_there(change: Callable[[], T]) -> T:
             return change()
         except IntegrityError:
             continue
-    raise Conflict("Others changed the same files. Try again.", retry_after=1)
+    raise _overtaken()
+
+
+def _overtaken() -> Conflict:
+    return Conflict("Others changed the same files. Try again.", retry_after=1)
 
 
 def _refuse_other_than_file(tree: Tree, parts: list[str]) -> None:

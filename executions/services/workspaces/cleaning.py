@@ -11,7 +11,7 @@ from django.db import transaction
 from executions.models import Session, Workspace
 from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row
-from executions.services.workspaces import blobs, quota
+from executions.services.workspaces import blobs, drafts
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,8 @@ _AT_ONCE = 200
 def clean(session_id: UUID) -> bool:
     """Remove what is saved of a session that has ended. Whether this call did.
 
-    The rows go at once; bytes that storage does not let go of now go later.
+    From the first transaction on nobody has it. Its rows go in those after it; bytes that storage
+    does not let go of now go later.
     """
     if not settings.DELETE_S3_ON_CLEANUP:
         return False
@@ -32,25 +33,13 @@ def clean(session_id: UUID) -> bool:
             return False
         if held_of(workspace.tenant.slug).everything:
             return False
-        files, named = drop(workspace)
+        # Before anything is entered in the ledger, which all wait for.
+        drafts.detach(workspace)
+        files = workspace.files
         enter_row(Session.objects.get(pk=session_id), "cleaned", {"files": files})
     logger.info("the %s saved files of session %s were removed", files, session_id)
-    blobs.remove_unnamed(workspace.tenant_id, named)
+    blobs.remove_unnamed(workspace.tenant_id, drafts.discard(workspace.pk))
     return True
-
-
-def drop(workspace: Workspace) -> tuple[int, set[int]]:
-    """Remove a workspace whose row the caller's transaction holds. How many rows it had, and the
-    blobs that they named, which `blobs.remove_unnamed` is to be asked to remove behind it.
-
-    Before anything is entered in the ledger, which all wait for.
-    """
-    named = set(workspace.rows.exclude(blob=None).values_list("blob", flat=True))
-    # Nothing refers to them that the collecting of what refers to them could find.
-    files = workspace.rows.all()._raw_delete(workspace.rows.db)
-    quota.reserve(workspace.tenant_id, files=-files, names=-workspace.names)
-    workspace.delete()
-    return files, named
 
 
 def clean_ended() -> int:

@@ -1,14 +1,21 @@
-"""Changes to the rows of a workspace: gathered first, counted, and then written down together."""
+"""Changes to the rows of a workspace: gathered first, counted, and then written down together.
+
+Few are written in one transaction. Many are written beside what is saved (`drafts`).
+"""
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from django.db import transaction
+from django.db.models import QuerySet
+
 from executions.models import Blob, Workspace, WorkspaceFile
-from executions.services.workspaces import quota
+from executions.services import batches
+from executions.services.workspaces import drafts, quota
 from executions.services.workspaces.blobs import by_number
 from executions.services.workspaces.paths import from_text, key_of, to_text
 from executions.services.workspaces.tree import AT_ONCE, Tree, refuse, refuse_for
@@ -16,7 +23,7 @@ from providers.sandbox import is_internal
 
 
 class Edit(Tree):
-    """A workspace as it will be. Its row is held by the transaction this is used in."""
+    """A workspace as it will be, from what it was when its row was read."""
 
     workspace: Workspace
 
@@ -104,26 +111,67 @@ class Edit(Tree):
             refuse_for(errno.ENOENT, "path")
         return row
 
-    def write_down(self, **values: Any) -> None:
-        """Raises QuotaExceeded; then nothing is written."""
-        removed = [row for path, row in self._former.items() if row is not None]
-        written = [row for row in self._changed.values() if row is not None]
-        size = sum(row.size for row in written) - sum(row.size for row in removed)
-        files, bytes_now = self.files - self.workspace.files, self.workspace.bytes + size
-        names = self.names - self.workspace.names
-        if files > 0 or size > 0 or names > 0:
-            session = self.workspace.session
-            provider = session.provider if session is not None else ""
-            quota.check_session(provider, self.files, bytes_now, self.names)
+    @property
+    def is_large(self) -> bool:
+        """Whether it writes more rows than a transaction may."""
+        return len(self._removed()) + len(self._written()) > batches.MOST_ROWS
+
+    def is_current(self) -> bool:
+        """Whether the workspace is still what it was when its row was read."""
+        return self._unchanged().exists()
+
+    def write_down(self, **values: Any) -> bool:
+        """Within a transaction: write it. False, and nothing is written, where others have changed
+        the workspace since it was read. Raises QuotaExceeded.
+        """
+        counts = self._counts()
+        if not self._unchanged().update(**counts, **values):
+            return False
+        files, names = self.files - self.workspace.files, self.names - self.workspace.names
         quota.reserve(self.workspace.tenant_id, files=files, names=names)
-        keys = [row.pk for row in removed]
+        keys = [row.pk for row in self._removed()]
         for start in range(0, len(keys), AT_ONCE):
             rows = WorkspaceFile.objects.filter(pk__in=keys[start : start + AT_ONCE])
             rows._raw_delete(rows.db)
-        WorkspaceFile.objects.bulk_create(by_number(written), batch_size=AT_ONCE)
-        Workspace.objects.filter(pk=self.workspace.pk).update(
-            files=self.files, bytes=bytes_now, names=self.names, **values
-        )
+        WorkspaceFile.objects.bulk_create(by_number(self._written()), batch_size=AT_ONCE)
+        return True
+
+    def replace(self, hold: Callable[[], object], **values: Any) -> bool:
+        """Write it beside the workspace, in short transactions, and put it in its place in the
+        last one, in which `hold` is called first. As `write_down`.
+        """
+        counts = self._counts()
+        former = self.workspace
+        with drafts.draft(former.tenant) as draft:
+            drafts.copy(former, draft, but={row.key for row in self._removed()})
+            drafts.add(draft, self._written())
+            try:
+                with transaction.atomic():
+                    hold()
+                    drafts.put_in_place(former, draft, **counts, **values)
+            except drafts.Overtaken:
+                return False
+        drafts.discard_former(former)
+        return True
+
+    def _unchanged(self) -> QuerySet[Workspace]:
+        seen = self.workspace
+        return Workspace.objects.filter(pk=seen.pk, version=seen.version, session=seen.session_id)
+
+    def _counts(self) -> dict[str, int]:
+        """How much there will be. Raises QuotaExceeded."""
+        before = self.workspace
+        size = sum(row.size for row in self._written()) - sum(row.size for row in self._removed())
+        if self.files > before.files or size > 0 or self.names > before.names:
+            provider = before.session.provider if before.session is not None else ""
+            quota.check_session(provider, self.files, before.bytes + size, self.names)
+        return {"files": self.files, "bytes": before.bytes + size, "names": self.names}
+
+    def _removed(self) -> list[WorkspaceFile]:
+        return [row for row in self._former.values() if row is not None]
+
+    def _written(self) -> list[WorkspaceFile]:
+        return [row for row in self._changed.values() if row is not None]
 
     def _set(self, path: str, row: WorkspaceFile | None) -> None:
         if path not in self._former:

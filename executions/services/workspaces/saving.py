@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
@@ -20,9 +20,10 @@ from django.db.models import F
 from django.db.models.functions import Length, Now
 
 from executions.models import Execution, Session, Tenant, Workspace, WorkspaceFile
+from executions.services import batches
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
-from executions.services.workspaces import blobs, quota, tar
+from executions.services.workspaces import blobs, drafts, quota, tar
 from executions.services.workspaces.asking import changes_of, pieces_of
 from executions.services.workspaces.claims import Claimed
 from executions.services.workspaces.paths import from_text, key_of, to_text
@@ -292,7 +293,6 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     missed = [to_text(path) for path in look.missed]
     not_seen = [*look.missed, *claim.unseen]
     values = {
-        "version": F("version") + 1,
         "files": workspace.files + files,
         "bytes": workspace.bytes + sizes,
         "names": workspace.names + names,
@@ -309,15 +309,20 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
         workspace.bytes + sizes,
         workspace.names + names if names > 0 else 0,
     )
-    with transaction.atomic():
-        mine = Workspace.objects.filter(pk=workspace.pk, version=workspace.version)
-        if not mine.update(**values):
-            return None
-        quota.reserve(look.tenant.pk, files=files, names=names)
-        if claim.complete:
-            removed = _paths_of(workspace, gone)
-        unnamed = _delete(workspace, gone)
-        _write(list(look.rows.values()))
+    if claim.complete:
+        removed = _paths_of(workspace, gone)
+    if len(look.rows) + len(gone) > batches.MOST_ROWS:
+        unnamed = _replace(look, gone, values)
+    else:
+        with transaction.atomic():
+            mine = Workspace.objects.filter(pk=workspace.pk, version=workspace.version)
+            if not mine.update(version=F("version") + 1, **values):
+                return None
+            quota.reserve(look.tenant.pk, files=files, names=names)
+            unnamed = _delete(workspace, gone)
+            _write(list(look.rows.values()))
+    if unnamed is None:
+        return None
     session = look.session
     if not not_seen and not look.open_turns:
         # Not above: who changes both holds the session first, and would wait for this for ever.
@@ -326,6 +331,32 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     if unnamed and settings.DELETE_S3_ON_DELETE:
         blobs.remove_unnamed(look.tenant.pk, unnamed)
     return Saved(list(look.rows), removed, not_seen, session.touched, session.wakes)
+
+
+def _replace(look: _Look, gone: set[str], values: dict[str, Any]) -> set[int] | None:
+    """Write many rows beside what is saved, and put them in its place. The blobs that those which
+    are gone named; None where somebody else saved meanwhile.
+    """
+    former = look.workspace
+    named = set(_blobs_of(former, gone))
+    written = {row.key for row in look.rows.values()}
+    with drafts.draft(look.tenant) as draft:
+        drafts.copy(former, draft, but=gone | written)
+        drafts.add(draft, look.rows.values())
+        try:
+            with transaction.atomic():
+                drafts.put_in_place(former, draft, **values)
+        except drafts.Overtaken:
+            return None
+    drafts.discard_former(former)
+    return named
+
+
+def _blobs_of(workspace: Workspace, keys: set[str]) -> Iterator[int]:
+    listed = sorted(keys)
+    for start in range(0, len(listed), _KEYS_AT_ONCE):
+        rows = workspace.rows.filter(key__in=listed[start : start + _KEYS_AT_ONCE])
+        yield from rows.exclude(blob=None).values_list("blob", flat=True)
 
 
 def _problem(missed: Sequence[str]) -> str:

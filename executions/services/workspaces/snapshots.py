@@ -7,13 +7,15 @@ part of it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import transaction
 
-from executions.models import Session, Snapshot, Tenant, Workspace, WorkspaceFile
-from executions.services import ongoing
+from executions.models import Session, Snapshot, Tenant, Workspace
+from executions.services import batches, ongoing
 from executions.services.declared import declared
 from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row
@@ -27,8 +29,8 @@ from executions.services.sessions.errors import NOT_FOUND, Conflict, refuse_ende
 from executions.services.sessions.requests import SessionName
 from executions.services.shapes import Body, Query
 from executions.services.waiting import Waits
-from executions.services.workspaces import blobs, quota, threads
-from executions.services.workspaces.cleaning import drop
+from executions.services.workspaces import blobs, drafts, quota, threads
+from executions.services.workspaces.changing import storing
 from executions.services.workspaces.restoring import Restored, to_restore
 from executions.services.workspaces.saving import save
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
@@ -37,16 +39,14 @@ from providers.waiting import within
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SAVE_SECONDS = 600.0
 # Of a tenant. Its files are bounded by themselves; a snapshot of none takes a row as well.
 MOST_SNAPSHOTS = 1000
 
-_TABLE = WorkspaceFile._meta.db_table
-_COLUMNS = "key, path, type, blob_id, size, mode, modified, target"
-_COPY = (
-    f"INSERT INTO {_TABLE} (workspace_id, {_COLUMNS})"  # noqa: S608
-    f" SELECT %s, {_COLUMNS} FROM {_TABLE} WHERE workspace_id = %s ORDER BY blob_id"
-)
+# Of copies that a change of the files overtook.
+_TRIES = 3
 
 
 class NoSuchSnapshot(SandboxError):
@@ -92,7 +92,8 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[S
     _refuse_one_more(caller.tenant)
     if session.state == Session.State.OPEN:
         yield from _saved(session)
-    return _take(session, wanted, caller)
+    workspace = Workspace.objects.filter(session=session.pk).first()
+    return (yield from _copying(workspace, session, lambda: _take(session, wanted, caller)))
 
 
 def _saved(session: Session) -> Waits[None]:
@@ -127,36 +128,45 @@ def _saved(session: Session) -> Waits[None]:
 
 
 def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot:
+    """The rows are copied in short transactions. The last one has the snapshot be there, if the
+    files are still those that were copied."""
     key = caller.api_key
-    with transaction.atomic():
-        # Whoever changes what is saved writes this row first.
-        workspace = Workspace.objects.select_for_update().filter(session=session.pk).first()
+    for _ in range(_TRIES):
+        workspace = Workspace.objects.filter(session=session.pk).first()
         session.refresh_from_db()
         refuse_ended(session)
         if workspace is None:
             raise Conflict("Nothing of the session is saved yet. Try again.", retry_after=1)
-        mine = Workspace.objects.create(
-            tenant=caller.tenant, bytes=workspace.bytes, saved_at=workspace.saved_at
-        )
-        files = _copied(workspace, mine)
-        # One after the other for each tenant, so that the number stays true until it is committed.
-        # What only refers to the tenant does not wait.
-        Tenant.objects.select_for_update(no_key=True).filter(pk=caller.tenant.pk).first()
-        _refuse_one_more(caller.tenant)
-        snapshot = Snapshot.objects.create(
-            tenant=caller.tenant,
-            tenant_slug=caller.tenant.slug,
-            api_key_name=key.name if key else "",
-            api_key_prefix=key.prefix if key else "",
-            name=wanted.name,
-            source=session.pk,
-            workspace=mine,
-            files=files,
-            bytes=workspace.bytes,
-        )
-        snapshot.refresh_from_db()
-    logger.info("session %s: its %s files are the snapshot %s", session.pk, files, snapshot.pk)
-    return snapshot
+        with drafts.draft(caller.tenant, workspace) as mine:
+            drafts.copy(workspace, mine)
+            with transaction.atomic():
+                # Whoever changes what is saved writes this row first.
+                found = Workspace.objects.select_for_update()
+                same = found.filter(pk=workspace.pk, version=workspace.version, session=session.pk)
+                if same.first() is None:
+                    continue
+                session.refresh_from_db()
+                refuse_ended(session)
+                # One after the other for each tenant, so that the number stays true until it is
+                # committed. What only refers to the tenant does not wait.
+                tenants = Tenant.objects.select_for_update(no_key=True)
+                tenants.filter(pk=caller.tenant.pk).first()
+                _refuse_one_more(caller.tenant)
+                snapshot = Snapshot.objects.create(
+                    tenant=caller.tenant,
+                    tenant_slug=caller.tenant.slug,
+                    api_key_name=key.name if key else "",
+                    api_key_prefix=key.prefix if key else "",
+                    name=wanted.name,
+                    source=session.pk,
+                    workspace=mine,
+                    files=workspace.files,
+                    bytes=workspace.bytes,
+                )
+                snapshot.refresh_from_db()
+        logger.info("session %s: its files are the snapshot %s", session.pk, snapshot.pk)
+        return snapshot
+    raise Conflict("Others changed the files meanwhile. Try again.", retry_after=1)
 
 
 def _refuse_one_more(tenant: Tenant) -> None:
@@ -167,35 +177,40 @@ def _refuse_one_more(tenant: Tenant) -> None:
         )
 
 
-def begin_with(session: Session, snapshot: Snapshot) -> list[Restored]:
+def beginning_with(session: Session, snapshot: Snapshot) -> Waits[list[Restored]]:
     """Have the files of a snapshot be what is saved of a new session. What its sandbox is given.
 
     Raises QuotaExceeded, and NoSuchSnapshot for one that was removed meanwhile.
     """
-    with transaction.atomic():
-        source = Workspace.objects.select_for_update().filter(snapshot=snapshot.pk).first()
-        if source is None:
+    return (yield from _copying(snapshot.workspace, session, lambda: _begin(session, snapshot)))
+
+
+def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
+    source = Workspace.objects.filter(snapshot=snapshot.pk).first()
+    if source is None:
+        raise _no_such("from")
+    if session.saves == Session.Saves.NEVER or session.tenant is None:
+        members = to_restore(source)
+        if not Workspace.objects.filter(pk=source.pk, snapshot=snapshot.pk).exists():
             raise _no_such("from")
-        if session.saves == Session.Saves.NEVER or session.tenant is None:
-            return to_restore(source)
-        quota.check_session(session.provider, source.files, source.bytes, source.names)
-        mine = Workspace.objects.create(
-            tenant=session.tenant, session=session, bytes=source.bytes, saved_at=source.saved_at
-        )
-        _copied(source, mine)
+        return members
+    quota.check_session(session.provider, source.files, source.bytes, source.names)
+    with drafts.draft(session.tenant, source) as mine:
+        drafts.copy(source, mine)
+        with transaction.atomic():
+            found = Workspace.objects.select_for_update()
+            if found.filter(pk=source.pk, snapshot=snapshot.pk).first() is None:
+                raise _no_such("from")
+            Workspace.objects.filter(pk=mine.pk).update(session=session.pk)
     return to_restore(mine)
 
 
-def _copied(source: Workspace, target: Workspace) -> int:
-    """How many rows there are now, which are counted for the tenant: first, because copying those
-    that there may not be costs as much.
-    """
-    quota.reserve(target.tenant_id, files=source.files, names=source.names)
-    place = Workspace._meta.pk.get_db_prep_value
-    with connection.cursor() as cursor:
-        cursor.execute(_COPY, [place(target.pk, connection), place(source.pk, connection)])
-    Workspace.objects.filter(pk=target.pk).update(files=source.files, names=source.names)
-    return source.files
+def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> Waits[T]:
+    """What a copy returns. One of many rows takes its time: none of the threads that serve waits
+    for it."""
+    if source is not None and source.files > batches.MOST_ROWS:
+        return (yield from storing(session, copy))
+    return copy()
 
 
 def snapshot_of(tenant: Tenant, snapshot_id: UUID, field: str | None = None) -> Snapshot:
@@ -225,14 +240,21 @@ def remove(snapshot: Snapshot, by: str) -> bool:
         # Entered below, with who did it.
         mine = Snapshot.objects.filter(pk=snapshot.pk)
         mine._raw_delete(mine.db)
-        files, named = drop(workspace)
+        # Before anything is entered in the ledger, which all wait for.
+        drafts.detach(workspace)
         enter_row(snapshot, DELETED, {"by": by})
-    logger.info("the snapshot %s was removed, with %s rows", snapshot.pk, files)
-    # Storage may be slow. What is not removed now is collected later.
-    tenant = workspace.tenant_id
-    threads.submit(
-        ("clean", snapshot.pk), snapshot.tenant_slug, lambda: blobs.remove_unnamed(tenant, named)
-    )
+    logger.info("the snapshot %s was removed, with %s rows", snapshot.pk, workspace.files)
+    # The rows may be many, and storage may be slow. What is not removed now is collected later.
+    tenant, pk = workspace.tenant_id, workspace.pk
+
+    def clean() -> None:
+        blobs.remove_unnamed(tenant, drafts.discard(pk))
+
+    def begin() -> None:
+        threads.submit(("clean", snapshot.pk), snapshot.tenant_slug, clean)
+
+    # Before that another thread would find it as it was.
+    transaction.on_commit(begin)
     return True
 
 

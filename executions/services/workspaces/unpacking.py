@@ -10,7 +10,7 @@ from executions.models import Blob, Session, Tenant
 from executions.services.sessions.errors import tenant_of
 from executions.services.workspaces import blobs, quota, tar
 from executions.services.workspaces.changing import (
-    editing,
+    edited,
     stored,
     while_blobs_are_there,
 )
@@ -37,7 +37,8 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
 
     def put() -> int:
         unpacked, found = _taken_in(session, content)
-        with editing(session) as edit:
+
+        def change(edit: Edit) -> int:
             edit.load_all()
             edit.make(folder, "path")
             for each in unpacked:
@@ -45,7 +46,9 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
                 # Each may bring as many folders as a path can have.
                 if edit.files > edit.workspace.files:
                     quota.check_session("", edit.files, 0, edit.names)
-        return len(unpacked)
+            return len(unpacked)
+
+        return edited(session, change)
 
     return while_blobs_are_there(put)
 
