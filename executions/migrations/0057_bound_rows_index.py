@@ -45,5 +45,9 @@ class Migration(migrations.Migration):
             model_name='ledgerentry',
             index=models.Index(condition=models.Q(('execution_id', None)), fields=['bound_row', 'sequence'], name='ledger_bound_row'),
         ),
+        AddIndexOnline(
+            model_name='ledgerentry',
+            index=models.Index(condition=models.Q(('bound_row', None), ('execution_id', None)), fields=['sequence'], name='ledger_unfilled'),
+        ),
         migrations.RunPython(fill, migrations.RunPython.noop, elidable=True),
     ]

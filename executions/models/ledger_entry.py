@@ -42,6 +42,12 @@ class LedgerEntry(models.Model):
                 condition=models.Q(execution_id=None),
                 name="ledger_bound_row",
             ),
+            # Empty, but for what the former version enters beside this one.
+            models.Index(
+                fields=("sequence",),
+                condition=models.Q(execution_id=None, bound_row=None),
+                name="ledger_unfilled",
+            ),
         ]
         constraints = [
             models.CheckConstraint(

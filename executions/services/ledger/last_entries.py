@@ -67,7 +67,7 @@ def last_entry(label: str, row: str) -> LastEntry | None:
     unfilled = entries.filter(bound_row=None)
     if found is not None:
         unfilled = unfilled.filter(sequence__gt=found.sequence)
-    for entry in unfilled.order_by("-sequence").iterator():
+    for entry in unfilled.order_by("-sequence"):
         stated = parse(entry.statement)
         if stated is not None and bound_row_of(stated) == row_name(label, row):
             found = entry
