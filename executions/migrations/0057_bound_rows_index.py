@@ -43,11 +43,11 @@ class Migration(migrations.Migration):
     operations = [
         AddIndexOnline(
             model_name='ledgerentry',
-            index=models.Index(condition=models.Q(('execution_id', None)), fields=['bound_row', 'sequence'], name='ledger_bound_row'),
+            index=models.Index(condition=models.Q(('bound_row__isnull', False)), fields=['bound_row', 'sequence'], name='ledger_bound_row'),
         ),
         AddIndexOnline(
             model_name='ledgerentry',
-            index=models.Index(condition=models.Q(('bound_row', None), ('execution_id', None)), fields=['sequence'], name='ledger_unfilled'),
+            index=models.Index(condition=models.Q(('bound_row', None), ('execution_id', None)), fields=['bound_row', 'execution_id', 'sequence'], name='ledger_unfilled'),
         ),
         migrations.RunPython(fill, migrations.RunPython.noop, elidable=True),
     ]

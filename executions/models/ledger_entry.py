@@ -39,12 +39,12 @@ class LedgerEntry(models.Model):
             models.Index(fields=("kind", "sequence"), name="ledger_kind"),
             models.Index(
                 fields=("bound_row", "sequence"),
-                condition=models.Q(execution_id=None),
+                condition=models.Q(bound_row__isnull=False),
                 name="ledger_bound_row",
             ),
             # Empty, but for what the former version enters beside this one.
             models.Index(
-                fields=("sequence",),
+                fields=("bound_row", "execution_id", "sequence"),
                 condition=models.Q(execution_id=None, bound_row=None),
                 name="ledger_unfilled",
             ),

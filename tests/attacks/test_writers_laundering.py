@@ -301,13 +301,14 @@ def test_every_row_that_was_added_stays_found_behind_an_honest_save(everything: 
             if label == "providers.routestep":
                 continue
             models.QuerySet(model).bulk_create([twin])
-            honest_save(twin)
+            if not done(lambda twin=twin: honest_save(twin)):
+                continue
             saved.add(label)
             if not any(each.startswith(f"{label} {twin.pk} ") for each in alterations()):
                 missed.append(label)
     assert missed == []
     # A step has its route's place, which one alone may have.
-    assert saved == {*BINDINGS} - {"providers.routestep"}
+    assert {*BINDINGS} - saved == {"providers.routestep"}
 
 
 def test_a_row_that_was_removed_and_is_made_again_stays_found(everything: None) -> None:
@@ -349,7 +350,7 @@ def test_memberships_that_were_written_stay_found_behind_honest_ones(everything:
         lambda: role.permissions.add(allowed),
         lambda: role.permissions.clear(),
         lambda: allowed.group_set.add(role),
-        lambda: Permission.objects.filter(group=role)[0].delete(),
+        lambda: Permission.objects.filter(group=role).delete(),
         lambda: role.save(),
     ]
     cases = [(user, of_user, changes_of_user), (role, of_role, changes_of_role)]

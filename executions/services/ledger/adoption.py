@@ -81,8 +81,8 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str], was_adopt
         return False
     before = Before(NEVER_ENTERED)
     if said is not None:
-        sequence, bound, expected = said
-        before = Before(expected, sequence, rows.altered_at(label, str(row.pk)))
+        _, bound, expected = said
+        before = Before(expected, rows.altered_at(label, str(row.pk)))
         if {*columns} <= {*bound}:
             return False
         try:

@@ -38,6 +38,7 @@ from executions.services.ledger.last_entries import (
     has_adopted,
     last_entry,
     note_written,
+    number_written,
     written_since,
 )
 from executions.services.ledger.rows import (
@@ -63,13 +64,14 @@ class Before:
     """A row before a change.
 
     `said` is what the entry of the change says of it: the hash that its last entry has, None where
-    there was no row, NEVER_ENTERED or NOT_COMPARED. `sequence` is the last entry, 0 for none.
-    `altered_at` is the entry that tells of an alteration which nobody has accepted since.
+    there was no row, NEVER_ENTERED or NOT_COMPARED.
+    `altered_at` is the entry that tells of an alteration which nobody has accepted since. `written`
+    is how many entries this thread had written by then.
     """
 
     said: str | None
-    sequence: int = 0
     altered_at: int | None = None
+    written: int = field(default_factory=number_written)
 
 
 @dataclass
@@ -79,6 +81,7 @@ class _Save:
 
     label: str
     pk: str | None
+    is_new: bool = False
     before: Before | None = None
     nested: set[str] = field(default_factory=set)
 
@@ -108,6 +111,7 @@ def look_at_saved(row: Model) -> None:
     key: Any = row._meta.pk
     if save.pk is None or (row._state.adding and key.has_default()):
         # It has a key of its own, and is compared as a new one.
+        save.is_new = True
         return
     save.before = look_at(type(row), row.pk)
 
@@ -140,7 +144,7 @@ def look_at(model: type[Model], pk: Any) -> Before:
     row = _held(model, pk)
     last = last_entry(label, name)
     for save in _saves.open:
-        is_new = save.label == label and save.pk in (None, name) and save.before is None
+        is_new = save.is_new and save.label == label and save.pk in (None, name)
         if is_new and row is not None and last is None:
             save.nested.add(name)
             return Before(NOT_COMPARED)
@@ -213,7 +217,7 @@ def enter_row(
 
 def _now(label: str, pk: str, action: str, before: Before) -> Before:
     """What is so before this entry: the same transaction may have entered the row since."""
-    if (entry := written_since(label, pk, before.sequence)) is not None:
+    if (entry := written_since(label, pk, before.written)) is not None:
         return _before(LastEntry(entry.sequence, entry.stated), entry.stated["row_hash"])
     if before.said == NEVER_ENTERED and action != FOUND:
         # Unless stock was taken since, of the row as it was.
@@ -296,11 +300,11 @@ def _enter_altered(
             "ledger_sequence": entry.sequence,
         },
     )
-    return Before(found, entry.sequence, entry.sequence)
+    return Before(found, entry.sequence)
 
 
 def _before(last: LastEntry | None, said: str | None) -> Before:
-    return Before(said) if last is None else Before(said, last.sequence, last.altered_at)
+    return Before(said, None if last is None else last.altered_at)
 
 
 def _held(model: type[Model], pk: Any) -> Model | None:

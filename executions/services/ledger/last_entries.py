@@ -61,10 +61,10 @@ def last_entry(label: str, row: str) -> LastEntry | None:
 
     It is only then the newest for long when the caller's transaction holds the row.
     """
-    entries = LedgerEntry.objects.filter(execution_id=None)
-    found = entries.filter(bound_row=row_name(label, row)).order_by("-sequence").first()
+    of_row = LedgerEntry.objects.filter(bound_row=row_name(label, row))
+    found = of_row.order_by("-sequence").first()
     # Of a process of the former version, which does not know the column.
-    unfilled = entries.filter(bound_row=None)
+    unfilled = LedgerEntry.objects.filter(execution_id=None, bound_row=None)
     if found is not None:
         unfilled = unfilled.filter(sequence__gt=found.sequence)
     for entry in unfilled.order_by("-sequence"):
@@ -117,25 +117,34 @@ def fill() -> int:
 
 
 class _Written(threading.local):
-    """The newest entry of each row that this thread has written, which may be undone by now."""
+    """The newest entry of each row that this thread has written, which may be undone by now, and
+    how many it had written then."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, str], LedgerEntry] = {}
+        self.number = 0
+        self.entries: dict[tuple[str, str], tuple[int, LedgerEntry]] = {}
 
 
 _written = _Written()
 
 
+def number_written() -> int:
+    """How many entries of rows this thread has written."""
+    return _written.number
+
+
 def note_written(label: str, row: str, entry: LedgerEntry) -> None:
     if len(_written.entries) >= _MOST_KEPT:
         _written.entries.clear()
-    _written.entries[label, row] = entry
+    _written.number += 1
+    _written.entries[label, row] = (_written.number, entry)
 
 
-def written_since(label: str, row: str, sequence: int) -> LedgerEntry | None:
-    """The newest entry of the row that this thread has written after `sequence`, and not undone."""
-    entry = _written.entries.get((label, row))
-    if entry is None or entry.sequence <= sequence:
+def written_since(label: str, row: str, number: int) -> LedgerEntry | None:
+    """The newest entry of the row, if this thread has written it after `number` others and it was
+    not undone."""
+    written, entry = _written.entries.get((label, row), (0, None))
+    if entry is None or written <= number:
         return None
     there = LedgerEntry.objects.filter(sequence=entry.sequence, digest=entry.digest)
     return entry if there.exists() else None
