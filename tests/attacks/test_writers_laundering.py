@@ -11,20 +11,21 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher, make_password
 from django.contrib.auth.models import Group, Permission, User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.db import IntegrityError, models, transaction
+from django.db import IntegrityError, connection, models, transaction
 from django.test import Client
 from django.urls import reverse
 from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import LedgerEntry, Session, Tenant
+from executions.models import LedgerEntry, Schedule, Session, Tenant
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, model_of
 from executions.services.ledger.entering import enter_row, look_at
+from executions.services.ledger.formats import write
 from executions.services.ledger.rows import ALTERED, BASELINE
 from executions.services.ledger.verification import verify
-from providers.models import ProviderConfig
-from providers.services.configuration import activate
+from providers.models import ConfigVersion, ProviderConfig
+from providers.services.configuration import activate, save_config
 from providers.services.guarded_rows import NotAllowed
 from sandbox_site.models import RecoveryCode
 from sandbox_site.recovery import _digest, issue_codes, use_code
@@ -375,3 +376,53 @@ def test_an_update_of_several_rows_covers_up_none(everything: None) -> None:
     activate("local")
     (found,) = alterations()
     assert found.startswith(f"providers.providerconfig {row.pk} ")
+
+
+def test_who_hides_the_last_entry_while_another_is_made_is_found_afterwards(
+    everything: None,
+) -> None:
+    """By a column, or by a statement that no key has signed: then nothing can be compared."""
+    user = User.objects.get(username="dora")
+    last = LedgerEntry.objects.filter(bound_row=f"auth.user {user.pk}").latest("sequence")
+    stated = {**last.stated, "key_id": "0" * 16}
+    for hidden in (
+        {"bound_row": ""},
+        {"statement": write(stated), "key_id": "0" * 16},
+        {"statement": write(stated)},
+    ):
+        honest = {name: getattr(last, name) for name in hidden}
+        with undone():
+            models.QuerySet(User).filter(pk=user.pk).update(is_superuser=True)
+            models.QuerySet(LedgerEntry).filter(pk=last.pk).update(**hidden)
+            done(lambda: User.objects.get(pk=user.pk).save())
+            models.QuerySet(LedgerEntry).filter(pk=last.pk).update(**honest)
+            found = [each.detail for each in verify().findings]
+        assert any(each.startswith(f"auth.user {user.pk} ") for each in found), hidden
+
+
+def test_text_that_nobody_can_decrypt_hides_no_change_beside_it(everything: None) -> None:
+    """Whether a key was lost, or somebody wrote it, nobody can tell by the text alone."""
+    schedule = Schedule.objects.order_by("pk")[0]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {Schedule._meta.db_table} SET request = %s, cron = '1 1 1 1 *' WHERE id = %s",
+            [b"nothing", schedule.pk.hex],
+        )
+    Schedule.objects.defer("request").get(pk=schedule.pk).delete()
+    assert alterations() == [
+        f"executions.schedule {schedule.pk} was changed past the service: it was changed"
+    ]
+
+
+def test_a_configuration_that_was_exchanged_stays_found_while_its_version_is_away(
+    everything: None,
+) -> None:
+    row = ProviderConfig.objects.get(provider_id="local")
+    version = ConfigVersion.objects.get(subject="local", version=row.version)
+    other = ConfigVersion.objects.filter(subject="local").exclude(pk=version.pk)[0]
+    content, forged = version.content, {**other.content, "salt": "0"}
+    models.QuerySet(ProviderConfig).filter(pk=row.pk).update(config={"pool_size": 77})
+    models.QuerySet(ConfigVersion).filter(pk=version.pk).update(content=forged)
+    save_config("local", {"idle_seconds": 5})
+    models.QuerySet(ConfigVersion).filter(pk=version.pk).update(content=content)
+    assert any(each.startswith(f"providers.providerconfig {row.pk} ") for each in alterations())

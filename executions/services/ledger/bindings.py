@@ -52,18 +52,23 @@ class Binding:
 def _config_is_its_versions(row: Any) -> str:
     try:
         return _compare_config(row)
-    except (DecryptionError, InvalidConfiguration) as error:
+    except DecryptionError as error:
         return f"its configuration cannot be compared: {error}"
 
 
 def _compare_config(row: Any) -> str:
-    """Its own hash would let a short secret be guessed; the one of its version is salted."""
+    """Its own hash would let a short secret be guessed; the one of its version is salted. Both were
+    written with the same key: one that is lost makes neither readable."""
     versions = apps.get_model("providers", "ConfigVersion")._default_manager.defer("content")
     version = versions.filter(subject=row.provider_id, version=row.version).first()
     if version is None:
         # Saved past the services. That a version was removed is found at the version.
         return ""
-    return "" if config_of(version) == row.config else "its configuration is not its version's"
+    config = row.config
+    try:
+        return "" if config_of(version) == config else "its configuration is not its version's"
+    except InvalidConfiguration as error:
+        return f"its configuration cannot be compared: {error}"
 
 
 def _is_due_in_time(row: Any) -> str:

@@ -48,9 +48,9 @@ from executions.services.ledger.rows import (
     FOUND,
     NEVER_ENTERED,
     NOT_COMPARED,
+    NOT_VOUCHED_FOR,
 )
 from executions.text import storable_value
-from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Before:
     """A row before a change.
 
     `said` is what the entry of the change says of it: the hash that its last entry has, None where
-    there was no row, NEVER_ENTERED or NOT_COMPARED.
+    there was no row, NEVER_ENTERED, NOT_VOUCHED_FOR or NOT_COMPARED.
     `altered_at` is the entry that tells of an alteration which nobody has accepted since. `written`
     is how many entries this thread had written by then.
     """
@@ -231,7 +231,8 @@ def _judge(label: str, pk: str, row: Model | None, last: LastEntry | None) -> Be
     """What was before, by the row as it is. One that differs is entered as what it is."""
     difference = _difference(label, row, last)
     if difference is None:
-        return _before(last, NEVER_ENTERED if last is None else NOT_COMPARED)
+        why = NOT_VOUCHED_FOR if last is not None and last.problem else NOT_COMPARED
+        return _before(last, NEVER_ENTERED if last is None else why)
     if not difference:
         return _before(last, last.row_hash if last is not None and last.is_there else None)
     return _enter_altered(label, pk, row, last, difference)
@@ -254,9 +255,19 @@ def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | 
         if row_hash(row, last.columns) != last.row_hash:
             return "it was changed"
         return BINDINGS[label].compare(row)
-    except (DecryptionError, InvalidConfiguration, AttributeError, ValueError):
-        # A key of FERNET_KEYS may be lost, or a column gone with a later version.
+    except AttributeError:
+        # The column is gone with a later version.
         return None
+    except DecryptionError:
+        # A key of FERNET_KEYS is lost, or somebody has written what is no text of ours.
+        facts = _facts(row, BINDINGS[label].shown)
+        named = _differing(facts, last.stated)
+        # Times and decimals are entered as they were before the database had them.
+        kinds = {column.attname: column.get_internal_type() for column in row._meta.concrete_fields}
+        is_changed = any(kinds[name] not in ("DateTimeField", "DecimalField") for name in named)
+        return "it was changed" if is_changed else None
+    except ValueError:
+        return "it holds what was never entered"
 
 
 def _enter_altered(
@@ -280,7 +291,7 @@ def _enter_altered(
         **facts,
         "action": ALTERED,
         "because": because,
-        "differs": [name for name in facts if name in stated and stated[name] != facts[name]],
+        "differs": _differing(facts, stated),
         "model": label,
         "row": pk,
         "columns": columns,
@@ -301,6 +312,10 @@ def _enter_altered(
         },
     )
     return Before(found, entry.sequence)
+
+
+def _differing(facts: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
+    return [name for name in facts if name in stated and stated[name] != facts[name]]
 
 
 def _before(last: LastEntry | None, said: str | None) -> Before:

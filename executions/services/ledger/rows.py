@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Model
 
 from executions.models import LedgerEntry
@@ -16,6 +17,7 @@ from executions.services.ledger.bindings import (
     model_of,
     row_hash,
 )
+from executions.services.ledger.keyring import public_key_id
 from executions.services.ledger.marks import Problem
 from providers.fields import DecryptionError
 
@@ -27,8 +29,9 @@ FOUND = "found"
 ALTERED = "altered outside"
 ACCEPTED = "accepted"
 # What an entry says of the row before, where it has no hash of it: nothing was ever entered of it;
-# it could not be compared.
+# no key vouches for its last entry; it could not be compared.
 NEVER_ENTERED = "never entered"
+NOT_VOUCHED_FOR = "not vouched for"
 NOT_COMPARED = "not compared"
 _AT_ONCE = 200
 
@@ -50,7 +53,7 @@ class RowsRead:
         self._said = sqlite3.connect("")
         self._said.execute(
             "CREATE TABLE said (model TEXT, row TEXT, sequence INTEGER, columns TEXT, hash TEXT,"
-            " former TEXT, altered INTEGER, PRIMARY KEY (model, row)) WITHOUT ROWID"
+            " former TEXT, altered INTEGER, key_id TEXT, PRIMARY KEY (model, row)) WITHOUT ROWID"
         )
 
     def __enter__(self) -> RowsRead:
@@ -68,7 +71,7 @@ class RowsRead:
             return ""
         place = (stated["model"], stated["row"])
         said = self._said.execute(
-            "SELECT sequence, hash, former FROM said WHERE model = ? AND row = ?", place
+            "SELECT sequence, hash, former, key_id FROM said WHERE model = ? AND row = ?", place
         ).fetchone()
         problem = self._alteration(stated, said)
         if stated["action"] == DELETED or stated["row_hash"] is None:
@@ -79,15 +82,16 @@ class RowsRead:
         former = said[1] if said is not None and stated["action"] == FOUND else None
         is_altered = stated["action"] == ALTERED
         self._said.execute(
-            "INSERT OR REPLACE INTO said VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO said VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(*place, stated["sequence"], json.dumps(stated["columns"]), stated["row_hash"]),
                 *(former, stated["sequence"] if is_altered else stated.get("altered_at")),
+                stated["key_id"],
             ),
         )
         return problem
 
-    def _alteration(self, stated: Mapping[str, Any], said: tuple[int, str, str] | None) -> str:
+    def _alteration(self, stated: Mapping[str, Any], said: tuple[int, str, str, str] | None) -> str:
         row = f"{stated['model']} {stated['row']}"
         if stated["action"] == ALTERED:
             return f"{row} was changed past the service: {stated['because']}"
@@ -97,10 +101,14 @@ class RowsRead:
             return ""
         if before == NEVER_ENTERED:
             is_right = said is None and stated["model"] not in self.adopted
+        elif before == NOT_VOUCHED_FOR:
+            # Somebody may have put its key into the settings since.
+            named = {public_key_id(key) for key in settings.LEDGER_TRUSTED_KEYS}
+            is_right = said is None or said[3] in named
         elif before is None:
             is_right = said is None
         else:
-            is_right = said is not None and before in said[1:]
+            is_right = said is not None and before in said[1:3]
         if is_right:
             return ""
         last = "no entry says it was" if said is None else f"entry {said[0]} left it"
@@ -150,7 +158,7 @@ class RowsRead:
                     self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
                 elif self.last_said(*place) is None:
                     self._said.execute(
-                        "INSERT INTO said VALUES (?, ?, 0, '', '', NULL, NULL)", place
+                        "INSERT INTO said VALUES (?, ?, 0, '', '', NULL, NULL, NULL)", place
                     )
             after = chunk[-1].pk
 
