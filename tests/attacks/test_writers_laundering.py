@@ -308,8 +308,8 @@ def test_every_row_that_was_added_stays_found_behind_an_honest_save(everything: 
             if not any(each.startswith(f"{label} {twin.pk} ") for each in alterations()):
                 missed.append(label)
     assert missed == []
-    # A step has its route's place, which one alone may have.
-    # Of these the twin is refused: a policy is of a tenant that there is.
+    # A step has its route's place, which one alone may have; and a policy is of a tenant that
+    # there is.
     assert {*BINDINGS} - saved == {"providers.routestep", "executions.policy"}
 
 
