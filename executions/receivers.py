@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce, wraps
 from typing import Any
 
 from django.contrib.admin.models import LogEntry, LogEntryManager
-from django.contrib.auth import get_user_model
+from django.db import router, transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from executions.models import ApiKey, LegalHold, Schedule, Tenant, WebhookSecret
 from executions.services.holds import keep_held_tenant
 from executions.services.ledger import append
-from executions.services.ledger.bindings import BINDINGS, model_of
-from executions.services.ledger.entering import enter_row
-from executions.services.ledger.rows import DELETED
+from executions.services.ledger.bindings import BINDINGS, columns_of, model_of
+from executions.services.ledger.entering import (
+    Before,
+    before_of_saved,
+    enter_row,
+    look_at,
+    look_at_saved,
+    saving,
+)
+from executions.services.ledger.head import lock_ledger
+from executions.services.ledger.rows import DELETED, NOT_COMPARED
 from executions.text import storable_value
 from providers.signals import (
     configuration_changed,
     configuration_tried,
+    rows_update,
     rows_updated,
     setting_changed,
 )
@@ -38,14 +48,14 @@ def connect() -> None:
         model = model_of(label)
         if model is None:
             continue
-        for signal in (post_save, post_delete):
-            signal.connect(_row, sender=model, dispatch_uid="ledger")
-        rows_updated.connect(_updated, sender=model, dispatch_uid="ledger")
+        _save_whole(model)
+        for signal, receiver in _OF_ROW:
+            signal.connect(receiver, sender=model, dispatch_uid="ledger")
         for name in binding.related:
             relation: Any = model._meta.get_field(name).remote_field
             m2m_changed.connect(_relation, sender=relation.through, dispatch_uid="ledger")
             for signal, receiver in _OF_RELATED:
-                signal.connect(receiver, sender=relation.model, dispatch_uid=f"ledger {label}")
+                signal.connect(receiver, sender=relation.model, dispatch_uid="ledger of others")
     LogEntryManager.bulk_create = _save_each  # type: ignore[assignment]
 
 
@@ -72,21 +82,75 @@ def _trial(sender: Any, **sent: Any) -> None:
     append("trial", str(sent["provider_id"]), storable_value(content))
 
 
-def _row(sender: Any, instance: Model, **sent: Any) -> None:
-    if isinstance(instance, get_user_model()) and sent.get("update_fields") == frozenset(
-        ["last_login"]
-    ):
-        return
-    enter_row(instance, _what(sent), _SAID.get(type(instance), lambda row: {})(instance))
+def _save_whole(model: type[Model]) -> None:
+    """Have a row compared, written and entered in one transaction, whoever saves it."""
+    save_base = model.save_base
+
+    @wraps(save_base)
+    def save_whole(row: Model, *args: Any, **options: Any) -> None:
+        using = options.get("using") or router.db_for_write(type(row), instance=row)
+        with transaction.atomic(using=using, savepoint=False), saving(row):
+            save_base(row, *args, **options)
+
+    model.save_base = save_whole  # type: ignore[assignment,method-assign]
+
+
+def _saves(sender: Any, instance: Model, update_fields: Any = None, **sent: Any) -> None:
+    if _is_of_bound(instance, update_fields):
+        look_at_saved(instance)
+
+
+def _saved(sender: Any, instance: Model, created: bool, **sent: Any) -> None:
+    if _is_of_bound(instance, sent.get("update_fields")):
+        before = before_of_saved(instance, created=created)
+        enter_row(instance, "created" if created else "changed", before, said_of(instance))
+
+
+def _is_of_bound(instance: Model, update_fields: Any) -> bool:
+    """Whether a save writes any column that is bound."""
+    if update_fields is None:
+        return True
+    options: Any = instance._meta
+    written = {options.get_field(name).attname for name in update_fields}
+    return not written.isdisjoint(columns_of(type(instance)))
+
+
+def _goes(sender: Any, instance: Model, **sent: Any) -> None:
+    instance._before = look_at(sender, instance.pk)  # type: ignore[attr-defined]
+
+
+def _gone(sender: Any, instance: Model, **sent: Any) -> None:
+    before = instance.__dict__.pop("_before")
+    enter_row(instance, DELETED, before, said_of(instance))
+
+
+def said_of(row: Model) -> dict[str, Any]:
+    """What an entry of this row tells beside its columns."""
+    return _SAID.get(type(row), lambda row: {})(row)
 
 
 def _tenant_goes(sender: Any, instance: Tenant, **sent: Any) -> None:
     keep_held_tenant(instance)
 
 
-def _updated(sender: type[Model], pks: list[Any], **sent: Any) -> None:
+def _updates(sender: type[Model], pks: list[Any], before: dict[Any, Any], **sent: Any) -> None:
+    for pk in sorted(pks):
+        before[pk] = look_at(sender, pk)
+
+
+def _updated(sender: type[Model], pks: list[Any], before: dict[Any, Any], **sent: Any) -> None:
     for row in sender._base_manager.filter(pk__in=pks):
-        enter_row(row, "changed")
+        enter_row(row, "changed", before[row.pk])
+
+
+_OF_ROW = (
+    (pre_save, _saves),
+    (post_save, _saved),
+    (pre_delete, _goes),
+    (post_delete, _gone),
+    (rows_update, _updates),
+    (rows_updated, _updated),
+)
 
 
 def _of_tenants_own(row: Any) -> dict[str, Any]:
@@ -128,6 +192,12 @@ def _relation(
     """Membership of a group, or permissions of a user or group, from either side."""
     if pk_set == set():
         return
+    if action in ("pre_add", "pre_remove", "pre_clear"):
+        rows = _members(sender, instance, reverse, model, pk_set)
+        if action == "pre_add":
+            # Whoever renames them meanwhile would not find the new member.
+            _hold([instance] if reverse else list(model._default_manager.filter(pk__in=pk_set)))
+        instance._compared = {row.pk: look_at(type(row), row.pk) for row in rows}  # type: ignore[attr-defined]
     if action in _MEMBERSHIP:
         others = (
             model._default_manager.filter(pk__in=pk_set) if pk_set else _all_of(sender, instance)
@@ -143,50 +213,98 @@ def _relation(
             return
     if action in ("post_add", "post_remove", "post_clear"):
         changed = model._default_manager.filter(pk__in=pk_set) if pk_set else instance._cleared  # type: ignore[attr-defined]
+        compared = instance.__dict__.pop("_compared")
         for row in changed if reverse else [instance]:
-            enter_row(row, "changed")
+            enter_row(row, "changed", compared[row.pk])
 
 
-def _related_goes(sender: Any, instance: Model, **sent: Any) -> None:
-    """Remember whose rows it is part of: a role that goes is taken from everybody silently."""
-    instance._held_by = [  # type: ignore[attr-defined]
+def _members(
+    through: Any, instance: Model, reverse: bool, model: type[Model], pk_set: set[Any] | None
+) -> list[Any]:
+    """The rows whose memberships change, in the order in which all hold them."""
+    if not reverse:
+        return [instance]
+    if pk_set:
+        return list(model._default_manager.filter(pk__in=pk_set).order_by("pk"))
+    return sorted(_all_of(through, instance), key=lambda row: row.pk)
+
+
+def _hold(rows: Iterable[Model]) -> None:
+    """Let nobody else change these until this transaction ends."""
+    for row in sorted(rows, key=lambda row: row.pk):
+        held = type(row)._base_manager.select_for_update(no_key=True).filter(pk=row.pk)
+        held.values_list("pk").first()
+
+
+def _holders(instance: Model) -> list[Model]:
+    """The rows that it is part of, in the order in which all hold them."""
+    return [
         row
         for label, binding in BINDINGS.items()
         for name in binding.related
         if (model := model_of(label)) is not None
-        and model._meta.get_field(name).related_model is sender
-        for row in model._default_manager.filter(**{name: instance.pk})
+        and model._meta.get_field(name).related_model is type(instance)
+        for row in model._default_manager.filter(**{name: instance.pk}).order_by("pk")
+    ]
+
+
+def _related_goes(sender: Any, instance: Model, **sent: Any) -> None:
+    """Remember whose rows it is part of: a role that goes is taken from everybody silently."""
+    _hold([instance])
+    instance._held_by = [  # type: ignore[attr-defined]
+        (row, look_at(type(row), row.pk)) for row in _holders(instance)
     ]
 
 
 def _related_gone(sender: Any, instance: Model, **sent: Any) -> None:
-    for row in instance.__dict__.pop("_held_by", ()):
-        enter_row(row, "changed")
+    for row, before in instance.__dict__.pop("_held_by", ()):
+        enter_row(row, "changed", before)
 
 
 def _related_changes(sender: Any, instance: Model, **sent: Any) -> None:
     """A role under another name is another one to everybody who has it."""
-    instance._said_before = _said_of(instance)  # type: ignore[attr-defined]
+    if instance.pk is None:
+        return
+    _hold([instance])
+    said = _said_of(instance)
+    if said and any(stored != _named(instance, columns) for stored, columns in said):
+        instance._said_before = said  # type: ignore[attr-defined]
+        instance._looked_at = {  # type: ignore[attr-defined]
+            (type(row), row.pk): look_at(type(row), row.pk) for row in _holders(instance)
+        }
 
 
 def _related_changed(sender: Any, instance: Model, **sent: Any) -> None:
-    before = instance.__dict__.pop("_said_before", None)
-    if before and before != _said_of(instance):
-        _related_goes(sender, instance)
-        _related_gone(sender, instance)
+    said = instance.__dict__.pop("_said_before", None)
+    looked_at = instance.__dict__.pop("_looked_at", {})
+    if said is None or said == _said_of(instance):
+        return
+    # Who has it since then is known once nobody else enters anything.
+    lock_ledger()
+    for row in _holders(instance):
+        before = looked_at.get((type(row), row.pk)) or Before(NOT_COMPARED)
+        enter_row(row, "changed", before)
 
 
-def _said_of(instance: Model) -> list[tuple[Any, ...]]:
-    """What others say of it, as the database has it now."""
+def _said_of(instance: Model) -> list[tuple[tuple[Any, ...], tuple[str, ...]]]:
+    """What others say of it, as the database has it now, and by which columns."""
     row = type(instance)._base_manager.filter(pk=instance.pk)
-    return [
-        said
+    named = {
+        columns
         for label, binding in BINDINGS.items()
         for name, columns in binding.related.items()
         if (model := model_of(label)) is not None
         and model._meta.get_field(name).related_model is type(instance)
-        for said in row.values_list(*columns)
-    ]
+    }
+    return [(said, columns) for columns in sorted(named) for said in row.values_list(*columns)]
+
+
+def _named(instance: Model, columns: tuple[str, ...]) -> tuple[Any, ...]:
+    """The same, as it is to be."""
+    return tuple(
+        reduce(lambda found, part: getattr(found, part), column.split("__"), instance)
+        for column in columns
+    )
 
 
 _OF_RELATED = (
@@ -208,9 +326,3 @@ def _all_of(through: Any, instance: Model) -> list[Model]:
 
 def _through(relation: Any) -> Any:
     return getattr(relation, "through", None) or relation.remote_field.through
-
-
-def _what(sent: Mapping[str, Any]) -> str:
-    if "created" not in sent:
-        return DELETED
-    return "created" if sent["created"] else "changed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,10 @@ from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.services.ledger import append
+from executions.services.ledger.entering import is_altered
 from providers.guarded import Change, Guarded, guard, values_of
+
+logger = logging.getLogger(__name__)
 
 _CREDENTIALS = ("password", "username")
 _RIGHTS = ("is_active", "is_staff", "is_superuser", "groups", "user_permissions")
@@ -137,6 +141,25 @@ def _owner(change: Change) -> User | None:
     values = change.before or change.after or {}
     name = values.get("user", [""])[0]
     return User.objects.filter(username=name).first()
+
+
+def was_altered_outside(account: Any) -> bool:
+    """Whether its row, or one of its authenticators', was changed past the service, which nobody
+    has accepted. It must not sign in: see `manage.py accept_row`."""
+    rows = [(User, account.pk)]
+    for device in TOTPDevice.objects.filter(user_id=account.pk).order_by("pk"):
+        rows.append((TOTPDevice, device.pk))
+    altered = [(model, pk) for model, pk in rows if is_altered(model, pk)]
+    for model, pk in altered:
+        logger.critical(
+            "ALERT: %s may not sign in: %s %s was changed past the service. Find out who can write "
+            "to the database. `manage.py accept_row` lets the account in again.",
+            account.get_username(),
+            model._meta.label_lower,
+            pk,
+            extra={"alert": "account_altered_outside"},
+        )
+    return bool(altered)
 
 
 def authenticator_of(account: Any) -> TOTPDevice | None:

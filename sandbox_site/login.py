@@ -9,6 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth import REDIRECT_FIELD_NAME
 from django.contrib.auth.signals import user_login_failed
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import Resolver404, resolve, reverse
 from django_otp import devices_for_user, match_token
@@ -17,6 +18,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from providers.services.touched import own_account
 from sandbox_site import recovery, strangers
+from sandbox_site.accounts import was_altered_outside
 from sandbox_site.client_address import address_of
 
 # Where somebody's session can end between her opening a page and pressing its button. The others
@@ -46,18 +48,26 @@ class LoginForm(AuthenticationForm):  # type: ignore[misc]
     def _clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean()
         user = self.get_user()
-        if user is None or next(devices_for_user(user), None) is None:
+        if user is None:
+            return cleaned
+        if was_altered_outside(user):
+            raise self._refused(cleaned)
+        if next(devices_for_user(user), None) is None:
             return cleaned
         device = self._device(user, str(cleaned.get("otp_token") or ""))
         if device is None:
-            # Counted like a wrong password.
-            credentials = {"username": cleaned.get("username")}
-            user_login_failed.send(LoginForm, credentials=credentials, request=self.request)
-            self.user_cache = None
-            raise self.get_invalid_login_error()
+            raise self._refused(cleaned)
         # What django_otp reads when the user is logged in, to mark the session as verified.
         user.otp_device = device
         return cleaned
+
+    def _refused(self, cleaned: dict[str, Any]) -> ValidationError:
+        """Counted and told like a wrong password."""
+        credentials = {"username": cleaned.get("username")}
+        user_login_failed.send(LoginForm, credentials=credentials, request=self.request)
+        self.user_cache = None
+        error: ValidationError = self.get_invalid_login_error()
+        return error
 
     def _device(self, user: Any, code: str) -> Any:
         if not recovery.is_code(code):

@@ -13,6 +13,7 @@ from django.views.decorators.debug import sensitive_variables
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.services.ledger import append
+from executions.services.ledger.entering import is_altered
 from sandbox_site.models import RecoveryCode
 
 CODES = 10
@@ -43,7 +44,9 @@ def use_code(user: Any, text: str) -> TOTPDevice | None:
     )
     with transaction.atomic():
         code = own.select_related("device").first()
-        if code is None or not own.filter(pk=code.pk).update(used_at=timezone.now()):
+        if code is None or is_altered(RecoveryCode, code.pk):
+            return None
+        if not own.filter(pk=code.pk).update(used_at=timezone.now()):
             return None
         content = {"action": "recovery code used", "left": codes_left(code.device)}
         append("user", user.get_username(), content)

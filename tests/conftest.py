@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("suite")
 
 pytest_plugins = [
     "tests.provider_fixtures",
+    "tests.bound_updates",
     "tests.sandboxes",
     "tests.kept_guest",
     "tests.kept_service",

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection, transaction
 
 from executions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts, saving, snapshots
 from executions.services.workspaces.edit import Edit
 from tests.conftest import Caller
@@ -66,7 +66,8 @@ def test_a_removed_snapshot_waits_for_its_tenants_total_and_holds_no_ledger(alic
         StoredTotal.objects.select_for_update().get(tenant=alice.tenant)
         thread = in_thread(lambda: removed.append(snapshots.remove(snapshot, "alice")))
         wait_for(somebody_waits)
-        enter_row(row(session), "cleaned", {"files": 0})
+        before = look_at(Session, session["id"])
+        enter_row(row(session), "cleaned", before, {"files": 0})
     thread.join()
     assert removed == [True]
 

@@ -18,6 +18,13 @@ class LedgerEntry(models.Model):
     kind = models.CharField(max_length=32)
     # No foreign key: the entry outlives the row, and its absence must show.
     execution_id = models.UUIDField(null=True, unique=True)
+    bound_row = models.CharField(  # noqa: DJ001
+        max_length=100,
+        null=True,
+        editable=False,
+        help_text="The row that the statement is of, as `model key`. Empty for an entry of no row; "
+        "null for one of an execution, and for one that nobody has filled in yet.",
+    )
     at = models.DateTimeField()
     statement = models.TextField()
     digest = models.CharField(max_length=64, help_text="SHA-256 of the statement.")
@@ -28,7 +35,20 @@ class LedgerEntry(models.Model):
         verbose_name = "ledger entry"
         verbose_name_plural = "ledger entries"
         ordering = ("-sequence",)
-        indexes = [models.Index(fields=("kind", "sequence"), name="ledger_kind")]
+        indexes = [
+            models.Index(fields=("kind", "sequence"), name="ledger_kind"),
+            models.Index(
+                fields=("bound_row", "sequence"),
+                condition=models.Q(bound_row__isnull=False),
+                name="ledger_bound_row",
+            ),
+            # Empty, but for what the former version enters beside this one.
+            models.Index(
+                fields=("bound_row", "execution_id", "sequence"),
+                condition=models.Q(execution_id=None, bound_row=None),
+                name="ledger_unfilled",
+            ),
+        ]
         constraints = [
             models.CheckConstraint(
                 condition=models.Q(sequence__gte=1), name="ledger_starts_at_one"

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from executions.models import ApiKey, Tenant
 from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.refusals import UNKNOWN, note_refusal
 from providers.errors import InvalidConfiguration
 from sandbox_site.database import not_waiting_for_long
@@ -95,10 +95,11 @@ def rotate(
             **bounds,
             rotated_from=former.prefix,
         )
+        before = look_at(ApiKey, former.pk)
         if former.expires_at is None or valid_until < former.expires_at:
             ApiKey.objects.filter(pk=former.pk).update(expires_at=valid_until)
         api_key.refresh_from_db(fields=["expires_at"])
-        enter_row(api_key, "rotated", {"tenant": former.tenant.slug, "new": new.prefix})
+        enter_row(api_key, "rotated", before, {"tenant": former.tenant.slug, "new": new.prefix})
     return new, key_text
 
 
@@ -184,10 +185,11 @@ def revoke(api_key: ApiKey) -> bool:
     """True when the key was valid until now, False when it had been revoked before."""
     now = timezone.now()
     with transaction.atomic():
+        before = look_at(ApiKey, api_key.pk)
         if not ApiKey.objects.filter(pk=api_key.pk, revoked_at=None).update(revoked_at=now):
             return False
         api_key.refresh_from_db(fields=["revoked_at"])
-        enter_row(api_key, "revoked", {"tenant": api_key.tenant.slug})
+        enter_row(api_key, "revoked", before, {"tenant": api_key.tenant.slug})
     return True
 
 

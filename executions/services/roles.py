@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.models import Group, Permission
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import Before, enter_row, look_at
 from executions.services.ledger.rows import has_taken_stock
 
 ADMINISTRATOR = "Administrator"
@@ -75,12 +76,18 @@ def ensure_roles(using: str = "default", **_: Any) -> None:
     Group.objects.using(using).bulk_create(missing)
     through = Group.permissions.through
     for group in Group.objects.using(using).filter(name__in=_ROLES):
+        is_new = group.name not in existing
         wanted = _permissions(group.name, using).exclude(group=group).values_list("pk", flat=True)
-        given = through._default_manager.using(using).bulk_create(
-            [through(group_id=group.pk, permission_id=pk) for pk in wanted]
-        )
-        if given and has_taken_stock():
-            enter_row(group, "changed")
+        if not (wanted or is_new):
+            continue
+        with transaction.atomic(using=using):
+            is_entered = has_taken_stock()
+            before = look_at(Group, group.pk) if is_entered and not is_new else Before(None)
+            through._default_manager.using(using).bulk_create(
+                [through(group_id=group.pk, permission_id=pk) for pk in wanted]
+            )
+            if is_entered:
+                enter_row(group, "created" if is_new else "changed", before)
 
 
 def _permissions(role: str, using: str) -> QuerySet[Permission]:

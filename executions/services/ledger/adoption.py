@@ -13,17 +13,17 @@ from django.db.models import Model
 from executions.models import Execution, LedgerEntry
 from executions.services.ledger.append import append
 from executions.services.ledger.bindings import BINDINGS, columns_of, model_of, row_hash
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import Before, enter_row
 from executions.services.ledger.formats import parse
 from executions.services.ledger.head import read_head
 from executions.services.ledger.introductions import vouch_for_configured_keys
+from executions.services.ledger.last_entries import fill
 from executions.services.ledger.records import unentered
-from executions.services.ledger.rows import BASELINE, RowsRead
+from executions.services.ledger.rows import BASELINE, FOUND, NEVER_ENTERED, RowsRead
 from executions.services.ledger.sealing import append_execution, execution_content
 from executions.services.ledger.verification import verify_entry
 from providers.fields import DecryptionError
 
-FOUND = "found"
 _AT_ONCE = 100
 # In one transaction, which keeps other writers waiting.
 _WRITTEN_AT_ONCE = 10
@@ -37,6 +37,7 @@ def take_stock() -> int:
     added behind our back to a model that was taken in before.
     """
     vouch_for_configured_keys()
+    fill()
     entered = 0
     if not _adopted():
         entered += _enter_executions()
@@ -78,8 +79,10 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str], was_adopt
     said = rows.last_said(label, str(row.pk))
     if said is None and was_adopted:
         return False
+    before = Before(NEVER_ENTERED)
     if said is not None:
         _, bound, expected = said
+        before = Before(expected, rows.altered_at(label, str(row.pk)))
         if {*columns} <= {*bound}:
             return False
         try:
@@ -87,7 +90,7 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str], was_adopt
                 return False
         except (DecryptionError, AttributeError):
             return False
-    enter_row(row, FOUND)
+    enter_row(row, FOUND, before)
     return True
 
 

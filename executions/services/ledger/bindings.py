@@ -36,7 +36,8 @@ class Binding:
     `kind` is the kind of its entries and `subject` the column that they are called by. `related`
     are many-to-many relations, each with what names the rows at its other end. `shown` are columns
     that the entry also says in clear; None says all of them, which then must hold no secret and
-    nothing of a person. `check` looks at what no hash of columns can say.
+    nothing of a person. `check` looks at what no hash of columns can say, for a verification;
+    `compare` at that of it which no clock decides, before a change, and raises where it cannot.
     """
 
     kind: str
@@ -45,18 +46,28 @@ class Binding:
     shown: tuple[str, ...] | None = None
     only_if_changed: bool = False
     check: Callable[[Any], str] = lambda row: ""
+    compare: Callable[[Any], str] = lambda row: ""
 
 
 def _config_is_its_versions(row: Any) -> str:
-    """Its own hash would let a short secret be guessed; the one of its version is salted."""
+    try:
+        return _compare_config(row)
+    except DecryptionError as error:
+        return f"its configuration cannot be compared: {error}"
+
+
+def _compare_config(row: Any) -> str:
+    """Its own hash would let a short secret be guessed; the one of its version is salted. Both were
+    written with the same key: one that is lost makes neither readable."""
     versions = apps.get_model("providers", "ConfigVersion")._default_manager.defer("content")
     version = versions.filter(subject=row.provider_id, version=row.version).first()
     if version is None:
         # Saved past the services. That a version was removed is found at the version.
         return ""
+    config = row.config
     try:
-        return "" if config_of(version) == row.config else "its configuration is not its version's"
-    except (DecryptionError, InvalidConfiguration) as error:
+        return "" if config_of(version) == config else "its configuration is not its version's"
+    except InvalidConfiguration as error:
         return f"its configuration cannot be compared: {error}"
 
 
@@ -110,11 +121,13 @@ BINDINGS: Mapping[str, Binding] = {
         "session",
         shown=("tenant_slug", "state", "provider", "config_version", "closed_because"),
         check=_is_its_tenants,
+        compare=_is_its_tenants,
     ),
     "executions.snapshot": Binding(
         "snapshot",
         shown=("tenant_slug", "api_key_prefix", "source", "files"),
         check=_is_its_tenants,
+        compare=_is_its_tenants,
     ),
     # The secret itself is 256 random bits, which its hash does not give away.
     "executions.webhooksecret": Binding(
@@ -132,7 +145,11 @@ BINDINGS: Mapping[str, Binding] = {
     "providers.routestep": Binding("setting"),
     "providers.providerprice": Binding("setting"),
     "providers.providerconfig": Binding(
-        "setting", "provider_id", shown=("is_active", "version"), check=_config_is_its_versions
+        "setting",
+        "provider_id",
+        shown=("is_active", "version"),
+        check=_config_is_its_versions,
+        compare=_compare_config,
     ),
     "providers.configversion": Binding("setting", "subject", shown=("version",)),
     "providers.pendingchange": Binding("setting", shown=("author", "status", "decided_by")),

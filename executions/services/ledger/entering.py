@@ -1,52 +1,346 @@
-"""Entering what happened to a bound row, with one hash over all that is bound of it."""
+"""Entering what happened to a bound row, with one hash over all that is bound of it.
+
+Before it changes a row, the service compares it with the row's last entry (`look_at`). What differs
+was changed past the service, and is entered as that, for good: the entry of the honest change
+afterwards would cover it up. The new entry holds the hash of the row before.
+
+Whoever looks at a row holds it until the transaction ends, and enters nothing of a row that it does
+not hold. So of two who change a row at once, the second finds what the first entered.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, cast
 
+from django.db import transaction
 from django.db.models import Model
 
 from executions.models import LedgerEntry
 from executions.services.ledger.append import append
-from executions.services.ledger.bindings import BINDINGS, columns_of, row_hash
+from executions.services.ledger.bindings import (
+    BINDINGS,
+    columns_of,
+    encrypted_columns,
+    row_hash,
+)
 from executions.services.ledger.canonical import moment
-from executions.services.ledger.rows import DELETED
+from executions.services.ledger.head import lock_ledger
+from executions.services.ledger.keyring import LedgerUnavailable
+from executions.services.ledger.last_entries import (
+    LastEntry,
+    has_adopted,
+    last_entry,
+    note_written,
+    number_written,
+    written_since,
+)
+from executions.services.ledger.rows import (
+    ACCEPTED,
+    ALTERED,
+    DELETED,
+    FOUND,
+    NEVER_ENTERED,
+    NOT_COMPARED,
+    NOT_VOUCHED_FOR,
+)
 from executions.text import storable_value
+from providers.fields import DecryptionError
+
+logger = logging.getLogger(__name__)
+
+# What lets somebody sign in.
+_ACCOUNTS = frozenset(("auth.user", "otp_totp.totpdevice", "sandbox_site.recoverycode"))
 
 
-def enter_row(row: Model, action: str, said: Mapping[str, Any] | None = None) -> None:
+@dataclass(frozen=True)
+class Before:
+    """A row before a change.
+
+    `said` is what the entry of the change says of it: the hash that its last entry has, None where
+    there was no row, NEVER_ENTERED, NOT_VOUCHED_FOR or NOT_COMPARED.
+    `altered_at` is the entry that tells of an alteration which nobody has accepted since. `written`
+    is how many entries this thread had written by then.
+    """
+
+    said: str | None
+    altered_at: int | None = None
+    written: int = field(default_factory=number_written)
+
+
+@dataclass
+class _Save:
+    """A row that this thread saves now; `pk` is None for one that gets its key from the database.
+    `nested` are rows that a receiver changed before the entry of their creation was made."""
+
+    label: str
+    pk: str | None
+    is_new: bool = False
+    before: Before | None = None
+    nested: set[str] = field(default_factory=set)
+
+
+class _Saves(threading.local):
+    def __init__(self) -> None:
+        self.open: list[_Save] = []
+
+
+_saves = _Saves()
+
+
+@contextmanager
+def saving(row: Model) -> Iterator[None]:
+    """Within it the row is saved: `look_at_saved` compares it, and `before_of_saved` tells."""
+    pk = None if row.pk is None else str(row.pk)
+    _saves.open.append(_Save(_label(type(row)), pk))
+    try:
+        yield
+    finally:
+        _saves.open.pop()
+
+
+def look_at_saved(row: Model) -> None:
+    """Compare a row with its last entry before it is saved."""
+    save = _saves.open[-1]
+    key: Any = row._meta.pk
+    if save.pk is None or (row._state.adding and key.has_default()):
+        # It has a key of its own, and is compared as a new one.
+        save.is_new = True
+        return
+    save.before = look_at(type(row), row.pk)
+
+
+def before_of_saved(row: Model, *, created: bool) -> Before:
+    """What `look_at_saved` found of the row that is saved; a new one is compared now."""
+    save = _saves.open[-1]
+    if not created and save.before is not None:
+        return save.before
+    label, pk = _label(type(row)), str(row.pk)
+    last = last_entry(label, pk)
+    if pk in save.nested:
+        return _before(last, last.row_hash if last is not None else None)
+    # Nothing of a row that somebody removed is left in a new one of its key.
+    return replace(_judge(label, pk, None, last), altered_at=None)
+
+
+def look_at(model: type[Model], pk: Any) -> Before:
+    """Compare a row, as the database has it, with its last entry, and hold it.
+
+    Call it before the change, in the transaction of the change. A row that differs is entered as
+    altered outside. Raises LedgerUnavailable.
+    """
+    label, name = _label(model), str(pk)
+    for save in _saves.open:
+        if (save.label, save.pk) == (label, name) and save.before is not None:
+            # The row is changed already, and its entry is made when it is saved.
+            save.nested.add(name)
+            return save.before
+    row = _held(model, pk)
+    last = last_entry(label, name)
+    for save in _saves.open:
+        is_new = save.is_new and save.label == label and save.pk in (None, name)
+        if is_new and row is not None and last is None:
+            save.nested.add(name)
+            return Before(NOT_COMPARED)
+    return _judge(label, name, row, last)
+
+
+def is_altered(model: type[Model], pk: Any) -> bool:
+    """Whether a row was changed past the service, and nobody has accepted that. It is entered now,
+    if it was not: where the ledger takes no entry, it is compared alone. Raises LedgerUnavailable
+    without a key of the ledger."""
+    try:
+        with transaction.atomic():
+            return look_at(model, pk).altered_at is not None
+    except LedgerUnavailable as error:
+        logger.warning("%s %s could not be entered: %s", _label(model), pk, error.message)
+    with transaction.atomic():
+        row, last = _held(model, pk), last_entry(_label(model), str(pk))
+        has_been = last is not None and last.altered_at is not None
+        return has_been or bool(_difference(_label(model), row, last))
+
+
+def accept(row: Model, reason: str, said: Mapping[str, Any]) -> LedgerEntry | None:
+    """Enter that somebody answers for a row that was altered outside. None where it was not.
+
+    The alteration stays a finding. Raises LedgerUnavailable.
+    """
+    with transaction.atomic():
+        before = look_at(type(row), row.pk)
+        if before.altered_at is None:
+            return None
+        told = {**said, "reason": reason, "accepts": before.altered_at}
+        return enter_row(row, ACCEPTED, before, told)
+
+
+def enter_row(
+    row: Model, action: str, before: Before, said: Mapping[str, Any] | None = None
+) -> LedgerEntry | None:
     """Enter the row as the database has it now, in the transaction that made it so.
 
-    `said` is what the entry tells beside its columns. Raises LedgerUnavailable.
+    `before` is what `look_at` found of it before the change; `said` is what the entry tells beside
+    its columns. None where nothing changed that is to be entered. Raises LedgerUnavailable.
     """
-    label = row._meta.label_lower
+    label, pk = _label(type(row)), str(row.pk)
     binding = BINDINGS[label]
     columns: list[str] = []
     found = None
+    before = _now(label, pk, action, before)
     if action != DELETED:
-        columns = columns_of(type(row))
+        columns = columns_of(_concrete(type(row)))
         # Read again: what was saved may be a text for a date, or a number not yet rounded.
-        found = row_hash(type(row)._base_manager.get(pk=row.pk), columns)
-        if binding.only_if_changed and found == _last_hash(binding.kind, label, row.pk):
-            return
+        found = row_hash(_concrete(type(row))._base_manager.get(pk=row.pk), columns)
+        if binding.only_if_changed and action != ACCEPTED and found == before.said:
+            return None
     content = {
         **_facts(row, binding.shown),
         **(said or {}),
         "action": action,
         "model": label,
-        "row": str(row.pk),
+        "row": pk,
+        "columns": columns,
+        "row_hash": found,
+        "before": before.said,
+    }
+    if before.altered_at is not None and action not in (ACCEPTED, DELETED):
+        content["altered_at"] = before.altered_at
+    entry = append(binding.kind, _subject(row), content)
+    note_written(label, pk, entry)
+    return entry
+
+
+def _now(label: str, pk: str, action: str, before: Before) -> Before:
+    """What is so before this entry: the same transaction may have entered the row since."""
+    if (entry := written_since(label, pk, before.written)) is not None:
+        return _before(LastEntry(entry.sequence, entry.stated), entry.stated["row_hash"])
+    if before.said == NEVER_ENTERED and action != FOUND:
+        # Unless stock was taken since, of the row as it was.
+        lock_ledger()
+        if (last := last_entry(label, pk)) is not None:
+            return _before(last, last.row_hash)
+    return before
+
+
+def _judge(label: str, pk: str, row: Model | None, last: LastEntry | None) -> Before:
+    """What was before, by the row as it is. One that differs is entered as what it is."""
+    difference = _difference(label, row, last)
+    if difference is None:
+        why = NOT_VOUCHED_FOR if last is not None and last.problem else NOT_COMPARED
+        return _before(last, NEVER_ENTERED if last is None else why)
+    if not difference:
+        return _before(last, last.row_hash if last is not None and last.is_there else None)
+    return _enter_altered(label, pk, row, last, difference)
+
+
+def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | None:
+    """How a row differs from what was entered of it last; "" where it does not, None where that
+    cannot be told."""
+    if last is None:
+        if row is None:
+            return ""
+        return "it has no entry" if has_adopted(label) else None
+    if last.problem:
+        return last.problem if last.is_forged else None
+    if row is None or not last.is_there:
+        if row is None:
+            return "it was removed" if last.is_there else ""
+        return "it was removed, and is there again"
+    try:
+        if row_hash(row, last.columns) != last.row_hash:
+            return "it was changed"
+        return BINDINGS[label].compare(row)
+    except AttributeError:
+        # The column is gone with a later version.
+        return None
+    except DecryptionError:
+        # A key of FERNET_KEYS is lost, or somebody has written what is no text of ours.
+        facts = _facts(row, BINDINGS[label].shown)
+        named = _differing(facts, last.stated)
+        # Times and decimals are entered as they were before the database had them.
+        kinds = {column.attname: column.get_internal_type() for column in row._meta.concrete_fields}
+        is_changed = any(kinds[name] not in ("DateTimeField", "DecimalField") for name in named)
+        return "it was changed" if is_changed else None
+    except ValueError:
+        return "it holds what was never entered"
+
+
+def _enter_altered(
+    label: str, pk: str, row: Model | None, last: LastEntry | None, because: str
+) -> Before:
+    binding = BINDINGS[label]
+    stated = last.stated if last is not None else {}
+    columns: list[str] = []
+    found = None
+    if row is not None:
+        facts, subject = _facts(row, binding.shown), _subject(row)
+        try:
+            columns = columns_of(type(row))
+            found = row_hash(row, columns)
+        except (DecryptionError, ValueError):
+            columns = []
+    else:
+        facts = {name: stated[name] for name in binding.shown or () if name in stated}
+        subject = str(stated.get("subject", pk))
+    content = {
+        **facts,
+        "action": ALTERED,
+        "because": because,
+        "differs": _differing(facts, stated),
+        "model": label,
+        "row": pk,
         "columns": columns,
         "row_hash": found,
     }
-    append(binding.kind, _subject(row), content)
+    # Its own number is what the entries after it name.
+    entry = append(binding.kind, subject, content)
+    note_written(label, pk, entry)
+    logger.critical(
+        "ALERT: %s %s was changed past the service: %s. Find out who can write to the database, "
+        "and run `manage.py verify_ledger`.",
+        label,
+        pk,
+        because,
+        extra={
+            "alert": "account_altered_outside" if label in _ACCOUNTS else "row_altered_outside",
+            "ledger_sequence": entry.sequence,
+        },
+    )
+    return Before(found, entry.sequence)
+
+
+def _differing(facts: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
+    return [name for name in facts if name in stated and stated[name] != facts[name]]
+
+
+def _before(last: LastEntry | None, said: str | None) -> Before:
+    return Before(said, None if last is None else last.altered_at)
+
+
+def _held(model: type[Model], pk: Any) -> Model | None:
+    """The row, which nobody else changes until this transaction ends; None where there is none.
+
+    What is encrypted is read when it is compared: a lost key must not keep a row from going.
+    """
+    rows = _concrete(model)._base_manager.select_for_update(no_key=True)
+    return rows.filter(pk=pk).defer(*encrypted_columns(_concrete(model))).first()
+
+
+def _concrete(model: type[Model]) -> type[Model]:
+    return cast("type[Model]", model._meta.concrete_model)
+
+
+def _label(model: type[Model]) -> str:
+    return _concrete(model)._meta.label_lower
 
 
 def _subject(row: Model) -> str:
-    binding = BINDINGS[row._meta.label_lower]
+    binding = BINDINGS[_label(type(row))]
     if binding.subject == "pk":
         return f"{row._meta.model_name} {row.pk}"
     return str(getattr(row, binding.subject) or "")
@@ -61,13 +355,3 @@ def _facts(row: Model, shown: tuple[str, ...] | None) -> dict[str, Any]:
                 value = moment(value)
             facts[column.attname] = format(value, "f") if isinstance(value, Decimal) else value
     return cast("dict[str, Any]", storable_value(facts))
-
-
-def _last_hash(kind: str, label: str, pk: Any) -> str | None:
-    named = f'"row":{json.dumps(str(pk))}'
-    newest = LedgerEntry.objects.filter(kind=kind, statement__contains=named).order_by("-sequence")
-    for entry in newest.iterator():
-        stated = entry.stated
-        if (stated["model"], stated["row"]) == (label, str(pk)):
-            return cast("str | None", stated["row_hash"])
-    return None

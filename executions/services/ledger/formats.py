@@ -33,6 +33,18 @@ def parse(statement: str) -> dict[str, Any] | None:
     return stated if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
 
+def bound_row_of(stated: Mapping[str, Any]) -> str | None:
+    """What the column `bound_row` of this entry holds; None for an entry of an execution."""
+    if stated["kind"] == "execution":
+        return None
+    return row_name(stated["model"], stated["row"]) if "row_hash" in stated else ""
+
+
+def row_name(model: str, row: str) -> str:
+    """A row as the column `bound_row` has it."""
+    return f"{model} {row}"
+
+
 def write(stated: Mapping[str, Any]) -> str:
     """The statement's text. Raises ValueError for a format that this version does not know."""
     known = _CANONICAL.get(stated.get("ledger"))

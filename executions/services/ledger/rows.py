@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Model
 
 from executions.models import LedgerEntry
@@ -16,11 +17,22 @@ from executions.services.ledger.bindings import (
     model_of,
     row_hash,
 )
+from executions.services.ledger.keyring import public_key_id
 from executions.services.ledger.marks import Problem
 from providers.fields import DecryptionError
 
 BASELINE = "baseline"
 DELETED = "deleted"
+FOUND = "found"
+# What a row is entered as that somebody changed past the service, and what somebody with the
+# server's shell says of it later.
+ALTERED = "altered outside"
+ACCEPTED = "accepted"
+# What an entry says of the row before, where it has no hash of it: nothing was ever entered of it;
+# no key vouches for its last entry; it could not be compared.
+NEVER_ENTERED = "never entered"
+NOT_VOUCHED_FOR = "not vouched for"
+NOT_COMPARED = "not compared"
 _AT_ONCE = 200
 
 
@@ -41,7 +53,7 @@ class RowsRead:
         self._said = sqlite3.connect("")
         self._said.execute(
             "CREATE TABLE said (model TEXT, row TEXT, sequence INTEGER, columns TEXT, hash TEXT,"
-            " PRIMARY KEY (model, row)) WITHOUT ROWID"
+            " former TEXT, altered INTEGER, key_id TEXT, PRIMARY KEY (model, row)) WITHOUT ROWID"
         )
 
     def __enter__(self) -> RowsRead:
@@ -50,23 +62,57 @@ class RowsRead:
     def __exit__(self, *_: object) -> None:
         self._said.close()
 
-    def read(self, stated: Mapping[str, Any]) -> None:
-        """Take in what an authentic entry says of a row."""
+    def read(self, stated: Mapping[str, Any]) -> str:
+        """Take in what an authentic entry says of a row. What it tells of an alteration, which no
+        later entry makes good; "" where it tells of none."""
         if stated["kind"] == BASELINE:
             self.adopted.update(stated["models"])
         if "row_hash" not in stated:
-            return
-        if stated["action"] == DELETED:
-            place = (stated["model"], stated["row"])
+            return ""
+        place = (stated["model"], stated["row"])
+        said = self._said.execute(
+            "SELECT sequence, hash, former, key_id FROM said WHERE model = ? AND row = ?", place
+        ).fetchone()
+        problem = self._alteration(stated, said)
+        if stated["action"] == DELETED or stated["row_hash"] is None:
             self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
-            return
+            return problem
+        # Taking stock enters a row that is as it was, and whoever changes it at that moment may
+        # have compared it with the entry before.
+        former = said[1] if said is not None and stated["action"] == FOUND else None
+        is_altered = stated["action"] == ALTERED
         self._said.execute(
-            "INSERT OR REPLACE INTO said VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO said VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(stated["model"], stated["row"], stated["sequence"]),
-                *(json.dumps(stated["columns"]), stated["row_hash"]),
+                *(*place, stated["sequence"], json.dumps(stated["columns"]), stated["row_hash"]),
+                *(former, stated["sequence"] if is_altered else stated.get("altered_at")),
+                stated["key_id"],
             ),
         )
+        return problem
+
+    def _alteration(self, stated: Mapping[str, Any], said: tuple[int, str, str, str] | None) -> str:
+        row = f"{stated['model']} {stated['row']}"
+        if stated["action"] == ALTERED:
+            return f"{row} was changed past the service: {stated['because']}"
+        # Entries of earlier versions say nothing of the row before.
+        before = stated.get("before", NOT_COMPARED)
+        if before == NOT_COMPARED:
+            return ""
+        if before == NEVER_ENTERED:
+            is_right = said is None and stated["model"] not in self.adopted
+        elif before == NOT_VOUCHED_FOR:
+            # Somebody may have put its key into the settings since.
+            named = {public_key_id(key) for key in settings.LEDGER_TRUSTED_KEYS}
+            is_right = said is None or said[3] in named
+        elif before is None:
+            is_right = said is None
+        else:
+            is_right = said is not None and before in said[1:3]
+        if is_right:
+            return ""
+        last = "no entry says it was" if said is None else f"entry {said[0]} left it"
+        return f"{row} was changed past the service: it was not as {last}"
 
     def keep(self) -> None:
         self._said.commit()
@@ -111,7 +157,9 @@ class RowsRead:
                 if not self._difference(label, row):
                     self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
                 elif self.last_said(*place) is None:
-                    self._said.execute("INSERT INTO said VALUES (?, ?, 0, '', '')", place)
+                    self._said.execute(
+                        "INSERT INTO said VALUES (?, ?, 0, '', '', NULL, NULL, NULL)", place
+                    )
             after = chunk[-1].pk
 
     def last_said(self, label: str, row: str) -> tuple[int, list[str], str] | None:
@@ -120,6 +168,13 @@ class RowsRead:
             "SELECT sequence, columns, hash FROM said WHERE model = ? AND row = ?", (label, row)
         ).fetchone()
         return None if said is None or not said[0] else (said[0], json.loads(said[1]), said[2])
+
+    def altered_at(self, label: str, row: str) -> int | None:
+        """The entry that tells of an alteration of the row which nobody has accepted since."""
+        found = self._said.execute(
+            "SELECT altered FROM said WHERE model = ? AND row = ?", (label, row)
+        ).fetchone()
+        return found[0] if found else None
 
     def _difference(self, label: str, row: Model) -> str:
         """How a row differs from what was said of it last; "" when it does not."""

@@ -13,7 +13,7 @@ from executions.models import Execution, LedgerEntry
 from executions.services.ledger import marks
 from executions.services.ledger.canonical import digest, moment
 from executions.services.ledger.findings import Finding, Verification
-from executions.services.ledger.formats import parse, signed_bytes, write
+from executions.services.ledger.formats import bound_row_of, parse, signed_bytes, write
 from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.records import (
@@ -152,8 +152,8 @@ class _Reading:
             # As it states: its column is anybody's to write.
             if stated["kind"] == "execution":
                 executions.append((entry, stated))
-            else:
-                self.rows.read(stated)
+            elif problem := self.rows.read(stated):
+                self._find("altered outside", entry.sequence, problem)
         self.rows.keep()
         if self.erasures is not None:
             for start in range(0, len(executions), RECORDS_AT_ONCE):
@@ -273,6 +273,10 @@ class _Reading:
         named = stated["subject"] if stated["kind"] == "execution" else None
         if named != (str(entry.execution_id) if entry.execution_id else None):
             differing.append("execution_id")
+        bound_row = bound_row_of(stated)
+        # Nobody has filled it in of what the former version wrote.
+        if entry.bound_row != bound_row and (entry.bound_row is not None or bound_row is None):
+            differing.append("bound_row")
         if entry.digest != digest(entry.statement):
             differing.append("digest")
         if differing:

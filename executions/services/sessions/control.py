@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from executions.models import Session
 from executions.services.declared import refuse
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
 from executions.services.sessions.ending import end_leftovers, in_background, lose
 from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_ended
@@ -96,9 +96,10 @@ def resetting(session: Session, by: str) -> Waits[Session]:
     with transaction.atomic():
         row = Session.objects.filter(pk=session.pk, closed_at=None)
         default = {"id": DEFAULT_CONTEXT, "language": session.language, "cwd": ""}
+        before = look_at(Session, session.pk)
         if row.update(contexts=[default], used_at=Now()):
             session.refresh_from_db()
-            enter_row(session, "reset", {"by": by})
+            enter_row(session, "reset", before, {"by": by})
     end_leftovers(session, only=running, because="Its session was reset.")
     session.refresh_from_db()
     refuse_ended(session)
@@ -114,10 +115,11 @@ def change(
         row = Session.objects.filter(pk=session.pk, closed_at=None)
         if if_awake:
             row = row.exclude(state=Session.State.ASLEEP)
+        before = look_at(Session, session.pk)
         won = row.update(**changes.given, used_at=Now())
         session.refresh_from_db()
         if won and changes.given:
-            enter_row(session, "changed", {"by": by})
+            enter_row(session, "changed", before, {"by": by})
     refuse_ended(session)
     if not won:
         raise SessionAsleep("The session sleeps.")

@@ -17,7 +17,7 @@ from executions.models import Execution, Session, Workspace
 from executions.services import polling
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import bells, followers
 from executions.services.sessions.place import asked, forget
 from executions.services.waiting import Waits
@@ -189,10 +189,12 @@ def _falls_asleep(session: Session, because: str) -> bool:
         Workspace.objects.filter(pk=saved.pk).update(
             problem=_UNSAVED_LOST, lost_turns=[*(saved.lost_turns or []), *lost]
         )
+    before = look_at(Session, session.pk)
     Session.objects.filter(pk=session.pk).update(
         state=Session.State.ASLEEP, ref=None, unsaved_since=None
     )
-    enter_row(Session.objects.get(pk=session.pk), "asleep", {"because": because[:255]})
+    asleep = Session.objects.get(pk=session.pk)
+    enter_row(asleep, "asleep", before, {"because": because[:255]})
     logger.warning("session %s is asleep: its sandbox is gone: %s", session.pk, because)
     return True
 
@@ -258,12 +260,13 @@ def end_leftovers(
 
 def _end(session: Session, state: Session.State, because: str, by: str = "") -> bool:
     """Within a transaction. False when it had ended."""
+    before = look_at(Session, session.pk)
     row = Session.objects.filter(pk=session.pk, closed_at=None)
     won = row.update(state=state, closed_at=Now(), closed_because=because[:255])
     session.refresh_from_db(fields=["state", "closed_at", "closed_because"])
     if won:
         give_back(session)
-        enter_row(session, state.value, {"by": by} if by else None)
+        enter_row(session, state.value, before, {"by": by} if by else None)
         logger.info("session %s is %s: %s", session.pk, state.value, because)
     return bool(won)
 

@@ -18,7 +18,7 @@ from executions.services.disk import refuse_when_full
 from executions.services.isolation import floor_for, require_provider, require_sandbox
 from executions.services.key_bounds import allowed_steps, require_template
 from executions.services.languages import refuse_unsupported
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_stopping
 from executions.services.policies.enforcing import Held
@@ -238,12 +238,13 @@ def _put(
         "process": None,
     }
     with transaction.atomic():
+        before = look_at(Session, session.pk)
         won = Session.objects.filter(pk=session.pk, closed_at=None).update(**values)
         session.refresh_from_db()
         if won:
             # From this mark on others change what was put there.
             Workspace.objects.filter(session=session.pk).update(mark=mark, former=None)
-            enter_row(session, "opened", {"from": str(source)} if source else None)
+            enter_row(session, "opened", before, {"from": str(source)} if source else None)
     refuse_ended(session)
 
 

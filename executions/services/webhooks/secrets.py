@@ -12,7 +12,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.models import Tenant, WebhookSecret
 from executions.services.declared import refuse
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.webhooks.signing import PREFIX
 
 _BYTES = 32
@@ -43,11 +43,12 @@ def check_room(tenant: Tenant) -> None:
 def retire(secret: WebhookSecret) -> bool:
     """Have nothing signed with it any more. False when it was so before."""
     with transaction.atomic():
+        before = look_at(WebhookSecret, secret.pk)
         row = WebhookSecret.objects.filter(pk=secret.pk, retired_at=None)
         if not row.update(retired_at=timezone.now()):
             return False
         secret.refresh_from_db(fields=["retired_at"])
-        enter_row(secret, "retired", {"tenant": secret.tenant.slug})
+        enter_row(secret, "retired", before, {"tenant": secret.tenant.slug})
     return True
 
 

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from executions.models import Session, Workspace
 from executions.services.holds import held_of
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ def clean(session_id: UUID) -> bool:
     if not settings.DELETE_S3_ON_CLEANUP:
         return False
     with transaction.atomic():
+        # A session before a workspace, as everywhere.
+        before = look_at(Session, session_id)
         rows = Workspace.objects.select_for_update(of=("self",))
         mine = rows.filter(session=session_id, session__closed_at__isnull=False)
         if (workspace := mine.select_related("tenant").first()) is None:
@@ -36,7 +38,7 @@ def clean(session_id: UUID) -> bool:
         # Before anything is entered in the ledger, which all wait for.
         drafts.detach(workspace)
         files = workspace.files
-        enter_row(Session.objects.get(pk=session_id), "cleaned", {"files": files})
+        enter_row(Session.objects.get(pk=session_id), "cleaned", before, {"files": files})
     logger.info("the %s saved files of session %s were removed", files, session_id)
     blobs.remove_unnamed(workspace.tenant_id, drafts.discard(workspace.pk))
     return True

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 
 from executions.models import Session, Tenant, Workspace
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.restoring import Restored, to_restore
 
@@ -63,6 +63,7 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
         rows = Session.objects.select_for_update().defer("env", "ref")
         if rows.filter(pk=session.pk, closed_at=None).first() is None:
             return []
+        before = look_at(Session, session.pk)
         # The marks and turns were the former's. Who still saves that one finds the version changed.
         won = Workspace.objects.filter(session=former.pk).update(
             session=session.pk,
@@ -79,7 +80,8 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
             raise Conflict("Another session has begun with these files.", field="from")
         if not won:
             return []
-        enter_row(Session.objects.get(pk=session.pk), "inherited", {"from": str(former.pk)})
+        mine = Session.objects.get(pk=session.pk)
+        enter_row(mine, "inherited", before, {"from": str(former.pk)})
     logger.info("session %s has the saved files of session %s", session.pk, former.pk)
     return to_restore(Workspace.objects.get(session=session.pk))
 
@@ -94,6 +96,7 @@ def give_back(session: Session) -> None:
     former = Session.objects.filter(pk=mine.former, workspace__isnull=True).first()
     if former is None:
         return
+    before = look_at(Session, former.pk)
     rows = Workspace.objects.filter(pk=mine.pk, session=session.pk)
     if rows.update(session=former.pk, former=None, version=F("version") + 1):
-        enter_row(former, "inherited", {"from": str(session.pk)})
+        enter_row(former, "inherited", before, {"from": str(session.pk)})

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from executions.models import Execution, Session, Workspace
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import bells
 from executions.services.sessions.ending import (
     OVER_AGE,
@@ -90,11 +90,12 @@ def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -
         if mine.first() is None or busy([session.pk]):
             return None
         left = in_background(session)
+        before = look_at(Session, session.pk)
         Session.objects.filter(pk=session.pk).update(
             state=Session.State.ASLEEP, ref=None, unsaved_since=None
         )
         _note_cut_off(session)
-        enter_row(Session.objects.get(pk=session.pk), "asleep", {"because": because})
+        enter_row(Session.objects.get(pk=session.pk), "asleep", before, {"because": because})
     return left
 
 

@@ -18,7 +18,7 @@ from executions.models import Session, Snapshot, Tenant, Workspace
 from executions.services import batches, ongoing
 from executions.services.declared import declared
 from executions.services.holds import held_of
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.ledger.rows import DELETED
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import snapshots_of
@@ -238,11 +238,12 @@ def remove(snapshot: Snapshot, by: str) -> bool:
         if workspace is None:
             return False
         # Entered below, with who did it.
+        before = look_at(Snapshot, snapshot.pk)
         mine = Snapshot.objects.filter(pk=snapshot.pk)
         mine._raw_delete(mine.db)
         # Before anything is entered in the ledger, which all wait for.
         drafts.detach(workspace)
-        enter_row(snapshot, DELETED, {"by": by})
+        enter_row(snapshot, DELETED, before, {"by": by})
     logger.info("the snapshot %s was removed, with %s rows", snapshot.pk, workspace.files)
     # The rows may be many, and storage may be slow. What is not removed now is collected later.
     tenant, pk = workspace.tenant_id, workspace.pk

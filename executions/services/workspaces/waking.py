@@ -22,7 +22,7 @@ from executions.services import leases
 from executions.services.asking import ask
 from executions.services.disk import refuse_when_full
 from executions.services.isolation import floor_for, require_provider, require_sandbox
-from executions.services.ledger.entering import enter_row
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
 from executions.services.routes import Step, lent
@@ -211,6 +211,7 @@ def _put(
 ) -> None:
     """Write down that it is awake. Raises Conflict where it was closed meanwhile."""
     with transaction.atomic():
+        before = look_at(Session, session.pk)
         mine = Session.objects.filter(
             pk=session.pk, state=Session.State.ASLEEP, waking_since=claimed_at
         )
@@ -231,7 +232,7 @@ def _put(
         session.refresh_from_db()
         if won:
             _begin_anew(session, mark, turn)
-            enter_row(session, "awake")
+            enter_row(session, "awake", before)
     if not won:
         refuse_ended(session)
         raise SessionClosed("The session was woken by another one meanwhile.")

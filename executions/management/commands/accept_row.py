@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from executions.receivers import said_of
+from executions.services.ledger import LedgerUnavailable
+from executions.services.ledger.bindings import BINDINGS, model_of
+from executions.services.ledger.entering import accept
+from providers.checks import BEFORE_WORK
+
+
+class Command(BaseCommand):
+    requires_system_checks = BEFORE_WORK
+    help = (
+        "Answer for a row that was changed past the service, as it is now. An account can sign in "
+        "again. It is an entry of the ledger; what was changed stays a finding of verify_ledger."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("model", help="as verify_ledger names it, such as auth.user")
+        parser.add_argument("key", help="the number or id of the row, behind the model")
+        parser.add_argument("--reason", required=True, help="who changed it, and how that is known")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        label, key = options["model"].lower(), options["key"]
+        model = model_of(label) if label in BINDINGS else None
+        if model is None:
+            raise CommandError(f"The ledger binds no rows of {label!r}.")
+        try:
+            row = model._base_manager.filter(pk=key).first()
+        except (ValueError, ValidationError):
+            row = None
+        if row is None:
+            raise CommandError(f"There is no row {key!r} of {label}.")
+        try:
+            entry = accept(row, options["reason"], said_of(row))
+        except LedgerUnavailable as error:
+            raise CommandError(error.message) from error
+        if entry is None:
+            self.stdout.write(f"{label} {key} is as it was entered.")
+        else:
+            self.stdout.write(f"entry {entry.sequence}: {label} {key} is accepted as it is")
