@@ -46,7 +46,7 @@ _ALSO = {
 # A clock that was set back a little goes on in the same minute; one that is far off begins anew.
 _SAME = f"{{now}} - started BETWEEN -{WINDOW_SECONDS} AND {WINDOW_SECONDS - 1}"
 _TAKE = (
-    f"UPDATE {_TABLE} SET taken = taken + 1 WHERE tenant_id = %s AND {_SAME} AND taken < %s"  # noqa: S608
+    f"UPDATE {_TABLE} SET taken = taken + %s WHERE tenant_id = %s AND {_SAME} AND taken < %s"  # noqa: S608
     " RETURNING taken, started, {now}{also}"
 )
 # Whoever is first in a new minute. The others find it begun.
@@ -91,8 +91,9 @@ class Rate:
             )
 
 
-def take(tenant: Tenant, *, only_reads: bool = False) -> Rate:
-    """Count one request of the tenant, if there is a place for it.
+def take(tenant: Tenant, *, only_reads: bool = False, counts_as: int = 1) -> Rate:
+    """Count one request of the tenant, if there is a place for it. One that counts as several
+    needs one place, so that every tenant can send the largest.
 
     While nothing can be written, one that `only_reads` is counted by this process alone: nothing
     runs then, and what is recorded can be read. Raises what the database does.
@@ -106,7 +107,7 @@ def take(tenant: Tenant, *, only_reads: bool = False) -> Rate:
             return Rate(limit, limit, known[2], known[1] - now)
         _refused.pop(tenant.pk, None)
     taken = _taken_if_possible if only_reads else _taken
-    rate = taken(tenant.pk, limit)
+    rate = taken(tenant.pk, limit, counts_as)
     if rate.wait is not None:
         _refused[tenant.pk] = (limit, now + rate.wait, rate.resets_at)
     return rate
@@ -121,9 +122,9 @@ def used(tenant: Tenant) -> Rate | None:
     return Rate(limit, seen[0], seen[1] + WINDOW_SECONDS)
 
 
-def _taken(tenant_id: int, limit: int) -> Rate:
+def _taken(tenant_id: int, limit: int, counts_as: int) -> Rate:
     for _ in range(_TRIES):
-        if found := _ask(_TAKE, [tenant_id, limit]):
+        if found := _ask(_TAKE, [counts_as, tenant_id, limit]):
             taken, started, _now = found
             return Rate(limit, taken, started + WINDOW_SECONDS)
         seen = _ask(_LOOK, [tenant_id])
@@ -138,30 +139,31 @@ def _taken(tenant_id: int, limit: int) -> Rate:
     return Rate(limit, limit, int(time.time()) + 1, 1.0)
 
 
-def _taken_if_possible(tenant_id: int, limit: int) -> Rate:
+def _taken_if_possible(tenant_id: int, limit: int, counts_as: int) -> Rate:
     global _away_until
     if time.monotonic() >= _away_until:
         try:
             with not_waiting_for_long(_PATIENCE_SECONDS):
-                return _taken(tenant_id, limit)
+                return _taken(tenant_id, limit, counts_as)
         except DatabaseFailure as error:
             if not (problem := problem_of(error)):
                 raise
             logger.warning("requests that read are counted by each process alone: %s", problem)
             _away_until = time.monotonic() + _AWAY_SECONDS
-    return _counted_here(tenant_id, limit)
+    return _counted_here(tenant_id, limit, counts_as)
 
 
-def _counted_here(tenant_id: int, limit: int) -> Rate:
+def _counted_here(tenant_id: int, limit: int, counts_as: int) -> Rate:
     now = time.monotonic()
     with _counting:
         since, number = _by_itself.get(tenant_id, (now, 0))
         if now - since >= WINDOW_SECONDS:
             since, number = now, 0
         has_place = number < limit
-        _by_itself[tenant_id] = (since, number + has_place)
+        used = number + counts_as if has_place else number
+        _by_itself[tenant_id] = (since, used)
     left = WINDOW_SECONDS - (now - since)
-    return Rate(limit, number + has_place, int(time.time() + left), None if has_place else left)
+    return Rate(limit, used, int(time.time() + left), None if has_place else left)
 
 
 def _is_same(taken: int, started: int, now: int) -> bool:
