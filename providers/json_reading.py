@@ -101,6 +101,15 @@ def read_file(
         raise CannotRead(str(error)) from error
 
 
+def read_bytes(text: bytes, encoded: Sequence[str] = (), most_text: int = MOST_TEXT) -> Read:
+    """As `read_file`, of a text that is in memory."""
+    if is_plain(text):
+        return read_text(text)
+    with TemporaryFile() as body:
+        body.write(text)
+        return read_file(body, len(text), encoded, most_text)
+
+
 def _read_apart(body: int, encoded: Sequence[str], most_text: int) -> Read:
     bounds = (str(MOST_VALUES), str(MOST_DEPTH), str(most_text))
     with TemporaryFile() as told:

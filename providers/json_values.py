@@ -74,14 +74,18 @@ def check(text: bytes, most_values: int, most_depth: int) -> int:
     return values
 
 
-def taken_apart(text: bytes, most_values: int, most_text: int, encoded: set[str]) -> Any:
+def taken_apart(
+    text: bytes, most_values: int, most_text: int, encoded: set[str]
+) -> tuple[bytes, list[Part]]:
     """The value of a text that was checked, compact and with nulls in place of its long texts, and
     these, each with where it belongs. Under the names `encoded` they are base64, and decoded.
 
     Raises ValueError for what is no JSON, and TooMuch.
     """
     nonce = os.urandom(16).hex()
-    pieces, spans, at = [], [], 0
+    pieces: list[bytes] = []
+    spans: list[tuple[int, int]] = []
+    at = 0
     for number, found in enumerate(_STRINGS.finditer(text)):
         if number > 2 * most_values:
             # There are more than values with their names: it is no JSON, as is found below.
@@ -173,13 +177,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.alarm(WALL_SECONDS)
     os.nice(5)
-    rest, parts = b"", []
+    rest, parts = b"", list[Part]()
+    said: dict[str, Any]
     try:
         text = as_utf8(_input(size))
         values = check(text, most_values, most_depth)
         rest, parts = taken_apart(text, most_values, most_text, encoded)
-        said = {"values": values, "rest": len(rest)}
-        said["parts"] = [(path, kind, len(content)) for path, kind, content in parts]
+        lengths = [(path, kind, len(content)) for path, kind, content in parts]
+        said = {"values": values, "rest": len(rest), "parts": lengths}
     except MemoryError:
         said = {"too_much": "Takes more memory to read than it may"}
     except TooMuch as error:

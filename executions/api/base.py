@@ -34,8 +34,8 @@ from executions.services.bodies import (
     BODY,
     SMALL,
     BodyTooLarge,
+    reading,
     requests_of,
-    value_in,
     value_of,
 )
 from executions.services.record import Caller
@@ -173,7 +173,7 @@ def _value_of(meta: Mapping[str, Any], stream: IO[Any], bounds: Bounds) -> Any:
         body = stream.read()
     except OSError:
         raise InvalidConfiguration("body: Was not received in full.", field="body") from None
-    return value_in(body, bounds)
+    return value_of(reading(body, bounds), bounds)
 
 
 def require_length(meta: Mapping[str, Any], most: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 
@@ -21,10 +21,10 @@ from providers.json_reading import (
     Bounds,
     CannotRead,
     Read,
-    TooMuch,
     read_file,
     read_text,
 )
+from providers.json_values import TooMuch
 
 # In the environment of a request: the future of what its body says, where that has been read, and
 # what the server holds of it, which may grow (`Share`).
@@ -40,6 +40,10 @@ OF_ONE_TENANT = 20
 # Whose long texts are decoded where they are read.
 _ENCODED = ("content_base64",)
 MIB = 1024 * 1024
+
+
+class Held(Protocol):
+    def hold_unpacked(self, owner: str, size: int) -> None: ...
 
 
 class BodyTooLarge(InvalidConfiguration):
@@ -77,14 +81,20 @@ def value_of(read: Future[Read], bounds: Bounds) -> Any:
     return found.value
 
 
-def value_in(text: bytes, bounds: Bounds) -> Any:
-    """The value of a small text, read in place. Raises as `value_of` does."""
+def reading(text: bytes, bounds: Bounds) -> Future[Read]:
+    """A small text, read in place."""
     read: Future[Read] = Future()
     try:
         read.set_result(read_text(text, bounds))
     except ValueError as error:
         read.set_exception(error)
-    return value_of(read, bounds)
+    return read
+
+
+def require_size(text: bytes, bounds: Bounds) -> None:
+    """Raises BodyTooLarge."""
+    if len(text) > bounds.bytes:
+        raise BodyTooLarge(f"body: Must be at most {bounds.bytes} bytes.", field="body")
 
 
 def requests_of(size: int) -> int:

@@ -88,7 +88,7 @@ class Share:
         self._held[owner] += size
 
     def hold_unpacked(self, owner: str, size: int) -> None:
-        """The same for what a view finds in the body. Raises RateLimited and ProviderUnavailable."""
+        """The same for what a view finds in it. Raises RateLimited and ProviderUnavailable."""
         try:
             self.hold(owner, size)
         except Refused as refusal:

@@ -52,7 +52,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 HEALTH, READY, API, PAGES = "health", "ready", "api", "pages"
 _LANES = {"/healthz": HEALTH, "/readyz": READY}
 _API_PATHS = ("/api/v1", "/v1/", "/mcp", "/artifacts/", *e2b_credentials.PATHS)
-_JSON_PATHS = (*_API_PATHS, "/api/admin/")
+# Whose bodies are read as JSON, by views that do not read smaller ones themselves.
+_JSON_PATHS = ("/api/v1", "/api/admin/", "/v1/", "/mcp", "/sandboxes", "/v2/sandboxes")
 # About what a value takes in memory: a small object, or a name with what it names.
 VALUE_BYTES = 100
 
