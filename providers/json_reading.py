@@ -19,7 +19,8 @@ from providers import json_values
 from providers.json_values import BASE64, NO_BASE64, TooMuch
 
 MOST_VALUES = 100_000
-MOST_DEPTH = 208
+# More than arguments may have, so that it is said of them.
+MOST_DEPTH = 400
 MOST_TEXT = 8 * 1024 * 1024
 # Of what is read at once, without a process.
 SMALL_BYTES = 64 * 1024

@@ -33,7 +33,7 @@ BODY, HELD = "cofferdam.body", "cofferdam.held"
 LARGE = Bounds(1 << 40, MOST_VALUES)
 SMALL = Bounds(1024 * 1024, 10_000)
 # Of a key that only reads, and of what an MCP client says to begin with.
-TINY = Bounds(SMALL_BYTES, 1000)
+TINY = Bounds(SMALL_BYTES, 1000, depth=32)
 
 AT_ONCE = 2
 OF_ONE_TENANT = 20

@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def parse(text: bytes, timeout: float) -> Job:
-    """The job in a request body. Raises Refused, and ProviderUnavailable where it cannot be read."""
+    """The job in a request body. Raises Refused and ProviderUnavailable."""
     try:
         return _job_in(_object(text), timeout)
     except Refused as refused:
