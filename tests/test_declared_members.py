@@ -130,7 +130,9 @@ def test_every_body_says_that_there_are_too_many(body: Body[Any]) -> None:
                 continue
             is_list = issubclass(get_origin(get_args(kind)[0]), Sequence)
             names = range(number.most + 1)
-            given: Any = Unseen([{}] * len(names)) if is_list else {f"n{each}": {} for each in names}
+            given: Any = (
+                Unseen([{}] * len(names)) if is_list else {f"n{each}": {} for each in names}
+            )
             with pytest.raises(InvalidConfiguration) as refused:
                 body.read({**required_of(body), field: given})
             assert refused.value.field == field
