@@ -36,7 +36,7 @@ SMALL = Bounds(1024 * 1024, 10_000)
 TINY = Bounds(SMALL_BYTES, 1000, depth=32)
 
 AT_ONCE = 2
-OF_ONE_TENANT = 20
+OF_ONE_TENANT = 100
 # Whose long texts are decoded where they are read.
 _ENCODED = ("content_base64",)
 MIB = 1024 * 1024

@@ -12,9 +12,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,15 @@ from django.test import RequestFactory
 from rest_framework.request import Request
 
 from executions.api.e2b.uploads import sent_in
-from executions.services.bodies import HELD, LARGE, OF_ONE_TENANT, SMALL, TINY, requests_of
+from executions.services.bodies import (
+    HELD,
+    LARGE,
+    OF_ONE_TENANT,
+    SMALL,
+    TINY,
+    requests_of,
+    submit_read,
+)
 from providers import json_values
 from providers.errors import RateLimited
 from providers.json_reading import MOST_VALUES, Base64, TooMuch, read_bytes, read_text
@@ -194,19 +204,29 @@ def test_a_large_body_counts_as_several_requests(site: Site) -> None:
     assert (left[0] - left[1], left[1] - left[2]) == (1, 6)
 
 
-def test_one_body_more_than_a_tenants_line_is_told_to_come_again(site: Site) -> None:
-    body = b'{"code":"","x":"' + b"\\n" * (2 * MIB) + b'"}'
-    count = 3 * OF_ONE_TENANT
-    with ThreadPoolExecutor(count) as threads:
-        sent: list[Future[Answer]] = [
-            threads.submit(post, site, EXECUTIONS, body, site.alice) for _ in range(count)
-        ]
-        site.assert_serves_others()
-        answers = [each.result() for each in sent]
-    assert {answer.status for answer in answers} <= {400, 413, 429}
-    for answer in answers:
-        if answer.status == 429:
-            assert int(answer.headers["retry-after"]) >= 1
+class Slow(BytesIO):
+    """A body that is not read before `goes_on`."""
+
+    def __init__(self, goes_on: threading.Event) -> None:
+        super().__init__(b"{}")
+        self._goes_on = goes_on
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        assert self._goes_on.wait(60)
+        return super().read(size)
+
+
+def test_one_body_more_than_a_tenants_line_is_refused_and_holds_up_no_other() -> None:
+    goes_on = threading.Event()
+    try:
+        held = [submit_read(Slow(goes_on), 2, "greedy") for _ in range(OF_ONE_TENANT)]
+        with pytest.raises(RateLimited, match="large requests"):
+            submit_read(Slow(goes_on), 2, "greedy")
+        assert submit_read(BytesIO(b"[1]"), 3, "other").result(60).value == [1]
+        assert not any(each.done() for each in held)
+    finally:
+        goes_on.set()
+    assert [each.result(60).value for each in held] == [{}] * OF_ONE_TENANT
 
 
 def test_the_values_are_counted_before_any_is_made() -> None:
