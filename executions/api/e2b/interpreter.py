@@ -152,10 +152,8 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     """The id of the context that is meant, and what it runs. Raises Refused."""
     known = {each["id"]: each["language"] for each in session.contexts}
     if context:
-        if not isinstance(context, str):
-            raise invalid("context_id: Must be a text.")
-        if context not in known:
-            raise _no_context(context)
+        if not isinstance(context, str) or context not in known:
+            raise _no_context(context if isinstance(context, str) else "")
         return context, known[context]
     if not language:
         return DEFAULT_CONTEXT, known.get(DEFAULT_CONTEXT, session.language)

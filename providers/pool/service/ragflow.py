@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from providers.errors import CREATION_FAILED, RATE_LIMITED, ProviderUnavailable, SandboxError
-from providers.json_reading import CannotRead, read_bytes
+from providers.json_reading import MOST_DEPTH, MOST_VALUES, CannotRead, is_plain, read_bytes
+from providers.json_values import check
 from providers.pool.requests import arguments_problem
 from providers.values import ArtifactFile, ExecutionResult, Job, RunLimits
 
@@ -182,7 +184,7 @@ def _object(text: bytes) -> dict[str, Any]:
     if not text:
         raise Refused({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
     try:
-        body = read_bytes(text).value
+        body = _value(text)
     except CannotRead as error:
         raise ProviderUnavailable(f"The request cannot be read now: {error}.") from error
     except ValueError as error:
@@ -206,6 +208,14 @@ def _object(text: bytes) -> dict[str, Any]:
             }
         )
     return body
+
+
+def _value(text: bytes) -> Any:
+    if not is_plain(text):
+        return read_bytes(text).value
+    check(text, MOST_VALUES, MOST_DEPTH)
+    # NaN is refused as the argument that it is.
+    return json.loads(text)
 
 
 def _decoded(encoded: str) -> str:
