@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException
+from multiprocessing.synchronize import Event as Stop
 from pathlib import Path
+from typing import Any
 
 from benchmarks.bounds import Tenant
 from benchmarks.service import Service, running_service
 
 KEYS = 8
 MIB = 1024 * 1024
+Answer = tuple[int, float]
 # How long memory has to come back.
 _SETTLE_SECONDS = 60
 
@@ -43,7 +47,8 @@ class Attack:
 @dataclass(frozen=True)
 class Seen:
     """Milliseconds and MiB. `answers` are the attacker's, by status; 0 is none. `ended` are runs of
-    the other tenant that did not succeed."""
+    the other tenant that did not succeed. Of /healthz it is the longest answer, alone and under
+    the attack."""
 
     name: str
     answer_ms: float
@@ -52,6 +57,7 @@ class Seen:
     p50_ms: float
     runs: int
     ended: int
+    healthz_alone_ms: float
     healthz_ms: float
     before_mib: float
     most_mib: float
@@ -110,27 +116,16 @@ ATTACKS = (
 def measure(service: Service, attack: Attack, keys: list[str], other: Tenant, each: float) -> Seen:
     """`each` is for how many seconds it goes on."""
     body = attack.body()
-    alone = [_milliseconds(other)[1] for _ in range(20)]
-    before = service.memory_bytes()
-    stop = threading.Event()
-    answers: Counter[int] = Counter()
-    took: list[float] = []
-    most, runs = before, []
-
-    def send(key: str) -> None:
-        while not stop.is_set():
-            began = time.perf_counter()
-            answers[_post(service, attack, key, body)] += 1
-            took.append((time.perf_counter() - began) * 1000)
-
-    with _health(service) as gaps, ThreadPoolExecutor(len(keys)) as threads:
-        for key in keys:
-            threads.submit(send, key)
+    with _beside(partial(_ask_health, service.port)) as calm:
+        alone = [_milliseconds(other)[1] for _ in range(20)]
+    before = most = service.memory_bytes()
+    runs = []
+    send = partial(_send, service.port, attack, keys, body)
+    with _beside(partial(_ask_health, service.port)) as health, _beside(send) as sent:
         until = time.monotonic() + each
         while time.monotonic() < until:
             runs.append(_milliseconds(other))
             most = max(most, service.memory_bytes())
-        stop.set()
     began = time.monotonic()
     while (after := service.memory_bytes()) > before * 1.1:
         if time.monotonic() > began + _SETTLE_SECONDS:
@@ -138,13 +133,14 @@ def measure(service: Service, attack: Attack, keys: list[str], other: Tenant, ea
         time.sleep(0.5)
     return Seen(
         attack.name,
-        statistics.median(took),
-        dict(answers),
+        statistics.median(ms for _, ms in sent),
+        dict(Counter(status for status, _ in sent)),
         statistics.median(alone),
         statistics.median(ms for _, ms in runs),
         len(runs),
         sum(not succeeded for succeeded, _ in runs),
-        max(gaps),
+        max(ms for _, ms in calm),
+        max(ms for _, ms in health),
         before / MIB,
         most / MIB,
         after / MIB,
@@ -158,43 +154,57 @@ def _milliseconds(tenant: Tenant) -> tuple[bool, float]:
     return status == 200 and answer["status"] == "succeeded", seconds * 1000
 
 
-def _post(service: Service, attack: Attack, key: str, body: bytes) -> int:
-    connection = HTTPConnection("127.0.0.1", service.port, timeout=300)
-    headers = {"X-API-Key": key, "Content-Type": "application/json", **dict(attack.headers)}
-    try:
-        connection.request("POST", attack.path, body, headers)
-        answer = connection.getresponse()
-        answer.read()
-    except (OSError, HTTPException):
-        return 0
-    finally:
-        connection.close()
-    if answer.status == 429:
-        time.sleep(0.2)
-    return answer.status
-
-
 @contextmanager
-def _health(service: Service) -> Iterator[list[float]]:
-    """The milliseconds of each answer of /healthz meanwhile."""
-    stop, found = threading.Event(), [0.0]
-
-    def ask() -> None:
-        while not stop.wait(0.02):
-            connection = HTTPConnection("127.0.0.1", service.port, timeout=300)
-            began = time.perf_counter()
-            connection.request("GET", "/healthz")
-            connection.getresponse().read()
-            connection.close()
-            found.append((time.perf_counter() - began) * 1000)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
+def _beside(work: Callable[[Stop], list[Answer]]) -> Iterator[list[Answer]]:
+    """What is seen by a process of its own, whose lock of the interpreter is another one."""
+    stop, told = multiprocessing.Event(), multiprocessing.Queue()
+    process = multiprocessing.Process(target=lambda: told.put(work(stop)))
+    process.start()
+    found: list[Answer] = []
     try:
         yield found
     finally:
         stop.set()
-        thread.join()
+        found += told.get()
+        process.join()
+
+
+def _send(port: int, attack: Attack, keys: list[str], body: bytes, stop: Stop) -> list[Answer]:
+    found: list[Answer] = []
+    headers = {"Content-Type": "application/json", **dict(attack.headers)}
+
+    def send(key: str) -> None:
+        while not stop.is_set():
+            found.append(_ask(port, "POST", attack.path, body, {"X-API-Key": key, **headers}))
+            if found[-1][0] == 429:
+                time.sleep(0.2)
+
+    with ThreadPoolExecutor(len(keys)) as threads:
+        list(threads.map(send, keys))
+    return found
+
+
+def _ask_health(port: int, stop: Stop) -> list[Answer]:
+    found = [_ask(port, "GET", "/healthz")]
+    while not stop.wait(0.02):
+        found.append(_ask(port, "GET", "/healthz"))
+    return found
+
+
+def _ask(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Any = None
+) -> Answer:
+    """Status, 0 for none, and milliseconds."""
+    began = time.perf_counter()
+    with closing(HTTPConnection("127.0.0.1", port, timeout=300)) as connection:
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            answer.read()
+            status = answer.status
+        except (OSError, HTTPException):
+            status = 0
+    return status, (time.perf_counter() - began) * 1000
 
 
 def measure_all(options: argparse.Namespace) -> list[Seen]:
@@ -227,12 +237,15 @@ def measure_all(options: argparse.Namespace) -> list[Seen]:
 
 
 def table(rows: list[Seen]) -> str:
-    names = f"{'answer':>8} {'alone':>7} {'p50':>8} {'runs':>5} {'ended':>5} {'healthz':>8}"
+    names = (
+        f"{'answer':>8} {'alone':>7} {'p50':>8} {'runs':>5} {'ended':>5} {'calm':>6} {'healthz':>8}"
+    )
     header = f"{'milliseconds and MiB':28} {names} {'before':>7} {'most':>7} {'after':>7}  answers"
     lines = [header, "-" * len(header)]
     lines += [
         f"{row.name:28} {row.answer_ms:8.0f} {row.alone_p50_ms:7.0f} {row.p50_ms:8.0f} "
-        f"{row.runs:5} {row.ended:5} {row.healthz_ms:8.0f} {row.before_mib:7.0f} "
+        f"{row.runs:5} {row.ended:5} {row.healthz_alone_ms:6.0f} "
+        f"{row.healthz_ms:8.0f} {row.before_mib:7.0f} "
         f"{row.most_mib:7.0f} {row.after_mib:7.0f}  {row.answers}"
         for row in rows
     ]
