@@ -72,12 +72,20 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: members('{"user_id":"a","code":"1","inputs":[', "1", "]}", 2 * MIB),
     ),
     "urls": (
-        "/v1/upload-urls",
+        "/v1/files/upload-urls",
         lambda: members('{"user_id":"a","urls":[', "1", "]}", 2 * MIB),
     ),
     "mcp": (
         "/mcp",
         lambda: members('{"jsonrpc":"2.0","id":1,"method":"x","params":[', "{}", "]}", 7 * MIB),
+    ),
+    "cell": (
+        "/api/v1/sessions/{session}/executions",
+        lambda: members('{"code":"1","files":[', "{}", "]}", 2 * MIB),
+    ),
+    "argv": (
+        "/api/v1/sessions/{session}/processes",
+        lambda: members('{"command":[', "1", "]}", 2 * MIB),
     ),
     "sandboxes": ("/sandboxes", lambda: names('{"metadata":{', "}}", 2 * MIB)),
 }
@@ -90,6 +98,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     prepared = prepare(folder / "data")
     with serving(prepared, folder / "log", WEB_SPOOL_MB="256") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def session(site: Site) -> str:
+    opened = ask(site.service, "POST", "/api/v1/sessions", {}, key=site.alice)
+    assert opened.status == 201, opened.body
+    return str(opened.json["id"])
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +154,9 @@ def family(pid: int) -> Iterator[int]:
 
 @pytest.mark.parametrize(("path", "made"), BODIES.values(), ids=BODIES)
 def test_the_neighbours_run_ends_well_while_eight_such_bodies_are_sent(
-    site: Site, path: str, made: Callable[[], bytes]
+    site: Site, session: str, path: str, made: Callable[[], bytes]
 ) -> None:
-    body = made()
+    body, path = made(), path.format(session=session)
     with ThreadPoolExecutor(8) as threads:
         sent = [threads.submit(post, site, path, body, site.alice) for _ in range(8)]
         served = 0
