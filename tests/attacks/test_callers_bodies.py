@@ -39,7 +39,7 @@ from providers.json_reading import MOST_VALUES, Base64, TooMuch, read_bytes, rea
 from sandbox_site.web.body import Refused, Share, Spool
 from tests.conftest import Caller, require
 from tests.processes import ROOT, clean_environment
-from tests.raw_http import Answer, connect, head, read
+from tests.raw_http import Answer, ask, connect, head, read
 from tests.site import EXECUTIONS, Site, prepare, serving
 
 MIB = 1024 * 1024
