@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -112,19 +114,67 @@ def read_bytes(text: bytes, encoded: Sequence[str] = (), most_text: int = MOST_T
 
 
 def _read_apart(body: int, encoded: Sequence[str], most_text: int) -> Read:
-    bounds = (str(MOST_VALUES), str(MOST_DEPTH), str(most_text))
     with TemporaryFile() as told:
-        done = subprocess.run(
-            [*_COMMAND, *bounds, *encoded],
-            stdin=body,
-            stdout=told,
-            stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "random"},
-            check=False,
-        )
-        if done.returncode:
+        reader = _living() or _Reader()
+        question = (MOST_VALUES, MOST_DEPTH, most_text, tuple(encoded))
+        is_read = reader.read(json.dumps(question).encode(), body, told.fileno())
+        _idle.append(reader)
+        if not is_read:
             raise TooMuch("Takes more time or memory to read than it may")
         return _read_answer(told)
+
+
+class _Reader:
+    """A process that forks another for each text. It ends when its socket does, so that it does not
+    outlive this one, which need not fork: that would hold up all its threads."""
+
+    def __init__(self) -> None:
+        self._socket, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                _COMMAND,
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "random"},
+            )
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def read(self, question: bytes, body: int, told: int) -> bool:
+        """Whether the answer is in the file `told`. Raises OSError where the process has ended."""
+        try:
+            socket.send_fds(self._socket, [question], [body, told])
+            answer = self._socket.recv(1)
+        except OSError:
+            self.end()
+            raise
+        if not answer:
+            self.end()
+            raise OSError("the process that reads has ended")
+        return answer == json_values.DONE
+
+    def end(self) -> None:
+        self._socket.close()
+        with self._process as ended:
+            ended.kill()
+
+
+def _living() -> _Reader | None:
+    """One that waits. What has ended it meanwhile says nothing of the next text."""
+    with suppress(IndexError):
+        while True:
+            if (reader := _idle.pop()).lives():
+                return reader
+            reader.end()
+    return None
+
+
+def _after_fork() -> None:
+    """The parent's processes answer the parent."""
+    global _idle
+    _idle = []
 
 
 def _read_answer(told: BinaryIO) -> Read:
@@ -166,3 +216,5 @@ def _refuse_constant(name: str) -> None:
 
 
 _MARKS = (b",", b"[", b"{", b"\\")
+_idle: list[_Reader] = []
+os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ import os
 import re
 import resource
 import signal
-import sys
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -25,6 +25,9 @@ CPU_SECONDS = 20
 WALL_SECONDS = 60
 MEMORY_BYTES = 256 * 1024 * 1024
 MEMORY_TIMES = 6
+
+DONE, FAILED = b"+", b"-"
+_MESSAGE_BYTES = 64 * 1024
 
 TEXT, BASE64, NO_BASE64 = "text", "base64", "no base64"
 Path = tuple[str | int, ...]
@@ -165,24 +168,50 @@ def _emptied(value: Any, path: Path) -> Any:
 
 
 def main() -> None:
-    """Read the file that is the input, and write to the output a line that says what follows it:
-    the value without its long texts, and these."""
-    most_values, most_depth, most_text = map(int, sys.argv[1:4])
-    encoded = set(sys.argv[4:])
-    size = os.fstat(0).st_size
+    """Read one file after another, each in a process of its own that this one forks: it is small,
+    and nobody waits for it meanwhile. It ends when its input does.
+
+    A message at the socket that is the input is what `_read` takes, with the file and another for
+    the answer; a byte says that the answer is there, or that there is none.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked = socket.socket(fileno=0)
+    while True:
+        message, files, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 2)
+        if not message:
+            return
+        child = os.fork()
+        if not child:
+            try:
+                file, answer = files
+                _read(file, answer, *json.loads(message))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        for file in files:
+            os.close(file)
+        _, status = os.waitpid(child, 0)
+        asked.send(FAILED if status else DONE)
+
+
+def _read(
+    file: int, answer: int, most_values: int, most_depth: int, most_text: int, encoded: list[str]
+) -> None:
+    """Write what the text in a file says: a line that says what follows it, the value without its
+    long texts, and these."""
+    size = os.fstat(file).st_size
     most = MEMORY_BYTES + MEMORY_TIMES * size
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.alarm(WALL_SECONDS)
     os.nice(5)
     rest, parts = b"", list[Part]()
     said: dict[str, Any]
     try:
-        text = as_utf8(_input(size))
+        text = as_utf8(_all_of(file, size))
         values = check(text, most_values, most_depth)
-        rest, parts = taken_apart(text, most_values, most_text, encoded)
+        rest, parts = taken_apart(text, most_values, most_text, set(encoded))
         lengths = [(path, kind, len(content)) for path, kind, content in parts]
         said = {"values": values, "rest": len(rest), "parts": lengths}
     except MemoryError:
@@ -191,19 +220,18 @@ def main() -> None:
         said = {"too_much": str(error)}
     except (ValueError, RecursionError) as error:
         said = {"problem": str(error)[:500]}
-    out = sys.stdout.buffer
-    out.write(json.dumps(said).encode() + b"\n")
-    if "values" in said:
-        out.write(rest)
-        for _, _, content in parts:
-            out.write(content)
-    out.flush()
+    with open(answer, "wb") as out:
+        out.write(json.dumps(said).encode() + b"\n")
+        if "values" in said:
+            out.write(rest)
+            for _, _, content in parts:
+                out.write(content)
 
 
-def _input(size: int) -> bytes:
+def _all_of(file: int, size: int) -> bytes:
     """All of it, wherever whoever else has the file open has come in it."""
     pieces, at = [], 0
-    while piece := os.pread(0, max(1, size - at), at):
+    while piece := os.pread(file, max(1, size - at), at):
         pieces.append(piece)
         at += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

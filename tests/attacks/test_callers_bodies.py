@@ -33,7 +33,7 @@ from executions.services.bodies import (
     requests_of,
     submit_read,
 )
-from providers import json_values
+from providers import json_reading, json_values
 from providers.errors import RateLimited
 from providers.json_reading import MOST_VALUES, Base64, TooMuch, read_bytes, read_text
 from sandbox_site.web.body import Refused, Share, Spool
@@ -340,3 +340,19 @@ def test_what_a_request_holds_is_counted_for_its_tenant() -> None:
 def test_bodies_count_by_their_size() -> None:
     sizes = (0, 1, MIB, MIB + 1, 64 * MIB)
     assert [requests_of(size) for size in sizes] == [1, 1, 1, 2, 64]
+
+
+def test_what_ends_a_reading_ends_nothing_else() -> None:
+    text = b'{"a": "' + b"\\n" * MIB + b'"}'
+    assert len(read_bytes(text).value["a"]) == MIB
+    reader = json_reading._idle[-1]
+    # Another text by the same process, which has ended meanwhile.
+    reader._process.kill()
+    reader._process.wait()
+    assert len(read_bytes(text).value["a"]) == MIB
+    assert json_reading._idle[-1] is not reader
+    # More than is brought back.
+    wide = ("[" + ",".join('"' + "😀" * 30 + '"' for _ in range(49_000)) + "]").encode()
+    with pytest.raises(TooMuch, match="at most"):
+        read_bytes(wide)
+    assert len(read_bytes(text).value["a"]) == MIB
