@@ -352,7 +352,7 @@ def test_what_ends_a_reading_ends_nothing_else() -> None:
     assert len(read_bytes(text).value["a"]) == MIB
     assert json_reading._idle[-1] is not reader
     # More than is brought back.
-    wide = ("[" + ",".join('"' + "😀" * 30 + '"' for _ in range(49_000)) + "]").encode()
+    wide = ("[" + ",".join('"' + "😀" * 30 + '"' for _ in range(60_000)) + "]").encode()
     with pytest.raises(TooMuch, match="at most"):
         read_bytes(wide)
     assert len(read_bytes(text).value["a"]) == MIB
