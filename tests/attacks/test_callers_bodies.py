@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -143,13 +144,13 @@ def memory_of(site: Site) -> int:
 
 def family(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from family(int(child))
+    children: list[str] = []
+    # It may end meanwhile, as what was forked for a moment does.
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += task.read_text().split()
+    for child in children:
+        yield from family(int(child))
 
 
 @pytest.mark.parametrize(("path", "made"), BODIES.values(), ids=BODIES)
