@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,6 +183,10 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
 
 def _family(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from _family(int(child))
+    children: list[str] = []
+    # It may end meanwhile, as what was forked for a moment does.
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += task.read_text().split()
+    for child in children:
+        yield from _family(int(child))

@@ -23,6 +23,8 @@ def storable(text: str) -> str:
 
 
 def is_storable(text: str) -> bool:
+    if text.isascii():
+        return "\0" not in text
     return _UNSTORABLE.search(text) is None
 
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from providers.errors import InvalidConfiguration
@@ -22,6 +23,9 @@ _PYTHON_TYPES: dict[FieldType, tuple[type, ...]] = {
     "number": (int, float),
     "boolean": (bool,),
 }
+
+# Of names that callers make up: how many are told, and how many characters of each.
+MOST_UNKNOWN, MOST_SHOWN = 10, 100
 
 _MASK = "••••"
 
@@ -128,10 +132,12 @@ def _is_text(value: str) -> bool:
 
 
 def validate(schema: Schema, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with defaults filled in. Raises InvalidConfiguration naming every refused field."""
+    """`config` with defaults filled in. Raises InvalidConfiguration naming every refused field
+    that there is, and the first ten that there are not."""
     if not isinstance(config, Mapping):
         raise InvalidConfiguration("The configuration must be a JSON object.")
-    errors = {str(key): "Unknown field." for key in config if key not in schema}
+    unknown = islice((str(key) for key in config if key not in schema), MOST_UNKNOWN)
+    errors = {key[:MOST_SHOWN]: "Unknown field." for key in unknown}
     cleaned: dict[str, Any] = {}
     for key, declared in schema.items():
         value = config.get(key)

@@ -337,7 +337,8 @@ MINIMUM_ISOLATION = env.choice(
 )
 SANDBOX_LOCAL_PYTHON = env.str("SANDBOX_LOCAL_PYTHON", default="")
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
-DATA_UPLOAD_MAX_MEMORY_SIZE = SANDBOX_MAX_BODY_BYTES
+# Of a form, without its files.
+DATA_UPLOAD_MAX_MEMORY_SIZE = min(SANDBOX_MAX_BODY_BYTES, 2_621_440)
 
 # Of callers of Agent Sandbox's API, below /v1.
 AGENT_SANDBOX = agent_sandbox.read(env)

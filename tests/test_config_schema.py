@@ -112,6 +112,13 @@ def test_an_unknown_key_is_refused() -> None:
     assert refused(sise=5) == {"sise": "Unknown field."}
 
 
+def test_no_more_names_are_told_than_somebody_reads() -> None:
+    made_up = {f"{number}" + "x" * 200: 1 for number in range(1000)}
+    told = refused(**made_up)
+    assert len(told) == 10
+    assert max(map(len, told)) == 100
+
+
 def test_all_errors_come_at_once_each_with_its_field() -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         validate(SCHEMA, {"size": True, "factor": 7, "memory": "1g", "extra": 1})

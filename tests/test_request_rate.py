@@ -79,6 +79,25 @@ def test_every_answer_to_a_key_says_what_is_left_and_keys_share_it(
     assert bob.client.get(LIST).status_code == 429
 
 
+def test_a_large_body_counts_by_its_size_and_needs_one_place(alice: Caller) -> None:
+    bounded(alice, max_requests_per_minute=10)
+    assert take(alice.tenant, counts_as=6).remaining == 4
+    assert take(alice.tenant).remaining == 3
+    # The largest can be sent by whoever has a place at all.
+    assert take(alice.tenant, counts_as=64).remaining == 0
+    assert take(alice.tenant).wait is not None
+    large = {"code": "", "x": "y" * (2 << 20)}
+    assert told(alice.client.post(LIST, large)) == (10, 0)
+    bounded(alice, max_requests_per_minute=100)
+    assert told(alice.client.post(LIST, large)) == (100, 26)
+
+
+def test_what_is_counted_here_counts_by_size_too() -> None:
+    counted = [request_rate._counted_here(0, 10, each).remaining for each in (1, 8, 4, 1)]
+    assert counted == [9, 1, 0, 0]
+    assert request_rate._counted_here(0, 10, 1).wait is not None
+
+
 def test_a_flood_of_refusals_writes_nothing_and_asks_only_whose_key_it_is(alice: Caller) -> None:
     bounded(alice, max_requests_per_minute=1)
     assert alice.client.get(LIST).status_code == 200

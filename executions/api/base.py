@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import wraps
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import uuid4
@@ -30,11 +31,19 @@ from executions.api.errors import render_error
 from executions.api.later import answer
 from executions.api.scopes import is_entered
 from executions.models import ApiKey
+from executions.services.bodies import (
+    BODY,
+    SMALL,
+    BodyTooLarge,
+    reading,
+    requests_of,
+    value_of,
+)
 from executions.services.record import Caller
 from executions.services.request_rate import ENTRY_COUNTS_AS, Rate, take
 from executions.services.waiting import Waits
-from executions.text import from_json
 from providers.errors import InvalidConfiguration
+from providers.json_reading import Bounds, Read
 
 P = ParamSpec("P")
 V = TypeVar("V", bound="ApiView")
@@ -42,14 +51,11 @@ V = TypeVar("V", bound="ApiView")
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 
-class BodyTooLarge(InvalidConfiguration):
-    @property
-    def http_status(self) -> int:
-        return 413
-
-
 class StrictJsonParser(BaseParser):
-    """JSON as its standard has it: no NaN, no infinity, no depth that exhausts the stack."""
+    """JSON as its standard has it: no NaN, no infinity, no depth that exhausts the stack.
+
+    It is at most what the view's `bounds` say.
+    """
 
     media_type = "application/json"
 
@@ -59,14 +65,8 @@ class StrictJsonParser(BaseParser):
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
     ) -> Any:
-        try:
-            body = stream.read()
-        except OSError:
-            raise InvalidConfiguration("body: Was not received in full.", field="body") from None
-        try:
-            return from_json(body)
-        except ValueError as error:
-            raise InvalidConfiguration(f"body: Must be JSON: {error}.", field="body") from None
+        context = parser_context or {}
+        return _value_of(context["request"].META, stream, context["view"].bounds)
 
 
 class AlwaysJson(BaseContentNegotiation):
@@ -94,6 +94,8 @@ class ApiView(APIView):
     renderer_classes = (JSONRenderer,)
     content_negotiation_class = AlwaysJson
     metadata_class = None
+    # Of bodies in JSON.
+    bounds: Bounds = SMALL
     rate: Rate | None = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +111,9 @@ class ApiView(APIView):
             if place := place_of(request):
                 place.give_to(request.auth.tenant.slug)
             only_reads = request.method in SAFE_METHODS
-            counts_as = ENTRY_COUNTS_AS if is_entered(request) else 1
+            counts_as = requests_of(_announced(request.META))
+            if is_entered(request):
+                counts_as += ENTRY_COUNTS_AS - 1
             self.rate = take(request.auth.tenant, only_reads=only_reads, counts_as=counts_as)
             self.rate.require()
 
@@ -165,11 +169,30 @@ def answered_later(
     return begin
 
 
+def _value_of(meta: Mapping[str, Any], stream: IO[Any], bounds: Bounds) -> Any:
+    require_length(meta, bounds.bytes)
+    read: Future[Read] | None = meta.get(BODY)
+    if read is not None:
+        return value_of(read, bounds)
+    try:
+        body = stream.read()
+    except OSError:
+        raise InvalidConfiguration("body: Was not received in full.", field="body") from None
+    return value_of(reading(body, bounds), bounds)
+
+
+def require_length(meta: Mapping[str, Any], most: int) -> None:
+    """Raises BodyTooLarge, by the announced length, which is also all that will be read."""
+    if _announced(meta) > most:
+        raise BodyTooLarge(f"body: Must be at most {most} bytes.", field="body")
+
+
+def _announced(meta: Mapping[str, Any]) -> int:
+    announced = str(meta.get("CONTENT_LENGTH") or "0")
+    return int(announced) if announced.isdigit() else 0
+
+
 def _check_length(request: Request) -> None:
-    """Refuse by the announced length, which is also all that will be read."""
-    limit = settings.SANDBOX_MAX_BODY_BYTES
-    announced = request.META.get("CONTENT_LENGTH") or "0"
-    if announced.isdigit() and int(announced) > limit:
-        raise BodyTooLarge(f"body: Must be at most {limit} bytes.", field="body")
-    if "HTTP_TRANSFER_ENCODING" in request.META and announced == "0":
+    require_length(request.META, settings.SANDBOX_MAX_BODY_BYTES)
+    if "HTTP_TRANSFER_ENCODING" in request.META and not _announced(request.META):
         raise InvalidConfiguration("body: Send Content-Length, not chunks.", field="body")

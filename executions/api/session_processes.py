@@ -21,6 +21,7 @@ from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.api.streams import NDJSON, SSE, wanted_form
 from executions.api.views import outcome_response
 from executions.models import Session
+from executions.services.bodies import LARGE
 from executions.services.declared import refuse
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.sessions import processes
@@ -39,6 +40,8 @@ _OF_SANDBOX = (401, 404, 409, 502)
 
 
 class ProcessesView(SessionApiView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="start_process",
         summary="Run a command in a session",

@@ -30,6 +30,7 @@ from executions.api.running import STREAM, is_detached, refuse_unheard, run_stre
 from executions.api.streams import wanted_form
 from executions.api.views import outcome_response
 from executions.models import Execution, Session
+from executions.services.bodies import LARGE
 from executions.services.key_bounds import require_language
 from executions.services.operations import SUCCESS, log_operation
 from executions.services.requests import CELL
@@ -193,6 +194,8 @@ class SessionView(SessionApiView):
 
 
 class SessionExecutionsView(SessionApiView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="run_in_session",
         summary="Run code in a session",

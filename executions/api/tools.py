@@ -15,6 +15,7 @@ from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
 from executions.models import ToolCall
+from executions.services.bodies import LARGE
 from executions.services.owned import executions_of, tool_calls_of
 from executions.services.tools.calls import answer_call, describe, described
 from executions.services.tools.desk import look_now
@@ -58,6 +59,8 @@ class ToolCallsView(ApiView):
 
 
 class ToolCallView(ApiView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="answer_tool_call",
         summary="Answer a call of a tool",

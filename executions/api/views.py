@@ -24,6 +24,7 @@ from executions.api.running import STREAM, is_detached, refuse_unheard, run_stre
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
 from executions.models import Execution, Scope
+from executions.services.bodies import LARGE
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.key_bounds import allowed_languages
 from executions.services.ledger import receipt_of
@@ -41,6 +42,8 @@ from providers.errors import CODES
 
 
 class ExecutionsView(RunningView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="run_execution",
         summary="Run code",

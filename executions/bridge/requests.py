@@ -14,6 +14,8 @@ from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
 from executions.services.shapes import Body
 from executions.text import from_json
 from providers.errors import InvalidConfiguration
+from providers.json_reading import MOST_DEPTH, MOST_VALUES
+from providers.json_values import check
 from providers.languages import normalize_language
 
 MOST_ID_CHARACTERS = 200
@@ -56,6 +58,7 @@ def read_frame(text: bytes) -> Frame:
     """The JSON object in a text. Raises InvalidConfiguration."""
     try:
         # Of bytes a JSON reader guesses the encoding.
+        check(text, MOST_VALUES, MOST_DEPTH)
         body = from_json(text.decode())
     except UnicodeDecodeError:
         refuse("request", "Must be UTF-8.")

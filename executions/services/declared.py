@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform, get_args, get_origin
 
 from django.conf import settings
 from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.dataclasses import dataclass as validated
-from pydantic_core import CoreSchema, ErrorDetails
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import (
+    list_schema,
+    no_info_after_validator_function,
+    no_info_before_validator_function,
+)
 
 from providers.errors import InvalidConfiguration
 
@@ -45,8 +49,7 @@ _PROBLEMS = {
     "dict_type": "Must be an object.",
     "mapping_type": "Must be an object.",
     "model_type": "Must be an object.",
-    "is_instance_of": "Must be a list.",
-    "sequence_str": "Must be a list.",
+    "list_type": "Must be a list.",
     "too_long": "Must be at most {max_length}.",
     "literal_error": "Must be one of: {expected}.",
 }
@@ -75,6 +78,41 @@ class Rule:
     ) -> dict[str, Any]:
         says = self.says() if callable(self.says) else self.says
         return {**handler(core), **says}
+
+
+@dataclass(frozen=True)
+class Members:
+    """How many members a list or a mapping may have: counted before any is looked at, and of a list
+    the first bad one ends the check. Every one that a request declares has it.
+    """
+
+    most: int
+    least: int = 0
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        if not issubclass(get_origin(source), Sequence):
+            return no_info_before_validator_function(self._count, handler(source))
+        member = handler.generate_schema(get_args(source)[0])
+        members = list_schema(
+            member, min_length=self.least, max_length=self.most, fail_fast=True, strict=True
+        )
+        return no_info_before_validator_function(self._count, members)
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core)
+        if schema.get("type") == "array":
+            return schema
+        return {**schema, "maxProperties": self.most}
+
+    def _count(self, given: Any) -> Any:
+        if isinstance(given, (list, tuple, Mapping)) and len(given) > self.most:
+            context = {"max_length": self.most}
+            raise PydanticCustomError("too_long", "Must be at most {max_length}.", context)
+        return list(given) if isinstance(given, tuple) else given
 
 
 def at_most(setting: str) -> Rule:

@@ -12,9 +12,10 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, Wi
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from executions.services.declared import STRICT, Rule, refuse
+from executions.services.declared import STRICT, Members, Rule, refuse
 from executions.services.kinds import PATH_PART
 from executions.text import is_storable
+from providers.json_reading import Base64
 from providers.values import InputFile
 
 MAX_FILES = 100
@@ -27,11 +28,25 @@ _PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
-def _decoded(text: Any) -> bytes:
+# Of base64 that is decoded at once: other threads have their turns in between.
+_SLICE = 1024 * 1024
+
+
+def decoded(text: Any) -> bytes:
+    """What a text of base64, or one that was read apart, stands for. Raises ValueError."""
+    if isinstance(text, Base64):
+        if text.content is None:
+            raise ValueError("Must be base64.")
+        return text.content
     if not isinstance(text, str):
         raise ValueError("Must be a string.")
     try:
-        return base64.b64decode(text, validate=True)
+        if len(text) <= _SLICE:
+            return base64.b64decode(text, validate=True)
+        if "=" in text[:-2]:
+            raise ValueError
+        starts = range(0, len(text), _SLICE)
+        return b"".join(base64.b64decode(text[at : at + _SLICE], validate=True) for at in starts)
     except (binascii.Error, ValueError):
         raise ValueError("Must be base64.") from None
 
@@ -48,7 +63,7 @@ class _SentFile(BaseModel):
     ]
     content_base64: Annotated[
         bytes,
-        BeforeValidator(_decoded),
+        BeforeValidator(decoded),
         WithJsonSchema({"type": "string", "pattern": _BASE64}),
         Field(description=f"At most {MAX_FILE_BYTES} bytes, {MAX_FILES_BYTES} with the others."),
     ]
@@ -71,9 +86,7 @@ class _AsSent:
         return InputFile(path=sent.path, content=sent.content_base64)
 
 
-Files = Annotated[
-    Sequence[Annotated[InputFile, _AsSent()]], Field(max_length=MAX_FILES), Rule(tuple)
-]
+Files = Annotated[Sequence[Annotated[InputFile, _AsSent()]], Members(MAX_FILES), Rule(tuple)]
 
 
 def check_files(files: Sequence[InputFile]) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.conf import settings
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from executions.services.declared import Rule, at_most
+from executions.services.declared import Members, Rule, at_most
 from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES, from_text
 from executions.text import is_storable
 
@@ -48,12 +48,17 @@ def storable(value: str) -> str:
 
 
 def program(code: str) -> str:
+    # First, for what is below looks at every character.
+    _require_bytes(code, settings.SANDBOX_MAX_CODE_BYTES)
     if not _SOMETHING.search(code):
         raise ValueError("Must not be empty.")
-    storable(code)
-    if len(code.encode()) > settings.SANDBOX_MAX_CODE_BYTES:
-        raise ValueError(f"Must be at most {settings.SANDBOX_MAX_CODE_BYTES} bytes of UTF-8.")
-    return code
+    return storable(code)
+
+
+def _require_bytes(text: str, most: int) -> None:
+    # A text has no fewer bytes than characters.
+    if len(text) > most or len(text.encode("utf-8", "surrogatepass")) > most:
+        raise ValueError(f"Must be at most {most} bytes of UTF-8.")
 
 
 def program_or_none(code: str) -> str:
@@ -171,9 +176,10 @@ Moment = Annotated[
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False), at_most("SANDBOX_MAX_TIMEOUT_SEC")]
 Environment = Annotated[
     Mapping[
-        Annotated[str, Rule(_variable, {"pattern": f"^{_VARIABLE}$"})], Annotated[str, STORABLE]
+        Annotated[str, Rule(_variable, {"pattern": f"^{_VARIABLE}$"})],
+        Annotated[str, Field(max_length=MAX_ENVIRONMENT_BYTES), STORABLE],
     ],
-    Field(max_length=MAX_ENVIRONMENT),
+    Members(MAX_ENVIRONMENT),
     Rule(_small, {"additionalProperties": False}),
 ]
 # Of the files of a session.

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
+from providers.errors import ProviderUnavailable, RateLimited
+
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 # Read for anybody: no more than what the server buffers of a connection anyway.
@@ -69,29 +71,42 @@ class Share:
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._held: tuple[str, int] | None = None
+        self._held: Counter[str] = Counter()
 
     @property
     def owner(self) -> str:
-        """Whose key came with the request, where it was looked at."""
-        return STRANGERS if self._held is None else self._held[0]
+        """Whose body it is, as far as somebody has asked."""
+        return next(iter(self._held), STRANGERS)
+
+    @property
+    def size(self) -> int:
+        return self._held.total()
 
     def hold(self, owner: str, size: int) -> None:
+        """So much, besides what it holds already. Raises Refused."""
         self._spool.hold(owner, size)
-        self._held = (owner, size)
+        self._held[owner] += size
+
+    def hold_unpacked(self, owner: str, size: int) -> None:
+        """The same for what a view finds in it. Raises RateLimited and ProviderUnavailable."""
+        try:
+            self.hold(owner, size)
+        except Refused as refusal:
+            kind = RateLimited if refusal.status == 429 else ProviderUnavailable
+            raise kind(refusal.message, retry_after=refusal.retry_after) from None
 
     def shrink(self, size: int) -> None:
         """It has turned out to be no more than this."""
-        if self._held is not None:
-            owner = self._held[0]
+        if self._held:
+            owner = self.owner
             self.release()
             if size > SMALL_BYTES:
                 self.hold(owner, size)
 
     def release(self) -> None:
-        if self._held is not None:
-            self._spool.release(*self._held)
-            self._held = None
+        for owner, size in self._held.items():
+            self._spool.release(owner, size)
+        self._held.clear()
 
 
 async def read_body(

@@ -11,13 +11,14 @@ import asyncio
 import io
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
@@ -26,8 +27,10 @@ from django.http.response import HttpResponseBase
 from executions.api.authentication import PLACE, key_text_in
 from executions.api.later import LATER, Later, Placeholder
 from executions.api.streams import LOST_RIGHT, MOST_IN_MEMORY_BYTES, Document, EventStream
+from executions.services.bodies import BODY, HELD, submit_read
 from executions.services.rights import open_answers
 from providers.errors import RateLimited
+from providers.json_reading import Read
 from sandbox_site import draining, strangers
 from sandbox_site.client_address import counted_address
 from sandbox_site.web.admission import Limits, admit_body
@@ -53,6 +56,10 @@ HEALTH, READY, API, PAGES, STRANGERS = "health", "ready", "api", "pages", "stran
 _LANES = {"/healthz": HEALTH, "/readyz": READY}
 # Who is not signed in has these threads for pages, and none of the others.
 _THREADS_OF_STRANGERS = 3
+# Whose bodies are read as JSON, by views that do not read smaller ones themselves.
+_JSON_PATHS = ("/api/v1", "/api/admin/", "/v1/", "/mcp", "/sandboxes", "/v2/sandboxes")
+# About what a value takes in memory: a small object, or a name with what it names.
+VALUE_BYTES = 100
 
 # What is handed to the connection at once. It has to be read before the next, within a deadline.
 PIECE_BYTES = 256 * 1024
@@ -173,6 +180,10 @@ class Bridge:
                 share.shrink(size)
                 environ["CONTENT_LENGTH"] = str(size)
                 environ.pop("HTTP_TRANSFER_ENCODING", None)
+            size = int(environ["CONTENT_LENGTH"])
+            if size > SMALL_BYTES and _is_json(environ):
+                environ[BODY] = await _read_json(body, size, share)
+        environ[HELD] = share
 
     def _handle(
         self, lane: str, environ: dict[str, Any], later: Later, share: Share, is_late: bool
@@ -369,6 +380,43 @@ def _empty(answered: Future[HttpResponseBase]) -> None:
     """The events have told what it says, and their reader may be slow."""
     if not answered.exception() and isinstance(answer := answered.result(), HttpResponse):
         answer.content = b""
+
+
+def _is_json(environ: Mapping[str, Any]) -> bool:
+    """Whether a view will want what the body says in JSON."""
+    kind = str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
+    return kind == "application/json" and str(environ["PATH_INFO"]).startswith(_JSON_PATHS)
+
+
+async def _read_json(body: IO[bytes], size: int, share: Share) -> Future[Read]:
+    """What a large body says, read where that holds up nobody. Raises Refused."""
+    try:
+        read = submit_read(body, size, share.owner)
+    except RateLimited as error:
+        body.close()
+        raise Refused(429, f"body: {error.message}", math.ceil(error.retry_after or 1)) from None
+    done = asyncio.get_running_loop().create_future()
+    read.add_done_callback(lambda _: _call_in(done.get_loop(), _set, done))
+    try:
+        await done
+    except BaseException:
+        # The client has left. It may be about to be read.
+        read.cancel()
+        read.add_done_callback(lambda _: body.close())
+        raise
+    try:
+        body.seek(0)
+        if read.exception() is None:
+            share.hold(share.owner, max(0, VALUE_BYTES * read.result().values - size))
+    except BaseException:
+        body.close()
+        raise
+    return read
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 def _start_of(response: HttpResponseBase) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from executions.api.rendering import json_response
 from executions.models import Execution
 from executions.services import conversations
 from executions.services.away import DatabaseAway
+from executions.services.bodies import LARGE
 from executions.services.conversations import path_of
 from executions.services.run import running
 from executions.services.waiting import Waits
@@ -31,6 +32,8 @@ _FIGURE = re.compile(r"<Figure size \S+ with \d+ Axes>")
 
 
 class ExecuteView(AgentSandboxView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="agent_sandbox_execute",
         summary="Run Python code in a conversation, in the shape of Agent Sandbox",

@@ -30,6 +30,7 @@ from executions.api.rendering import json_response
 from executions.models import Session
 from executions.services import conversation_files, conversations
 from executions.services.away import DatabaseAway
+from executions.services.bodies import LARGE
 from executions.services.conversations import path_of
 from executions.services.declared import refuse
 from executions.services.fetching.names import clean_name
@@ -107,6 +108,8 @@ def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
 
 
 class UploadUrlsView(AgentSandboxView):
+    bounds = LARGE
+
     @extend_schema(
         operation_id="agent_sandbox_upload_urls",
         summary="Fetch files by URL into a conversation",

@@ -9,7 +9,7 @@ from django.conf import settings
 from pydantic import Field
 
 from executions.services.conversations import DEFAULT, Conversation
-from executions.services.declared import Rule, declared
+from executions.services.declared import Members, Rule, declared
 from executions.services.kinds import PATH_PART, WHOLE, Code, storable
 from executions.services.shapes import Body, Query
 from executions.services.workspaces.paths import MOST_BYTES, MOST_FOLDERS
@@ -69,7 +69,8 @@ class ExecuteRequest(_Named):
     session_id: SessionId = DEFAULT
     inputs: Annotated[
         Sequence[InputPath],
-        Field(max_length=MAX_INPUTS, description="Files of the conversation that must be there."),
+        Members(MAX_INPUTS),
+        Field(description="Files of the conversation that must be there."),
     ] = ()
     presign_expires_in: Seconds | None = None
 
@@ -81,7 +82,7 @@ class FetchRequest(_Named):
     user_id: UserId
     urls: Annotated[
         Sequence[Annotated[str, Field(min_length=1, max_length=_LONGEST_URL)]],
-        Field(min_length=1, max_length=MAX_URLS),
+        Members(MAX_URLS, least=1),
     ]
     session_id: SessionId = DEFAULT
     dest_dir: Folder = ""

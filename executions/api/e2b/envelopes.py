@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from executions.api.e2b.errors import invalid, unimplemented
-from executions.text import from_json
+from executions.api.e2b.errors import Refused, invalid, unimplemented
+from providers.json_reading import read_text
+from providers.json_values import TooMuch
 
 STREAM_TYPE = "application/connect+json"
 _COMPRESSED, _END = 1, 2
 _HEAD = 5
+MOST_MESSAGES = 10_000
 
 
 def message(body: Mapping[str, Any], flags: int = 0) -> bytes:
@@ -27,8 +29,11 @@ def end(error: Mapping[str, str] | None = None) -> bytes:
 def messages_in(body: bytes) -> Iterator[dict[str, Any]]:
     """The messages of a whole body. Raises Refused for one that is cut off, or is no object."""
     # By where each begins: a body of empty ones is not copied for every one of them.
-    at = 0
+    at = number = 0
     while at < len(body):
+        number += 1
+        if number > MOST_MESSAGES:
+            raise _too_much(f"Must be at most {MOST_MESSAGES} messages")
         begin = at + _HEAD
         flags, length = body[at], int.from_bytes(body[at + 1 : begin], "big")
         if len(body) < begin + length:
@@ -43,9 +48,15 @@ def messages_in(body: bytes) -> Iterator[dict[str, Any]]:
 def object_in(content: bytes) -> dict[str, Any]:
     """Raises Refused for what is no object of JSON."""
     try:
-        body = from_json(content)
+        body = read_text(content).value
+    except TooMuch as error:
+        raise _too_much(str(error)) from None
     except ValueError as error:
         raise invalid(f"Must be JSON: {error}.") from None
     if not isinstance(body, dict):
         raise invalid("Must be a JSON object.")
     return body
+
+
+def _too_much(why: str) -> Refused:
+    return Refused(413, "resource_exhausted", f"{why}.")

@@ -153,7 +153,7 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     known = {each["id"]: each["language"] for each in session.contexts}
     if context:
         if not isinstance(context, str) or context not in known:
-            raise _no_context(str(context))
+            raise _no_context(context if isinstance(context, str) else "")
         return context, known[context]
     if not language:
         return DEFAULT_CONTEXT, known.get(DEFAULT_CONTEXT, session.language)

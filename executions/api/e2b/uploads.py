@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -14,6 +15,8 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.request import Request
 
 from executions.api.e2b.errors import Refused, invalid, unimplemented
+from executions.models import ApiKey
+from executions.services.bodies import HELD, Held
 
 _PIECE_BYTES = 256 * 1024
 _UNPACKED_BYTES = 1024 * 1024
@@ -37,20 +40,33 @@ def sent_in(request: Request, path: str) -> Sent:
     return [(path, _whole(request, packing == "gzip"))]
 
 
+def _hold(request: Request, size: int) -> None:
+    """Count what was unpacked for the tenant, until the request ends. Raises RateLimited, and
+    ProviderUnavailable."""
+    share: Held | None = request.META.get(HELD)
+    if share is not None and isinstance(request.auth, ApiKey):
+        share.hold_unpacked(request.auth.tenant.slug, size)
+
+
 def _whole(request: Request, is_packed: bool) -> IO[bytes]:
     kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
     source = request.stream
-    write = _unpacking_to(kept) if is_packed else kept.write
-    while source is not None and (piece := source.read(_PIECE_BYTES)):
-        write(piece)
-    if is_packed:
-        write(b"")
+    write = _unpacking_to(kept, partial(_hold, request)) if is_packed else kept.write
+    try:
+        while source is not None and (piece := source.read(_PIECE_BYTES)):
+            write(piece)
+        if is_packed:
+            write(b"")
+    except BaseException:
+        kept.close()
+        raise
     kept.seek(0)
     return kept
 
 
-def _unpacking_to(kept: IO[bytes]) -> Callable[[bytes], object]:
-    """What unpacks piece after piece into a file; an empty one says that there are no more."""
+def _unpacking_to(kept: IO[bytes], hold: Callable[[int], None]) -> Callable[[bytes], object]:
+    """What unpacks piece after piece into a file; an empty one says that there are no more. `hold`
+    is told how much it has become, before it is kept."""
     unpacker = zlib.decompressobj(wbits=31)
     most = settings.SANDBOX_MAX_BODY_BYTES
 
@@ -59,9 +75,11 @@ def _unpacking_to(kept: IO[bytes]) -> Callable[[bytes], object]:
             raise invalid("body: Is cut off, or no gzip.")
         while piece:
             try:
-                kept.write(unpacker.decompress(piece, _UNPACKED_BYTES))
+                unpacked = unpacker.decompress(piece, _UNPACKED_BYTES)
             except zlib.error:
                 raise invalid("body: Is no gzip.") from None
+            hold(len(unpacked))
+            kept.write(unpacked)
             if kept.tell() > most:
                 raise Refused(413, "resource_exhausted", f"Must be at most {most} bytes unpacked.")
             if unpacker.unused_data:

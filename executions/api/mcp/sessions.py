@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from executions.api.rendering import session_for
 from executions.api.session_files import at_most, entry_detail
 from executions.models import Session
 from executions.services.declared import refuse
+from executions.services.input_files import decoded
 from executions.services.request_rate import ENTRY_COUNTS_AS, take
 from executions.services.sessions import control, files
 from executions.services.sessions.ending import close
@@ -161,8 +161,8 @@ def _given(text: Any, encoded: Any) -> bytes:
             refuse("text", "Must be a string.")
         return text.encode("utf-8", "replace")
     try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+        return decoded(encoded)
+    except ValueError:
         refuse("content_base64", "Must be base64.")
 
 

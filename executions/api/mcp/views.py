@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from django.conf import settings
@@ -16,21 +17,31 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException, PermissionDenied
 from rest_framework.request import Request
 
-from executions.api.base import BodyTooLarge, RunningView
+from executions.api.base import RunningView, require_length
 from executions.api.errors import render_error
 from executions.api.later import answer, stream
 from executions.api.mcp.session_ids import new_session_id, nonce_of, request_id_of
 from executions.api.rendering import json_response
-from executions.models import Execution
+from executions.models import ApiKey, Execution, Scope
+from executions.services.bodies import (
+    BODY,
+    LARGE,
+    TINY,
+    BodyTooLarge,
+    reading,
+    require_size,
+    value_of,
+)
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.owned import executions_of
 from executions.services.record import Caller
 from executions.services.waiting import Waits
-from executions.text import from_json
 from providers.errors import InvalidConfiguration
+from providers.json_reading import Read
 
 MOST_MESSAGE_BYTES = 8 * 1024 * 1024
 SESSION_HEADER = "Mcp-Session-Id"
+_WRITING = (Scope.EXECUTE, Scope.FILES, Scope.SESSIONS)
 _PARSE_ERROR, _INVALID_REQUEST, _REFUSED = -32700, -32600, -32001
 
 
@@ -62,7 +73,7 @@ class McpView(RunningView):
 
     def post(self, request: Request) -> HttpResponseBase:
         content = _content_of(request)
-        message = _message_in(content)
+        message = _message_in(request, content, self.api_key)
         nonce = self._nonce(request)
         if nonce and message.get("method") == "notifications/cancelled":
             return answer(request, self.told(self._cancel(nonce, message)))
@@ -117,21 +128,33 @@ class McpView(RunningView):
 
 
 def _content_of(request: Request) -> bytes:
-    announced = request.META.get("CONTENT_LENGTH") or "0"
-    if announced.isdigit() and int(announced) > MOST_MESSAGE_BYTES:
-        raise BodyTooLarge(f"body: Must be at most {MOST_MESSAGE_BYTES} bytes.", field="body")
+    require_length(request.META, MOST_MESSAGE_BYTES)
     source = request.stream
     return b"" if source is None else bytes(source.read(MOST_MESSAGE_BYTES))
 
 
-def _message_in(content: bytes) -> Mapping[str, Any]:
-    """The message. What else it has to be, the SDK says. Raises BadMessage and NoMessage."""
+def _message_in(request: Request, content: bytes, key: ApiKey) -> Mapping[str, Any]:
+    """The message. What else it has to be, the SDK says.
+
+    Raises BadMessage, NoMessage, and BodyTooLarge: only a call of a tool is large, and only by a
+    key that does more than to read.
+    """
+    bounds = LARGE if any(map(key.has_scope, _WRITING)) else TINY
+    require_size(content, bounds)
+    read: Future[Read] | None = request.META.get(BODY)
+    if read is None:
+        read = reading(content, bounds)
     try:
-        message = from_json(content)
-    except ValueError as error:
-        raise BadMessage(f"body: Must be JSON: {error}.", field="body") from None
-    if not isinstance(message, dict):
-        raise NoMessage
+        message = value_of(read, bounds)
+        if not isinstance(message, dict):
+            raise NoMessage
+        if message.get("method") != "tools/call":
+            require_size(content, TINY)
+            value_of(read, TINY)
+    except (BodyTooLarge, NoMessage):
+        raise
+    except InvalidConfiguration as error:
+        raise BadMessage(error.message, field="body") from None
     if "id" in message and (
         not isinstance(message["id"], int | str) or isinstance(message["id"], bool)
     ):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 from executions.services.policies import analysis
 from executions.services.policies.analysis import LOOKED, MOST, MOST_BYTES, TOO_MUCH, Finding
 from executions.services.process_pool import ProcessPool
-from providers.errors import ProviderUnavailable, RateLimited
+from executions.services.turns import Bounds, Turns
+from providers.errors import ProviderUnavailable
 
 # The processor time of a look has its own bound; this one is for a machine that has no time.
 WALL_SECONDS = 60.0
@@ -33,90 +32,13 @@ def submit_look(code: str, rules: Mapping[str, Any], owner: str) -> Future[Answe
     return _lookers.submit(code, rules, owner)
 
 
-class _Lookers:
-    """AT_ONCE threads, as long as there is something to look at. Tenants have turns of them, and
-    of those that look at once one tenant never has all: its slow code holds up itself."""
-
+class _Lookers(Turns[Answer]):
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # What waits of each tenant, whose turn it is first.
-        self._todo: dict[str, deque[tuple[Future[Answer], str, Mapping[str, Any]]]] = {}
-        self._looking: Counter[str] = Counter()
-        self._threads = 0
+        work = "programs of the tenant are being looked at, as its policy asks."
+        super().__init__(Bounds(AT_ONCE, OF_ONE_TENANT, work), "policy-look")
 
     def submit(self, code: str, rules: Mapping[str, Any], owner: str) -> Future[Answer]:
-        looked: Future[Answer] = Future()
-        with self._lock:
-            waiting = deque(each for each in self._todo.get(owner, ()) if not each[0].cancelled())
-            if len(waiting) + self._looking[owner] >= OF_ONE_TENANT:
-                raise RateLimited(
-                    f"{OF_ONE_TENANT} programs of the tenant are being looked at, as its policy "
-                    "asks. Send it again.",
-                    retry_after=1.0,
-                )
-            if self._threads < AT_ONCE:
-                self._start()
-            waiting.append((looked, code, rules))
-            self._todo[owner] = waiting
-        return looked
-
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._work, name="policy-look", daemon=True).start()
-        except RuntimeError as error:
-            # One that is there looks at it in its turn.
-            if not self._threads:
-                raise RateLimited(
-                    f"The process has no thread left to look at the code: {error}.", retry_after=1.0
-                ) from error
-        else:
-            self._threads += 1
-
-    def _work(self) -> None:
-        try:
-            while taken := self._next():
-                self._carry_out(*taken)
-        except BaseException:
-            with self._lock:
-                self._threads -= 1
-            raise
-
-    def _next(self) -> tuple[str, Future[Answer], str, Mapping[str, Any]] | None:
-        """What waits of the tenant whose turn it is, who is then the last. None for a thread that
-        is not needed any more, and is not counted from here on."""
-        with self._lock:
-            for owner, waiting in self._todo.items():
-                if self._looking[owner] < AT_ONCE - 1:
-                    del self._todo[owner]
-                    taken = waiting.popleft()
-                    if waiting:
-                        self._todo[owner] = waiting
-                    self._looking[owner] += 1
-                    return owner, *taken
-            self._threads -= 1
-            return None
-
-    def _carry_out(
-        self, owner: str, looked: Future[Answer], code: str, rules: Mapping[str, Any]
-    ) -> None:
-        if not looked.set_running_or_notify_cancel():
-            self._let_go(owner)
-            return
-        try:
-            answer = look(code, rules)
-        except BaseException as error:
-            self._let_go(owner)
-            looked.set_exception(error)
-        else:
-            self._let_go(owner)
-            looked.set_result(answer)
-
-    def _let_go(self, owner: str) -> None:
-        """Before anybody hears of it, so that there is room for the tenant's next one."""
-        with self._lock:
-            self._looking[owner] -= 1
-            if not self._looking[owner]:
-                del self._looking[owner]
+        return self.take(lambda: look(code, rules), owner)
 
 
 def look(code: str, rules: Mapping[str, Any]) -> Answer:

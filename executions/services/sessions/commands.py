@@ -16,7 +16,7 @@ from executions.services.claims import (
     OnBehalfOf,
     Traceparent,
 )
-from executions.services.declared import STRICT, Rule, declared, one_of, refuse
+from executions.services.declared import STRICT, Members, Rule, declared, one_of, refuse
 from executions.services.kinds import (
     NAMED,
     STORABLE,
@@ -31,6 +31,8 @@ from executions.services.shapes import Body, Query
 from providers.values import Command
 
 MOST_ARGUMENTS = 1000
+# Of one of them: Linux takes no longer ones.
+MOST_CHARACTERS = 128 * 1024
 SIGNALS = (
     *("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT"),
     *("SIGSTOP", "SIGTSTP", "SIGWINCH"),
@@ -66,8 +68,8 @@ class CommandRequest:
     """
 
     command: Annotated[
-        Sequence[Annotated[str, STORABLE]],
-        Field(max_length=MOST_ARGUMENTS),
+        Sequence[Annotated[str, Field(max_length=MOST_CHARACTERS), STORABLE]],
+        Members(MOST_ARGUMENTS),
         Rule(_beginning, {"prefixItems": [NAMED]}),
     ] = ()
     shell: Annotated[Script, Field(description="What bash is given to run.")] = ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from executions.services.declared import STRICT, Rule
+from executions.services.declared import STRICT, Members, Rule
 from executions.services.kinds import STORABLE
 from executions.text import to_json, without_surrogates
 from providers.guest.protocol import NAME_BYTES
@@ -166,7 +166,7 @@ def _apart(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-Tools = Annotated[Sequence[Tool], Field(max_length=MOST_TOOLS), Rule(_apart)]
+Tools = Annotated[Sequence[Tool], Members(MOST_TOOLS), Rule(_apart)]
 
 
 def stored(tools: Sequence[Tool]) -> list[dict[str, Any]]:

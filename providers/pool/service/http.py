@@ -28,6 +28,7 @@ LARGEST_BODY = 128 * 1024 * 1024
 
 # Beyond this size JSON and base64 are left to a thread: everybody else would wait for them.
 LARGE = 256 * 1024
+READ_AT_ONCE = 2
 
 OPEN_PATHS = ("/", "/healthz")
 
@@ -41,6 +42,7 @@ class Service:
         self.keeper = keeper
         self._token = token
         self._pushed: set[str] = set()
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
 
     def application(self) -> web.Application:
         app = web.Application(
@@ -61,6 +63,13 @@ class Service:
             ]
         )
         return app
+
+    async def _read(self, text: bytes, work: Callable[[], Any]) -> Any:
+        """What the work makes of a request's body: of a large one on a thread, a few at once."""
+        if len(text) <= LARGE:
+            return work()
+        async with self._reading:
+            return await asyncio.to_thread(work)
 
     @web.middleware
     async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -129,7 +138,9 @@ class Service:
     async def run(self, request: web.Request) -> web.StreamResponse:
         text = await request.read()
         timeout = self.keeper.settings.timeout
-        job = await _large(len(text), lambda: messages.job_from_json(messages.loads(text), timeout))
+        job = await self._read(
+            text, lambda: messages.job_from_json(messages.loads_request(text), timeout)
+        )
         instance_id = request.match_info["id"]
         if request.headers.get("Accept") == operations.MEDIA_TYPE:
             return await relayed(
@@ -162,7 +173,7 @@ class Service:
         text = await request.read()
         timeout = self.keeper.settings.timeout
         try:
-            job = await _large(len(text), lambda: ragflow.parse(text, timeout))
+            job = await self._read(text, lambda: ragflow.parse(text, timeout))
         except ragflow.Refused as refused:
             return _json({"detail": [refused.detail]}, 422)
         try:
@@ -207,7 +218,7 @@ async def _no_browsers(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def _body(request: web.Request) -> Any:
-    return messages.loads(await request.read() or b"{}")
+    return messages.loads_small(await request.read() or b"{}")
 
 
 def _as_object(value: Any, name: str) -> dict[str, Any]:

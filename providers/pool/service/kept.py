@@ -183,7 +183,7 @@ def _described(session: Session) -> dict[str, Any]:
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    body = messages.loads(await request.read() or b"{}")
+    body = messages.loads_small(await request.read() or b"{}")
     if not isinstance(body, dict):
         raise InvalidConfiguration("body: Must be a JSON object.", field="body")
     return body

@@ -18,11 +18,15 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
+from providers.json_reading import Base64, Bounds, CannotRead, read_bytes, read_text
 from providers.pool.requests import arguments_problem
 from providers.values import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Job, RunLimits
 
 LONGEST_TIMEOUT = 86_400.0
 MOST_FILES = 1000
+# Of code, at most.
+MOST_TEXT_BYTES = 64 * 1024 * 1024
+_SMALL = Bounds(1024 * 1024, 10_000)
 
 _LIMITS = tuple(each.name for each in fields(RunLimits))
 _JOB = frozenset(each.name for each in fields(Job)) - {"context", "environment"}
@@ -58,6 +62,25 @@ def loads(text: bytes) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
+        raise InvalidConfiguration(f"body: Not JSON: {error}", field="body") from None
+
+
+def loads_request(text: bytes) -> Any:
+    """The JSON of a request, of a bounded number of values; a large one is read in a process of its
+    own, with its files decoded. Raises InvalidConfiguration, and ProviderUnavailable."""
+    try:
+        return read_bytes(text, ("content_base64", "code_b64"), MOST_TEXT_BYTES).value
+    except ValueError as error:
+        raise InvalidConfiguration(f"body: Not JSON: {error}", field="body") from None
+    except CannotRead as error:
+        raise ProviderUnavailable(f"The request cannot be read now: {error}.") from error
+
+
+def loads_small(text: bytes) -> Any:
+    """The JSON of a request that has neither code nor files. Raises InvalidConfiguration."""
+    try:
+        return read_text(text, _SMALL).value
+    except ValueError as error:
         raise InvalidConfiguration(f"body: Not JSON: {error}", field="body") from None
 
 
@@ -207,8 +230,11 @@ def _file(value: Any) -> InputFile:
     parts = path.split("/")
     if not path.isprintable() or not _is_utf8(path) or {"", ".", ".."} & set(parts):
         _refuse("files", f"{path!r} is no plain relative path.")
+    encoded = value.get("content_base64", "")
+    if isinstance(encoded, Base64) and encoded.content is not None:
+        return InputFile(path, encoded.content)
     try:
-        return InputFile(path, base64.b64decode(value.get("content_base64", ""), validate=True))
+        return InputFile(path, base64.b64decode(encoded, validate=True))
     except (TypeError, ValueError, binascii.Error):
         _refuse("files", f"The content of {path!r} is not base64.")
 
@@ -233,7 +259,11 @@ def _list(name: str, value: Any) -> list[Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse(name: str, problem: str) -> NoReturn:

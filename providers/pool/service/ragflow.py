@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from providers.errors import CREATION_FAILED, RATE_LIMITED, SandboxError
+from providers.errors import CREATION_FAILED, RATE_LIMITED, ProviderUnavailable, SandboxError
+from providers.json_reading import MOST_DEPTH, MOST_VALUES, CannotRead, is_plain, read_bytes
+from providers.json_values import check
 from providers.pool.requests import arguments_problem
 from providers.values import ArtifactFile, ExecutionResult, Job, RunLimits
 
@@ -20,6 +23,8 @@ LANGUAGES = ("python", "nodejs")
 
 ARTIFACT_SUFFIXES = (".png", ".jpg", ".jpeg", ".svg", ".pdf", ".csv", ".json", ".html")
 MOST_ARTIFACTS = 10
+# Of a request beyond which what is wrong in it is not shown again.
+MOST_ECHOED_BYTES = 64 * 1024
 ARTIFACT_BYTES = 10 * 1024 * 1024
 
 # More files than are returned are looked at: those of other kinds must not take the place.
@@ -45,8 +50,16 @@ class Refused(Exception):
 
 
 def parse(text: bytes, timeout: float) -> Job:
-    """The job in a request body. Raises Refused."""
-    body = _object(text)
+    """The job in a request body. Raises Refused and ProviderUnavailable."""
+    try:
+        return _job_in(_object(text), timeout)
+    except Refused as refused:
+        if len(text) > MOST_ECHOED_BYTES and "input" in refused.detail:
+            raise Refused({**refused.detail, "input": None}) from None
+        raise
+
+
+def _job_in(body: Mapping[str, Any], timeout: float) -> Job:
     encoded = body.get("code_b64")
     if "code_b64" not in body:
         raise _refused("missing", "code_b64", "Field required", body)
@@ -171,8 +184,10 @@ def _object(text: bytes) -> dict[str, Any]:
     if not text:
         raise Refused({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        body = _value(text)
+    except CannotRead as error:
+        raise ProviderUnavailable(f"The request cannot be read now: {error}.") from error
+    except ValueError as error:
         position = getattr(error, "pos", 0)
         raise Refused(
             {
@@ -193,6 +208,14 @@ def _object(text: bytes) -> dict[str, Any]:
             }
         )
     return body
+
+
+def _value(text: bytes) -> Any:
+    if not is_plain(text):
+        return read_bytes(text).value
+    check(text, MOST_VALUES, MOST_DEPTH)
+    # NaN is refused as the argument that it is.
+    return json.loads(text)
 
 
 def _decoded(encoded: str) -> str:
