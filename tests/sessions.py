@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from executions.models import Session
+from executions.services.ledger.bindings import NOT_PROVEN
+from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
 from executions.services.workspaces import threads
 from providers import registry
@@ -86,6 +88,12 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def aged(session: dict[str, Any], **seconds: int) -> None:
-    """Move its times into the past."""
+    """Move its times into the past. When it was made is bound: that is entered, or it would be
+    found as altered."""
     past = {name: Now() - timedelta(seconds=value) for name, value in seconds.items()}
-    Session.objects.filter(pk=session["id"]).update(**past)
+    rows = Session.objects.filter(pk=session["id"])
+    with transaction.atomic():
+        before = look_at(Session, session["id"])
+        rows.update(**past)
+        if not past.keys() <= NOT_PROVEN["executions.session"].keys():
+            enter_row(rows.get(), "changed", before)
