@@ -22,9 +22,9 @@ from tests.running import run
 from tests.sessions import cell, opened
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
-FILES_OF_A_RUN = 91
+FILES_OF_A_RUN = 95
 STATEMENTS_OF_A_RUN = 15
-FILES_OF_A_CELL = 98
+FILES_OF_A_CELL = 102
 STATEMENTS_OF_A_CELL = 19
 
 
