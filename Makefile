@@ -78,7 +78,7 @@ soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the 
 	@$(PY) -m tests.chaos.soak $(ARGS)
 
 adapters: venv bubblewrap ## Run examples/adapters, each over its framework (ARGS=smolagents for one)
-	@$(PY) -m tests.adapters $(ARGS)
+	@$(PY) -m tests.support.adapters $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv

@@ -32,7 +32,9 @@ def running_e2b() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2b_server", str(port)], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.support.e2b_server", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
     )
     try:
         assert process.stdout is not None

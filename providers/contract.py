@@ -2,7 +2,8 @@
 
 Which checks apply follows from the provider's own capabilities and languages. The tests run them
 against every provider, and `manage.py check_provider` against a real account. That code runs once
-whatever fails cannot be had from a real account: tests/test_runs_once.py makes everything fail.
+whatever fails cannot be had from a real account: tests/runs/test_runs_once.py makes everything
+fail.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from executions.services.workspaces import threads
 from providers.services import probing, trial
 from providers.services.kept import forget_all
 from sandbox_site import strangers
-from tests.emptying import empty_database
-from tests.required import require as require
+from tests.support.emptying import empty_database
+from tests.support.required import require as require
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -31,23 +31,23 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 pytest_plugins = [
-    "tests.provider_fixtures",
-    "tests.bound_updates",
-    "tests.sandboxes",
-    "tests.kept_guest",
-    "tests.kept_service",
-    "tests.docker_engine",
-    "tests.remote_providers",
-    "tests.routing",
-    "tests.sessions",
-    "tests.lying_provider",
-    "tests.servers",
-    "tests.policies",
-    "tests.journals",
-    "tests.postgres_server",
-    "tests.bucket",
-    "tests.streaming",
-    "tests.e2b_door",
+    "tests.support.provider_fixtures",
+    "tests.support.bound_updates",
+    "tests.support.sandboxes",
+    "tests.support.kept_guest",
+    "tests.support.kept_service",
+    "tests.support.docker_engine",
+    "tests.support.remote_providers",
+    "tests.support.routing",
+    "tests.support.sessions",
+    "tests.support.lying_provider",
+    "tests.support.servers",
+    "tests.support.policies",
+    "tests.support.journals",
+    "tests.support.postgres_server",
+    "tests.support.bucket",
+    "tests.support.streaming",
+    "tests.support.e2b_door",
 ]
 
 # What makes a test one of the database, and what it then waits for instead: a browser, an engine.

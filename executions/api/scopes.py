@@ -1,7 +1,7 @@
 """Which scopes an endpoint needs: the one place that says so, by its name in `urls.py`.
 
 A method that is not here is not allowed, whatever the view has: who adds an endpoint has to say
-what it needs (tests/test_key_scopes.py goes through all of them).
+what it needs (tests/tenants/test_key_scopes.py goes through all of them).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whose rows they are: the one place where what a tenant owns is looked up for a caller.
 
-The API asks for rows here and nowhere else (tests/test_tenancy.py). `tenant` is None for staff,
-whose permissions are not this module's to know.
+The API asks for rows here and nowhere else (tests/tenants/test_tenancy.py).
+`tenant` is None for staff, whose permissions are not this module's to know.
 """
 
 from __future__ import annotations

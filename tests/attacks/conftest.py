@@ -36,8 +36,8 @@ from providers.services.approval import reject, request_change
 from providers.services.configuration import activate, save_config
 from sandbox_site.recovery import issue_codes
 from tests.conftest import Caller
-from tests.provider_package import Packages, install_probe
-from tests.running import run
+from tests.support.provider_package import Packages, install_probe
+from tests.support.running import run
 
 RUN = (
     "answer = ExecutionResult('out', 'err', 0, 0.5, {'cpu_seconds': 0.25}, has_result=True,"

@@ -21,8 +21,8 @@ from executions.services.worker import run_queued
 from providers.services.approvers import hold
 from tests.attacks.administrators import signed_in, superuser
 from tests.conftest import Caller
-from tests.policies import in_force
-from tests.running import run
+from tests.support.policies import in_force
+from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]
 

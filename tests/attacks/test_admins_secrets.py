@@ -26,8 +26,8 @@ import httpx
 import pytest
 
 from providers.services.apart import AT_ONCE
-from tests.listener import Listener
-from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.listener import Listener
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 KEY = "e2b_the-stored-key-0123456789"
 ENVIRONMENT_KEY = "acs-the-environments-key-0123456789"

@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from tests.conftest import require
-from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 ADMIN, STRANGER = "203.0.113.9", "198.51.100.7"
 

@@ -39,9 +39,9 @@ from providers.errors import RateLimited
 from providers.json_reading import MOST_VALUES, Base64, TooMuch, read_bytes, read_text
 from sandbox_site.web.body import Refused, Share, Spool
 from tests.conftest import Caller, require
-from tests.processes import ROOT, clean_environment
-from tests.raw_http import Answer, ask, connect, head, read
-from tests.site import EXECUTIONS, Site, prepare, serving
+from tests.support.processes import ROOT, clean_environment
+from tests.support.raw_http import Answer, ask, connect, head, read
+from tests.support.site import EXECUTIONS, Site, prepare, serving
 
 MIB = 1024 * 1024
 CREATE_KEY = [sys.executable, "manage.py", "create_api_key", "wonderland", "--name", "reads"]

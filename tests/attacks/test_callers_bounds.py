@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.two_tenants import Scene, at_once, bytes_below, two_tenants, wait_until
-from tests.pool_service import running
-from tests.required import missing, require
+from tests.support.pool_service import running
+from tests.support.required import missing, require
 
 SLEEPER = "import time\ntime.sleep({seconds})"
 

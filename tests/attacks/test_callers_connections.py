@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.raw_http import Answer, ask, connect, read, request
-from tests.site import EXECUTIONS, Site, running_site, sleeper
+from tests.support.raw_http import Answer, ask, connect, read, request
+from tests.support.site import EXECUTIONS, Site, running_site, sleeper
 
 CONNECTIONS = 64
 STREAMS = CONNECTIONS // 8

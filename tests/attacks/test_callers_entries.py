@@ -14,10 +14,10 @@ from executions.services import request_rate
 from executions.services.request_rate import ENTRY_COUNTS_AS
 from executions.services.workspaces import snapshots
 from tests.conftest import Caller
-from tests.held import bounded
-from tests.saved_files import write
-from tests.sessions import URL, cell, opened
-from tests.test_quotas import at_once
+from tests.support.at_once import at_once
+from tests.support.held import bounded
+from tests.support.saved_files import write
+from tests.support.sessions import URL, cell, opened
 
 # Why the ledger has no more of these than of runs, or none.
 NOT_ENTERED = {

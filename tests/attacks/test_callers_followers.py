@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from executions.services.following import MOST_OF_EXECUTION
-from tests.e2b_door import envelope
-from tests.mcp_client import ACCEPT
-from tests.processes import ROOT, clean_environment
-from tests.raw_http import ask, connect, read, request
-from tests.sandboxes import wait_until
-from tests.site import EXECUTIONS, MANAGE, Site, sleeper
-from tests.streaming import NDJSON
+from tests.support.e2b_door import envelope
+from tests.support.mcp_client import ACCEPT
+from tests.support.processes import ROOT, clean_environment
+from tests.support.raw_http import ask, connect, read, request
+from tests.support.sandboxes import wait_until
+from tests.support.site import EXECUTIONS, MANAGE, Site, sleeper
+from tests.support.streaming import NDJSON
 
 FOLLOWERS = 250
 # A stream that ends later than that has not ended because of the right that was lost: whatever it

@@ -14,7 +14,7 @@ import pytest
 
 from tests.attacks.two_tenants import Scene, at_once, two_tenants, wait_until
 from tests.conftest import require
-from tests.processes import ROOT, clean_environment
+from tests.support.processes import ROOT, clean_environment
 
 # Twice what is enough for another process to be found dead.
 HELD_SECONDS = 20

@@ -11,9 +11,9 @@ import pytest
 from executions.models import Execution
 from executions.services.keys import create_api_key
 from tests.conftest import Caller
-from tests.held import opened as queued
-from tests.running import run
-from tests.sessions import URL, cell, opened
+from tests.support.held import opened as queued
+from tests.support.running import run
+from tests.support.sessions import URL, cell, opened
 
 EXECUTIONS = "/api/v1/executions"
 SECRET = "the owner's own"

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import require
-from tests.raw_http import ask, connect, head, read, request
-from tests.site import EXECUTIONS, Site, running_site, sleeper
+from tests.support.raw_http import ask, connect, head, read, request
+from tests.support.site import EXECUTIONS, Site, running_site, sleeper
 
 THREADS = 16
 SPOOL = 32 * 1024 * 1024

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from executions.services.following import MOST_OF_EXECUTION
-from tests.raw_http import ask, connect, request
-from tests.sandboxes import wait_until
-from tests.site import EXECUTIONS, Site, sleeper
-from tests.streaming import NDJSON, running_stream, streamed
+from tests.support.raw_http import ask, connect, request
+from tests.support.sandboxes import wait_until
+from tests.support.site import EXECUTIONS, Site, sleeper
+from tests.support.streaming import NDJSON, running_stream, streamed
 
 # As many as may follow one execution.
 STREAMS = MOST_OF_EXECUTION

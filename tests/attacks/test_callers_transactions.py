@@ -13,12 +13,12 @@ from executions.models import StoredTotal, WorkspaceFile
 from executions.services import batches
 from executions.services.workspaces import threads
 from tests.conftest import Caller, require
-from tests.processes import ROOT
-from tests.raw_http import ask
-from tests.saved_files import listed, sleeping
-from tests.sessions import URL
-from tests.site import EXECUTIONS, MANAGE, Site, prepare, serving
-from tests.transactions import recorded
+from tests.support.processes import ROOT
+from tests.support.raw_http import ask
+from tests.support.saved_files import listed, sleeping
+from tests.support.sessions import URL
+from tests.support.site import EXECUTIONS, MANAGE, Site, prepare, serving
+from tests.support.transactions import recorded
 
 FILES = 6000
 # Beside the rows of a batch: those of the session, its workspace, the total and the ledger.
@@ -27,7 +27,7 @@ OTHERS = 12
 SLEEPING = """
 from executions.models import Tenant
 from tests.conftest import Caller
-from tests.saved_files import sleeping
+from tests.support.saved_files import sleeping
 key = Tenant.objects.get(slug="wonderland").api_keys.get()
 print("session", sleeping(Caller(key, ""), {files}).pk)
 """

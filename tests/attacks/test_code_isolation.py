@@ -14,10 +14,10 @@ from django.conf import settings
 
 from providers.pool.pool import PoolSettings
 from tests.conftest import require
-from tests.docker_engine import Containers
-from tests.sandboxes import Local, LocalProcess
-from tests.test_unprivileged_host import without_root
-from tests.warm_pools import WarmPool
+from tests.support.docker_engine import Containers
+from tests.support.sandboxes import Local, LocalProcess
+from tests.support.warm_pools import WarmPool
+from tests.support.without_root import without_root
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from providers.errors import ConnectionFailed, SandboxError
 from providers.models import CircuitBreaker
 from providers.values import ArtifactFile, RunLimits
 from tests.conftest import Caller
-from tests.lying_provider import Liar
-from tests.routing import last_execution
-from tests.running import run
+from tests.support.lying_provider import Liar
+from tests.support.routing import last_execution
+from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
@@ -264,7 +264,7 @@ def test_what_was_begun_is_ended_however_many_calls_are_overdue(
 def test_what_it_does_after_the_code_is_there_opens_no_breaker(
     liar: Liar, alice: Caller, doubted: list[str]
 ) -> None:
-    from tests.routing import make_route
+    from tests.support.routing import make_route
 
     make_route("liar")
     liar.does("run", raising(SystemExit(3)))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import require
-from tests.sandboxes import LocalProcess
-from tests.test_unprivileged_host import without_root
+from tests.support.sandboxes import LocalProcess
+from tests.support.without_root import without_root
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["alone", "lent"])

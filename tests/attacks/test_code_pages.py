@@ -27,7 +27,7 @@ from executions.services.presentation import MAX_CHARACTERS
 from executions.services.process_pool import PoolBusy, ProcessPool
 from executions.services.replay import MAX_LINES
 from providers.languages import TABLE
-from tests.test_execution_admin import make_rows
+from tests.support.execution_rows import make_rows
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

@@ -20,7 +20,7 @@ from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.conftest import require
-from tests.docker_engine import Containers
+from tests.support.docker_engine import Containers
 
 # What docs/security.md lists as not apart. Whatever else can be reached is a fault.
 _WITH_LANDLOCK = {"signal", "limits", "mode of the terminal"}

@@ -14,11 +14,11 @@ from providers.pool.launchers.docker_engine import End
 from providers.services import save_config
 from providers.values import SANDBOX_ENDED, ExecutionResult
 from tests.conftest import Caller, require
-from tests.docker_engine import Containers
-from tests.pool_service import running
-from tests.routing import hops, last_execution, make_route
-from tests.running import LOCAL, run
-from tests.sandboxes import Local
+from tests.support.docker_engine import Containers
+from tests.support.pool_service import running
+from tests.support.routing import hops, last_execution, make_route
+from tests.support.running import LOCAL, run
+from tests.support.sandboxes import Local
 
 pytestmark = pytest.mark.one_database
 

@@ -20,10 +20,10 @@ from executions.services.fetching import slots
 from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
 from executions.services.fetching.budget import Bounds
 from executions.services.fetching.errors import Reason
-from tests.certificates import Authority
-from tests.fetching import Came, allow, fetch, fetch_one
-from tests.resolving import resolve_as
-from tests.web_server import WebServer, answer, redirect
+from tests.support.certificates import Authority
+from tests.support.fetching import Came, allow, fetch, fetch_one
+from tests.support.resolving import resolve_as
+from tests.support.web_server import WebServer, answer, redirect
 
 HURRIED = Bounds(pause_seconds=1, file_seconds=2, batch_seconds=20)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -16,7 +16,7 @@ import pytest
 
 from sandbox_site.private_files import is_open_to_others, tighten, write_privately
 from tests.conftest import require
-from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 # Read by sandboxes' users, through a mount: code that is public, below a folder that is closed.
 SANDBOX_FOLDERS = ("guest-", "gvisor-")

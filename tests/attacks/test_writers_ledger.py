@@ -17,7 +17,7 @@ from executions.services.ledger.keyring import SigningKey, _load
 from executions.services.ledger.verification import verify
 from tests.attacks.conftest import RUN
 from tests.conftest import Caller
-from tests.running import run
+from tests.support.running import run
 
 
 @pytest.mark.django_db

@@ -24,7 +24,7 @@ from sandbox_site import keys
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted
 from tests.conftest import require
-from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 
 class Evil:

@@ -28,7 +28,7 @@ from providers.fields import EncryptedTextField
 from providers.guarded import guarded_row, values_of, write
 from providers.models import Route
 from tests.conftest import Caller
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.one_database
 

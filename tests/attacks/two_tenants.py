@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 # Far more than anything here takes, on a machine that does much else.
 PATIENCE_SECONDS = 240

@@ -9,7 +9,7 @@ import time
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.run import LAUNCHERS, PAUSE_SECONDS, open_folder, run
-from tests.servers import end_servers, start_servers
+from tests.support.servers import end_servers, start_servers
 
 
 def main() -> int:

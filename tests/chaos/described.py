@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.processes import ROOT
-from tests.site import MANAGE, Prepared, Site, prepare, serving
+from tests.support.processes import ROOT
+from tests.support.site import MANAGE, Prepared, Site, prepare, serving
 
 CONFIGURATION = Path(__file__).with_suffix(".toml")
 STREAMS, ADMINISTRATION = "/events$", "^/api/admin/"

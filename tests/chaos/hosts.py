@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.processes import NO_DOCKER, ROOT, free_port
-from tests.servers import Servers
+from tests.support.processes import NO_DOCKER, ROOT, free_port
+from tests.support.servers import Servers
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 30.0

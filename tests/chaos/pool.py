@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.docker_engine import PrivateEngine
-from tests.processes import ROOT, end_tree
+from tests.support.docker_engine import PrivateEngine
+from tests.support.processes import ROOT, end_tree
 
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 60.0

@@ -26,8 +26,8 @@ from tests.chaos.shares import Memory, judge_shares
 from tests.chaos.talk_verdict import fault_explains_loss, judge_talks, processes_left
 from tests.chaos.verdict import Verdict, Watch, judge
 from tests.chaos.witness import Seen, Witness, Written
-from tests.docker_engine import SMALL_IMAGE
-from tests.servers import Servers
+from tests.support.docker_engine import SMALL_IMAGE
+from tests.support.servers import Servers
 
 PAUSE_SECONDS = (1.0, 4.0)
 START_SECONDS = 60.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.chaos.run import LAUNCHERS
 from tests.e2b_sdks.__main__ import LAUNCHERS as E2B_LAUNCHERS
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 WITH_SERVERS = str(ROOT / ".ci" / "with-servers")
 # A database and a broker, and what of the servers' environment is then left out.

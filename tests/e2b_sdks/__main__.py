@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.e2b_sdks.published import walk
 from tests.e2b_sdks.table import held
-from tests.processes import ROOT, clean_environment, free_port
-from tests.site import MANAGE, prepare, serving
+from tests.support.processes import ROOT, clean_environment, free_port
+from tests.support.site import MANAGE, prepare, serving
 
 START_SECONDS = 120.0
 _OF_A_POOL = {"max_memory": "1g", "timeout": 300}

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import ROOT
-from tests.required import missing, require
-from tests.site import MANAGE, Site, clean_environment
+from tests.support.processes import ROOT
+from tests.support.required import missing, require
+from tests.support.site import MANAGE, Site, clean_environment
 
 # .ci/install-e2b-sdks puts them there.
 INSTALLED = Path("/usr/local/lib/cofferdam-e2b")

@@ -6,10 +6,10 @@ import os
 import re
 
 from tests.e2b_sdks.published import SDKS, Walk
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 PAGE = ROOT / "docs" / "e2b.md"
-BEGIN = "<!-- made by tests/test_e2b_sdks.py: RENEW=table writes it -->\n"
+BEGIN = "<!-- made by tests/doors/e2b/test_e2b_sdks.py: RENEW=table writes it -->\n"
 END = "<!-- end -->\n"
 
 # How a method that works differs from E2B's own. The walks hold what is said of refusals.

@@ -1,0 +1,125 @@
+"""Counting anew: exact although executions end meanwhile, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.models import Sum
+
+from executions.models import (
+    Execution,
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+)
+from executions.services import recounting
+from executions.services.recounting import Recounting, recount
+from tests.conftest import Caller
+from tests.support.held import ended, opened
+from tests.support.write_transactions import write_transactions
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def counted() -> list[int]:
+    """What each table adds up to."""
+    return [
+        model._default_manager.aggregate(sum=Sum("count"))["sum"] or 0
+        for model in (ExecutionCount, ExecutionTenantCount, ExecutionLatency)
+    ]
+
+
+def end(caller: Caller, **changes: Any) -> None:
+    ended(opened(caller), total_ms=10.0, **changes)
+
+
+def test_what_ends_while_it_is_counted_is_counted_once(alice: Caller) -> None:
+    for _ in range(5):
+        end(alice)
+    ExecutionCount.objects.update(count=2)
+    ExecutionTenantCount.objects.all().delete()
+    reading = threading.Event()
+
+    def end_another() -> None:
+        try:
+            end(alice, provider="other")
+        finally:
+            connections.close_all()
+
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        answer = execute(sql, *args)
+        if sql.startswith("SELECT") and 'FROM "executions_execution"' in sql:
+            thread = threading.Thread(target=end_another)
+            thread.start()
+            thread.join()
+            reading.set()
+        return answer
+
+    with connection.execute_wrapper(watch):
+        assert recount() == 5
+
+    assert reading.is_set()
+    assert counted() == [6, 6, 6]
+    assert recount() == 6
+    assert counted() == [6, 6, 6]
+
+
+def test_too_many_are_taken_back_and_what_was_stored_stays(alice: Caller) -> None:
+    end(alice, stdout="x" * 1000)
+    stored = ExecutionTenantCount.objects.get().stored_bytes
+    assert stored >= 1000
+    for model in (ExecutionCount, ExecutionLatency):
+        model._default_manager.update(count=9)
+    Execution.objects.all().delete()
+
+    assert recount() == 0
+
+    assert not ExecutionCount.objects.exists()
+    assert not ExecutionLatency.objects.exists()
+    row = ExecutionTenantCount.objects.get()
+    assert (row.count, row.stored_bytes) == (0, stored)
+
+
+@pytest.mark.only_on("sqlite")
+def test_others_can_write_after_every_few_rows(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recounting, "_CORRECTED", 3)
+    for hour in range(8):
+        end(alice)
+        newest = Execution.objects.latest("pk")
+        ended_at = newest.finished_at
+        assert ended_at is not None
+        Execution.objects.filter(pk=newest.pk).update(finished_at=ended_at - timedelta(hours=hour))
+    for model in (ExecutionCount, ExecutionTenantCount, ExecutionLatency):
+        model._default_manager.all().delete()
+
+    with write_transactions() as transactions:
+        recount()
+
+    assert counted() == [8, 8, 8]
+    inserted = [sum(sql.startswith("INSERT") for sql, _ in each) for each in transactions]
+    assert (sum(inserted), max(inserted)) == (24, 3)
+
+
+def test_two_at_once_do_not_both_add_what_is_missing(alice: Caller) -> None:
+    end(alice)
+    with recounting._recounting_alone():
+        found = []
+
+        def recount_too() -> None:
+            try:
+                recount()
+            except Recounting as error:
+                found.append(str(error))
+            finally:
+                connections.close_all()
+
+        thread = threading.Thread(target=recount_too)
+        thread.start()
+        thread.join()
+    assert found == ["The executions are being counted already. Wait until that has ended."]

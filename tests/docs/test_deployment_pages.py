@@ -1,0 +1,225 @@
+"""Whoever follows the deployment pages word by word gets what they promise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.support.deployment_pages import PAGES, Block, blocks_of, run
+from tests.support.docker_engine import missing
+from tests.support.processes import ROOT
+from tests.support.servers import missing_servers
+
+# What is done in place of a block that is left to systemd, by what it begins with.
+STAND_INS = {
+    "systemctl daemon-reload": "start_units",
+    "systemctl restart nginx": "nginx",
+    "systemctl stop cofferdam.target": "stop_units",
+}
+
+
+@pytest.fixture(autouse=True)
+def _a_machine_of_its_own() -> None:
+    if os.geteuid() != 0:
+        missing("a machine of its own needs root")
+    for program in ("unshare", "bwrap", "nginx", "git", "openssl", "gpg", "systemd-analyze"):
+        require(program)
+
+
+def script_of(page: str, *, first: int = 0, last: int | None = None) -> str:
+    """A page's blocks, each announced by its place, with stand-ins for what systemd would do."""
+    lines = []
+    for block in blocks_of(PAGES / page)[first:last]:
+        begins = block.text.splitlines()[0]
+        text = block.text if not block.reason else STAND_INS.get(begins, "")
+        lines += [f"echo '== {block.name}'", text]
+    return "\n".join(lines) + "\n"
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    found = [block for path in PAGES.glob("*.md") for block in blocks_of(path)]
+    assert len(found) > 25
+    run_here = [block for block in found if not block.reason]
+    assert len(run_here) > len(found) / 2
+    for block in found:
+        needs_more = any(
+            word in block.text for word in ("systemctl", "docker ", "rsync", "10.0.0.1")
+        )
+        if needs_more and not block.reason:
+            assert _is_rewritten(block), block.name
+
+
+def _is_rewritten(block: Block) -> bool:
+    """The addresses of two hosts, which the block itself replaces."""
+    return "sed -i 's/10\\.0\\.0\\.11:8000/127.0.0.1:8000/" in block.text
+
+
+def test_single_host_then_backup_keys_and_upgrade(tmp_path: Path) -> None:
+    """One machine's life: set up, used, backed up, lost, restored, its keys rotated, upgraded."""
+    single = blocks_of(PAGES / "single-host.md")
+    until = next(
+        n
+        for n, block in enumerate(single)
+        if "cofferdam-pool.service" in block.text and block.reason
+    )
+    backup = blocks_of(PAGES / "backup.md")
+    postgres = next(n for n, block in enumerate(backup) if "pg_dump" in block.text)
+    look = "wait_for curl --fail --silent --cacert /etc/nginx/cofferdam/tls.crt https://localhost/healthz\n"
+    single_host = script_of("single-host.md", last=until)
+    # The web server takes a moment.
+    asked = 'alias curl="curl'
+    assert single_host.count(asked) == 1
+    single_host = single_host.replace(asked, look + asked)
+    output = run(
+        single_host
+        + script_of("backup.md", last=postgres)
+        + script_of("keys.md")
+        + "start_units\n"
+        + look
+        + script_of("upgrade.md", last=1).replace(PULL, "")
+        + "stop_units\n",
+        tmp_path,
+        600,
+    )
+    assert '"status":"succeeded"' in output.replace(" ", "")
+    assert '"stdout":"42\\n"' in output.replace(" ", "")
+    assert output.count("Intact: ") >= 4
+    assert "The ledger is intact" in output
+    assert "System check identified no issues" in output
+
+
+# The pull is of a clone whose origin has nothing new; there is no other commit to come to.
+PULL = "git -C /opt/cofferdam pull --quiet --ff-only\n"
+
+
+def test_the_readme_word_by_word(tmp_path: Path) -> None:
+    start, check, first, live, conversation, commands = blocks_of(ROOT / "README.md")
+    assert (start.text, check.text) == ("make run", "make test")  # the second runs this test
+    shown = "export API_KEY=cfd_...   # the key that make run printed"
+    assert shown in first.text
+    script = f"""
+git clone --quiet . /opt/cofferdam
+cd /opt/cofferdam
+make venv > /dev/null
+({start.text}) > /run/service.log 2>&1 &
+wait_for curl --fail --silent http://127.0.0.1:8000/healthz
+export $(grep ^API_KEY= var/credentials.txt)
+{first.text.replace(shown, "")}
+{live.text}
+{conversation.text}
+echo 'def main(n): return n * 2' > script.py
+{commands.text}
+kill %1
+wait
+"""
+    output = run(script, tmp_path).replace(" ", "")
+    assert '"result":{"hello":"world"}' in output
+    assert '"stdout":"working\\n"' in output
+    assert [f'"type":"stdout","text":"{n}\\n"' in output for n in range(3)] == [True] * 3
+    assert '"outputs":[{"text/plain":"6"}]' in output
+    assert '"status":"timed_out"' in output
+    assert '"context_kept":true' in output
+    assert "\n[3,1,2]\n" in output
+    assert "42" in output
+    assert "cfd_" in output
+
+
+def test_a_dump_of_postgresql_is_restored(tmp_path: Path) -> None:
+    require("pg_dump")
+    if reason := missing_servers():
+        missing(reason)
+    backup = blocks_of(PAGES / "backup.md")
+    postgres = next(n for n, block in enumerate(backup) if "pg_dump" in block.text)
+    setup = """
+install -d -m 0755 /var/lib/pg /var/lib/cofferdam-backups /etc/cofferdam/secrets
+chown postgres /var/lib/pg
+initdb=$(ls /usr/lib/postgresql/*/bin/initdb 2> /dev/null | sort -V | tail -n 1)
+initdb=${initdb:-$(command -v initdb)}
+runuser -u postgres -- "$initdb" -D /var/lib/pg/data -A trust > /dev/null
+runuser -u postgres -- "$(dirname "$(readlink -f "$initdb")")/postgres" -D /var/lib/pg/data -k /var/lib/pg &
+wait_for pg_isready -h 127.0.0.1
+psql -q -h 127.0.0.1 -U postgres -c 'CREATE ROLE cofferdam SUPERUSER LOGIN' postgres
+createdb -h 127.0.0.1 -U cofferdam cofferdam
+echo postgres://cofferdam@127.0.0.1:5432/cofferdam > /etc/cofferdam/secrets/database_url
+export DATA_DIR=/var/lib/cofferdam-data DATABASE_URL_FILE=/etc/cofferdam/secrets/database_url
+mkdir -p /opt/cofferdam
+cp -r manage.py executions providers sandbox_site static templates deploy /opt/cofferdam/
+make -v > /dev/null
+cofferdam() { /opt/cofferdam/deploy/entrypoint "$@"; }
+cofferdam bootstrap
+if cofferdam backup /tmp/never.tar; then exit 1; fi
+"""
+    entries = """
+unset DATABASE_URL
+echo "$RESTORED" > /etc/cofferdam/secrets/database_url
+cofferdam checkpoint_ledger --reset "restored the dump"
+cofferdam shell --command 'from executions.services.restored import settle; print(settle("last night"))'
+cofferdam bootstrap
+cofferdam verify_ledger
+kill %1
+"""
+    text = script_of("backup.md", first=postgres, last=postgres + 2)
+    output = run(setup + text + entries, tmp_path)
+    assert "this command is for SQLite alone" in output
+    assert "Intact: " in output
+
+
+def test_the_proxy_goes_to_the_other_host_when_one_is_away(tmp_path: Path) -> None:
+    script = """
+install -d /opt/cofferdam /etc/nginx/conf.d
+cp -r deploy /opt/cofferdam/
+deploy/make-secrets /tmp-secrets root
+install -D -m 0600 -t /etc/nginx/cofferdam /tmp-secrets/tls.crt /tmp-secrets/tls.key
+install -m 0644 deploy/nginx/cofferdam.conf /etc/nginx/conf.d/cofferdam.conf
+rm -f /etc/nginx/sites-enabled/default
+"""
+    servers = """
+cat > /run/host.py << 'PYTHON'
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Host(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        said = f"{sys.argv[1]} {len(body)} {self.headers['X-Forwarded-For']} {self.headers['X-Forwarded-Proto']}\\n".encode()
+        with open("/run/asked", "a") as asked: asked.write(sys.argv[1] + "\\n")
+        if body == b"die": self.close_connection = True; self.connection.shutdown(2); return
+        self.send_response(200); self.send_header("Content-Length", str(len(said))); self.end_headers()
+        self.wfile.write(said)
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Host).serve_forever()
+PYTHON
+python3 /run/host.py 8000 > /dev/null 2>&1 & first=$!
+python3 /run/host.py 8001 > /dev/null 2>&1 &
+for port in 8000 8001; do wait_for curl --silent --max-time 5 -d x http://127.0.0.1:$port/; done
+nginx
+ask() { curl --silent --max-time 20 --cacert /etc/nginx/cofferdam/tls.crt -H 'X-Forwarded-For: 6.6.6.6' https://localhost/api "$@"; }
+wait_for ask -d x
+for _ in 1 2 3 4 5 6; do ask -d x; done > /run/both
+grep -q '^8000 1 127.0.0.1 https' /run/both
+grep -q '^8001 1 127.0.0.1 https' /run/both
+head -c 68000000 /dev/zero > /run/large
+ask --data-binary @/run/large | grep -q ' 68000000 '
+echo "large bodies pass"
+kill $first
+for _ in 1 2 3 4 5 6; do ask -d x; done | sort | uniq -c | grep -q '6 8001 1'
+echo "nobody noticed that one is away"
+: > /run/asked
+[ "$(ask -o /dev/null -w '%{http_code}' -d die)" = 502 ]
+[ "$(wc -l < /run/asked)" = 1 ]
+echo "what was sent is not sent again"
+kill $(jobs -p) $(cat /run/nginx.pid)
+"""
+    blocks = blocks_of(PAGES / "two-hosts.md")
+    configured = next(block for block in blocks if not block.reason)
+    output = run(script + configured.text + servers, tmp_path)
+    for line in (
+        "large bodies pass",
+        "nobody noticed that one is away",
+        "what was sent is not sent again",
+    ):
+        assert line in output

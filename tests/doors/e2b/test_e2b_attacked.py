@@ -1,0 +1,194 @@
+"""Requests at the door for E2B's SDKs that cost the service more than whoever sends them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+from e2b import SandboxException
+from e2b_code_interpreter import Sandbox
+
+from executions.api.e2b import watchers
+from executions.api.e2b.envelopes import messages_in
+from executions.api.e2b.errors import Refused
+from executions.api.e2b.watchers import WatchEvents
+from executions.ids import uuid7
+from executions.services.sessions.watching import Watch
+from providers.errors import KeptSandboxLost
+from providers.sandbox import FileChange
+from tests.support.e2b_door import headers_of, native_of, opened, post
+from tests.support.site import Site
+
+
+class Counted(bytes):
+    """Counts what is copied out of it, and out of those copies."""
+
+    copied = 0
+
+    def __getitem__(self, key: object) -> object:  # type: ignore[override]
+        found = super().__getitem__(key)  # type: ignore[index]
+        if isinstance(found, bytes):
+            Counted.copied += len(found)
+            return Counted(found)
+        return found
+
+
+def test_a_body_of_empty_messages_is_not_copied_for_each_of_them() -> None:
+    body = Counted(b"\2\0\0\0\0" * 2000 + b"\0\0\0\0\2{}" * 2000)
+    assert list(messages_in(body)) == [{}] * 2000
+    assert Counted.copied <= 2 * len(body)
+
+
+def test_a_search_by_more_names_than_any_is_refused(door: Site) -> None:
+    for text in ("%26".join(f"a{n}%3D1" for n in range(50)), "a%3D%2500", "%2500%3Da"):
+        answer = httpx.get(
+            f"{door.service.url}/v2/sandboxes?metadata={text}", headers={"X-API-KEY": door.alice}
+        )
+        assert answer.status_code == 400, answer.text
+        assert "metadata" in answer.text
+
+
+def test_a_link_of_more_fields_than_any_is_refused_before_its_body_is_read(door: Site) -> None:
+    fields = "&".join(f"a{n}=1" for n in range(50))
+    answer = httpx.post(
+        f"{door.service.url}/files?signature=v1_x&{fields}", content=bytes(3_000_000)
+    )
+    assert answer.status_code == 401, answer.text
+
+
+def test_what_follows_a_gzip_is_neither_kept_nor_left_out_unsaid(
+    door: Site, sandbox: Sandbox
+) -> None:
+    headers = headers_of(
+        sandbox, **{"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
+    )
+    for more in (gzip.compress(b"second"), bytes(3_000_000)):
+        answer = post(door, "/files?path=two", gzip.compress(b"first") + more, headers)
+        assert answer.status_code == 400, answer.text
+    assert not sandbox.files.exists("two")
+
+
+@pytest.mark.parametrize("port", [3000, 80, 22])
+def test_a_port_of_the_sandboxs_own_is_not_taken_for_ours(
+    door: Site, sandbox: Sandbox, port: int
+) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/contexts"), ("POST", "/execute")):
+        answer = httpx.request(
+            method,
+            f"{door.service.url}{path}",
+            content=b'{"code":"1"}',
+            headers=headers_of(sandbox, port),
+        )
+        assert answer.status_code == 502
+        assert "not open" in answer.text
+
+
+def test_contexts_that_are_no_text_are_not_there(door: Site, sandbox: Sandbox) -> None:
+    for context in (["default"], {"a": 1}, 5, True):
+        content = json.dumps({"code": "1", "context_id": context}).encode()
+        assert post(door, "/execute", content, headers_of(sandbox, 49999)).status_code == 404
+
+
+def test_a_pause_that_is_refused_makes_no_sandbox_older(door: Site) -> None:
+    with opened() as sandbox:
+        until = sandbox.get_info().end_at
+        body = b'{"code":"import time\\nprint(1, flush=True)\\ntime.sleep(60)"}'
+        with httpx.stream(
+            "POST",
+            f"{door.service.url}/execute",
+            content=body,
+            headers=headers_of(sandbox, 49999),
+            timeout=60,
+        ) as running:
+            lines = running.iter_lines()
+            assert any('"stdout"' in line for line in lines)
+            answer = httpx.post(
+                f"{door.service.url}/sandboxes/{sandbox.sandbox_id}/pause",
+                json={},
+                headers={"X-API-KEY": door.alice},
+                timeout=60,
+            )
+            assert answer.status_code == 423, answer.text
+            # Which the SDK does not take for one that is paused already, with its files kept.
+            with pytest.raises(SandboxException, match="Something runs"):
+                sandbox.pause()
+            assert sandbox.is_running()
+        assert abs((sandbox.get_info().end_at - until).total_seconds()) < 30
+
+
+def test_a_process_that_went_with_a_sleeping_sandbox_is_not_found(door: Site) -> None:
+    with opened() as sandbox:
+        command = sandbox.commands.run("sleep 600", background=True)
+        assert sandbox.pause()
+        assert command.kill() is False
+
+
+def test_files_that_are_touched_here_have_lines_in_the_log(door: Site, sandbox: Sandbox) -> None:
+    sandbox.files.write("logged", "x")
+    sandbox.files.read("logged")
+    sandbox.files.rename("logged", "renamed")
+    sandbox.files.list("")
+    sandbox.files.make_dir("made")
+    sandbox.files.remove("renamed")
+    session = native_of(sandbox).rpartition("/")[2]
+    lines = [json.loads(line) for line in door.service.output.splitlines() if session in line]
+    found = {line.get("operation") for line in lines}
+    assert found >= {
+        *("write_file", "read_file", "move_file"),
+        *("list_files", "make_directory", "remove_file"),
+    }
+    assert "logged" not in str(lines)
+
+
+def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, session = Watch(), uuid7()
+    number = watchers.keep(session, watch, "", is_recursive=False)
+    assert watch.is_wanted
+    monkeypatch.setattr(watchers, "UNASKED_SECONDS", -1.0)
+    assert watchers.events_of(session, number) == []
+    assert not watch.is_wanted
+
+
+@pytest.mark.parametrize("error", [None, KeptSandboxLost("It is gone.")])
+def test_a_watch_that_has_ended_tells_the_rest_and_then_says_so(
+    error: KeptSandboxLost | None,
+) -> None:
+    watch, session = Watch(), uuid7()
+    number = watchers.keep(session, watch, "", is_recursive=False)
+    watch.tell(FileChange("created", "last"))
+    watch.end()
+    if error is None:
+        watch.ended.set_result(None)
+    else:
+        watch.ended.set_exception(error)
+    (told,) = watchers.events_of(session, number)
+    assert told["name"] == "last"
+    with pytest.raises(Refused, match="has ended: It is gone" if error else "has ended") as caught:
+        watchers.events_of(session, number)
+    assert (caught.value.http_status, caught.value.word) == (404, "not_found")
+    with pytest.raises(Refused, match="no such watcher"):
+        watchers.events_of(session, number)
+
+
+def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, session = Watch(), uuid7()
+    number = watchers.keep(session, watch, "", is_recursive=False)
+    for wrong in (number[:-1], f"{number}0", "x", None, 5, "g" * 32, number.upper()):
+        with pytest.raises(Refused, match="no such watcher"):
+            watchers.events_of(session, wrong)
+    # Nobody learns of a watch of another session.
+    with pytest.raises(Refused, match="no such watcher"):
+        watchers.events_of(uuid7(), number)
+    monkeypatch.setattr(watchers, "_HERE", "00000000")
+    watchers.remove(session, number)
+    with pytest.raises(Refused, match="another process"):
+        watchers.events_of(session, number)
+
+
+def test_the_time_of_a_call_that_watches_ends_it() -> None:
+    late = WatchEvents("", is_recursive=False).follow(Watch(), 0.0)
+    next(late).exception(30)
+    with pytest.raises(Refused, match="time of the call"):
+        next(late)

@@ -1,0 +1,167 @@
+"""E2B's SDK reads, writes, lists, moves and watches files below its home, the workspace."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import httpx
+import pytest
+from e2b import (
+    FileNotFoundException,
+    FilesystemEventType,
+    InvalidArgumentException,
+    NotFoundException,
+)
+from e2b.exceptions import NotEnoughSpaceException
+from e2b_code_interpreter import Sandbox
+
+from tests.support.e2b_door import native_of
+from tests.support.raw_http import ask
+from tests.support.sandboxes import wait_until
+from tests.support.site import Site
+
+OUTSIDE = ("/etc/passwd", "../../etc/passwd", "/home/user/../other/x", "~root/x", "/home/user2/x")
+
+
+def test_files_are_written_in_every_way_and_read_by_every_name(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    assert files.write("a/b.txt", "hello").path == "/home/user/a/b.txt"
+    for name in ("a/b.txt", "/home/user/a/b.txt", "~/a/b.txt", "/workspace/a/b.txt", "a/./b.txt"):
+        assert files.read(name) == "hello"
+    written = files.write_files(
+        [{"path": "/home/user/x/1", "data": "one"}, {"path": "2", "data": b"\xff\x00"}]
+    )
+    assert [each.path for each in written] == ["/home/user/x/1", "/home/user/2"]
+    assert bytes(files.read("2", format="bytes")) == b"\xff\x00"
+    files.write("streamed", io.BytesIO(b"z" * 200_000))
+    assert len(files.read("streamed")) == 200_000
+    files.write("packed", "p" * 10_000, gzip=True)
+    assert files.read("packed", gzip=True) == "p" * 10_000
+
+
+def test_a_file_that_may_not_be_read_is_refused_by_both_doors(door: Site, sandbox: Sandbox) -> None:
+    sandbox.files.write("closed", "secret")
+    sandbox.commands.run("chmod 000 closed")
+    with pytest.raises(InvalidArgumentException, match="Permission denied"):
+        sandbox.files.read("closed")
+    path = f"{native_of(sandbox)}/files/content?path=closed"
+    answer = ask(door.service, "GET", path, key=door.alice)
+    assert (answer.status, answer.json["error"]["field"]) == (400, "path")
+    sandbox.commands.run("chmod 600 closed")
+    assert sandbox.files.read("closed") == "secret"
+
+
+def test_folders_are_listed_made_moved_and_removed(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    assert files.make_dir("d/e")
+    assert not files.make_dir("d/e")
+    files.write("d/e/f", "12345")
+    sandbox.commands.run("ln -s f d/e/link")
+    deep = {each.path: each for each in files.list("/home/user/d", depth=3)}
+    assert set(deep) == {f"/home/user/d/{name}" for name in ("e", "e/f", "e/link")}
+    file = deep["/home/user/d/e/f"]
+    assert (file.size, file.permissions, file.owner) == (5, "-rw-r--r--", "user")
+    assert files.get_info("d/e/link").symlink_target == "f"
+    assert files.rename("d/e/f", "moved/to/f").path == "/home/user/moved/to/f"
+    files.remove("moved")
+    files.remove("moved")
+    assert not files.exists("moved")
+    with pytest.raises(FileNotFoundException):
+        files.rename("moved", "other")
+    with pytest.raises(FileNotFoundException):
+        files.list("moved")
+    with pytest.raises(FileNotFoundException):
+        files.read("moved")
+    with pytest.raises(InvalidArgumentException):
+        files.list("d/e/link")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_nothing_outside_the_home_is_reached(sandbox: Sandbox, path: str) -> None:
+    for call in (
+        lambda: sandbox.files.read(path),
+        lambda: sandbox.files.write(path, "x"),
+        lambda: sandbox.files.list(path),
+        lambda: sandbox.files.rename("2", path),
+        lambda: sandbox.files.remove(path),
+        lambda: sandbox.files.watch_dir(path),
+    ):
+        with pytest.raises(InvalidArgumentException, match="outside"):
+            call()
+
+
+def test_a_link_that_leads_out_is_not_followed(sandbox: Sandbox) -> None:
+    sandbox.commands.run("ln -sfn /etc out; ln -sfn /etc/passwd passwd")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.read("passwd")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.read("out/passwd")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.write("out/mine", "x")
+
+
+def test_changes_are_told_to_who_asks(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("watched/deep")
+    flat = sandbox.files.watch_dir("watched")
+    deep = sandbox.files.watch_dir("watched", recursive=True)
+    sandbox.files.write("watched/deep/new", "1")
+    sandbox.files.write("watched/top", "1")
+    seen: list[tuple[str, FilesystemEventType]] = []
+
+    def has_seen(name: str) -> bool:
+        seen.extend((each.name, each.type) for each in deep.get_new_events())
+        return (name, FilesystemEventType.CREATE) in seen
+
+    wait_until(lambda: has_seen("top"), 20)
+    assert ("deep/new", FilesystemEventType.CREATE) in seen
+    wait_until(lambda: "top" in {each.name for each in flat.get_new_events()}, 20)
+    flat.stop()
+    deep.stop()
+
+
+def test_a_watch_whose_folder_is_gone_is_no_folder_where_nothing_happens(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("brief")
+    watch = sandbox.files.watch_dir("brief")
+    sandbox.files.remove("brief")
+
+    def is_over() -> bool:
+        try:
+            watch.get_new_events()
+        except NotFoundException:
+            return True
+        return False
+
+    wait_until(is_over, 20)
+
+
+def test_links_that_are_signed_need_no_key(door: Site, sandbox: Sandbox) -> None:
+    sandbox.files.write("linked", "by its link")
+    for until in (None, 60):
+        link = sandbox.download_url("linked", use_signature_expiration=until)
+        assert httpx.get(link).text == "by its link"
+    sent = httpx.post(sandbox.upload_url("up"), files={"file": ("up", b"sent by it")})
+    assert sent.json()[0]["path"] == "/home/user/up"
+    assert sandbox.files.read("up") == "sent by it"
+    late = sandbox.download_url("linked", use_signature_expiration=-5)
+    told = sandbox.download_url("linked", use_signature_expiration=60)
+    number = told.rpartition("=")[2]
+    for wrong in (
+        late,
+        told.replace("path=linked", "path=up"),
+        told.replace(number, str(int(number) + 60)),
+        told.replace(f"signature_expiration={number}", ""),
+        told.replace("v1_", "v1_A"),
+        sandbox.upload_url("linked"),
+    ):
+        assert httpx.get(wrong).status_code == 401, wrong
+    assert httpx.post(sandbox.download_url("up"), files={"file": b"x"}).status_code == 401
+
+
+def test_fifty_megabytes_and_no_more_than_there_is_room_for(sandbox: Sandbox) -> None:
+    large = os.urandom(1024) * 50 * 1024
+    sandbox.files.write("large", io.BytesIO(large))
+    assert bytes(sandbox.files.read("large", format="bytes")) == large
+    with pytest.raises(NotEnoughSpaceException):
+        sandbox.files.write("second", large)
+    sandbox.files.remove("large")

@@ -1,0 +1,124 @@
+"""SQLite's files become smaller again, in slices that hold up nobody."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from executions.services.compaction import SLICE_PAGES, SPARE_PAGES, give_space_back, sizes
+from executions.services.schedules import ensure_schedules
+from executions.tasks import give_space_back as scheduled
+from sandbox_site.database import JOURNAL_BYTES
+from tests.support.processes import ROOT, clean_environment
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("sqlite")]
+
+
+def fill_and_empty(mebibytes: int) -> None:
+    """Rows that are written and deleted, so that their pages are free."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE ballast (content BLOB)")
+        for _ in range(mebibytes):
+            cursor.execute("INSERT INTO ballast VALUES (randomblob(1048576))")
+        cursor.execute("DROP TABLE ballast")
+
+
+def on_disk() -> int:
+    name = str(connection.settings_dict["NAME"])
+    return sum(os.path.getsize(f"{name}{end}") for end in ("", "-wal"))
+
+
+def test_free_pages_are_given_back_and_the_log_is_cut() -> None:
+    give_space_back()
+    before = on_disk()
+    fill_and_empty(64)
+    assert on_disk() > before + 60 * 2**20
+
+    freed = scheduled()
+
+    assert freed > 40 * 2**20
+    assert on_disk() < before + (SPARE_PAGES + SLICE_PAGES) * 4096 + JOURNAL_BYTES
+    assert sizes().free_pages <= SPARE_PAGES
+
+
+def test_it_stops_in_time_and_goes_on_the_next_time() -> None:
+    fill_and_empty(64)
+    give_space_back(most_seconds=0.05)
+    assert sizes().free_pages > SPARE_PAGES
+
+    give_space_back()
+    assert sizes().free_pages <= SPARE_PAGES
+
+
+def test_others_write_meanwhile() -> None:
+    fill_and_empty(64)
+    done = threading.Event()
+    waits: list[float] = []
+    path = str(connection.settings_dict["NAME"])
+
+    def write() -> None:
+        with closing(sqlite3.connect(path, timeout=20, isolation_level=None)) as other:
+            other.execute("CREATE TABLE IF NOT EXISTS busy (number INTEGER)")
+            while not done.is_set():
+                began = time.monotonic()
+                other.execute("INSERT INTO busy VALUES (1)")
+                waits.append(time.monotonic() - began)
+                time.sleep(0.001)
+            other.execute("DROP TABLE busy")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    began = time.monotonic()
+    give_space_back()
+    took = time.monotonic() - began
+    done.set()
+    thread.join()
+
+    assert len(waits) > 10
+    assert max(waits) < took  # no writer had to wait for all of it
+
+
+def test_a_database_from_before_is_made_anew_once(tmp_path: Path) -> None:
+    """As one that was bootstrapped before it could shrink."""
+    environment = clean_environment(tmp_path)
+    manage = [sys.executable, "manage.py"]
+    run = {"cwd": ROOT, "env": environment, "check": True, "capture_output": True}
+    subprocess.run([*manage, "bootstrap"], **run)  # type: ignore[call-overload]
+    with closing(sqlite3.connect(tmp_path / "cofferdam.sqlite3", isolation_level=None)) as old:
+        assert old.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        old.execute("PRAGMA auto_vacuum = NONE")
+        old.execute("VACUUM")
+        assert old.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+        old.execute("CREATE TABLE ballast (content BLOB)")
+        old.execute("INSERT INTO ballast VALUES (randomblob(33554432))")
+        old.execute("DROP TABLE ballast")
+
+    done = subprocess.run([*manage, "compact_database"], **run)  # type: ignore[call-overload]
+
+    assert float(done.stdout.split()[0]) > 30
+    with closing(sqlite3.connect(tmp_path / "cofferdam.sqlite3")) as new:
+        assert new.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert new.execute("PRAGMA freelist_count").fetchone()[0] < 10
+
+
+def test_it_is_scheduled() -> None:
+    from django_q.models import Schedule
+
+    ensure_schedules()
+    assert Schedule.objects.get(name=f"{scheduled.__module__}.{scheduled.__name__}").minutes == 5
+
+
+def test_compacting_says_what_it_freed(capsys: pytest.CaptureFixture[str]) -> None:
+    fill_and_empty(32)
+    call_command("compact_database")
+    assert float(capsys.readouterr().out.split()[0]) > 20

@@ -1,0 +1,98 @@
+"""`manage.py verify_ledger`: what it says and exits with, also about a receipt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from executions.models import Execution, LedgerEntry
+from tests.conftest import Caller
+from tests.support.ledger_entries import TABLE, entries, kept, sql
+from tests.support.running import run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+__all__ = ("entries", "kept")
+
+
+@pytest.fixture
+def verify_ledger() -> Callable[..., tuple[int, str]]:
+    """The command: its exit code and what it printed."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        out = StringIO()
+        try:
+            call_command("verify_ledger", *arguments, stdout=out, stderr=StringIO())
+        except SystemExit as ended:
+            return int(ended.code or 0), out.getvalue()
+        return 0, out.getvalue()
+
+    return call
+
+
+def test_the_command_tells_by_its_exit_code_and_names_the_first_entry(
+    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
+) -> None:
+    code, printed = verify_ledger()
+    assert code == 0
+    assert printed.startswith("Intact: 8 entries, 5 executions, 2 other rows, 1 checkpoints.\n")
+    sql(f"DELETE FROM {TABLE} WHERE sequence = 4")
+    sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")
+    code, printed = verify_ledger()
+    assert code == 1
+    assert printed.startswith("NOT INTACT, first at entry 4: missing: entry 4 was removed\n")
+    assert "then entry 6: altered" in printed
+    code, printed = verify_ledger("--json")
+    assert code == 1
+    outcome = json.loads(printed)
+    assert (outcome["intact"], outcome["entries"]) == (False, 7)
+    assert outcome["findings"][0] == {
+        "kind": "missing",
+        "sequence": 4,
+        "detail": "entry 4 was removed",
+    }
+
+
+def test_the_command_says_when_it_cannot_verify(settings: Any) -> None:
+    settings.LEDGER_KEYS = []
+    with pytest.raises(Exception, match="LEDGER_KEYS") as caught:
+        call_command("verify_ledger")
+    assert getattr(caught.value, "returncode", None) == 2
+
+
+def test_a_receipt_that_was_given_out_contradicts_a_ledger_that_lost_it(
+    scripted: object,
+    alice: Caller,
+    tmp_path: Path,
+    verify_ledger: Callable[..., tuple[int, str]],
+) -> None:
+    """Without checkpoints, and with the record gone as well."""
+    given = tmp_path / "answer.json"
+    given.write_bytes(run(alice, "pass").content)
+    assert verify_ledger("--receipt", str(given))[0] == 0
+    entry = LedgerEntry.objects.get(kind="execution")
+    sql(f"DELETE FROM {TABLE} WHERE sequence = %s", entry.sequence)
+    Execution.objects.all().delete()
+    assert verify_ledger()[0] == 0
+
+    code, printed = verify_ledger("--receipt", str(given))
+    assert code == 1
+    assert f"entry {entry.sequence}: missing: a receipt was given out" in printed
+    run(alice, "pass # another")
+    code, printed = verify_ledger("--receipt", str(given))
+    assert code == 1
+    assert f"entry {entry.sequence}: replaced: a receipt" in printed
+
+    forged = json.loads(given.read_text())
+    forged["receipt"]["status"] = "failed"
+    for text in (json.dumps(forged), "[]", "{}", "no json"):
+        given.write_text(text)
+        with pytest.raises(CommandError) as caught:
+            verify_ledger("--receipt", str(given))
+        assert caught.value.returncode == 2

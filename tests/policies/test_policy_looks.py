@@ -1,0 +1,104 @@
+"""Whose code is looked at when: one tenant's slow code holds up no other tenant's look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from executions.services.policies import analysts
+from executions.services.policies.analysis import LOOKED
+from providers.errors import RateLimited
+from tests.support.sandboxes import wait_until
+
+pytestmark = pytest.mark.one_database
+
+Submit = Callable[[str, str], Future[Any]]
+
+
+class Gates:
+    """Looks of the code of a gate wait there until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._gates: dict[str, threading.Event] = {}
+
+    def close(self, code: str) -> None:
+        self._gates[code] = threading.Event()
+
+    def open(self, *codes: str) -> None:
+        for code in codes or list(self._gates):
+            self._gates[code].set()
+
+    def look(self, code: str, rules: Any) -> tuple[str, list[Any]]:
+        self.begun.append(code)
+        if code in self._gates:
+            assert self._gates[code].wait(60)
+        return LOOKED, []
+
+
+@pytest.fixture
+def gates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gates]:
+    gates = Gates()
+    monkeypatch.setattr(analysts, "look", gates.look)
+    yield gates
+    gates.open()
+
+
+def test_one_tenants_looks_hold_up_nobody_elses(gates: Gates) -> None:
+    gates.close("slow")
+    held = [analysts.submit_look("slow", {}, "alice") for _ in range(analysts.OF_ONE_TENANT)]
+    assert analysts.submit_look("quick", {}, "bob").result(20) == (LOOKED, [])
+    with pytest.raises(RateLimited):
+        analysts.submit_look("slow", {}, "alice")
+    gates.open()
+    assert {each.result(20)[0] for each in held} == {LOOKED}
+    assert analysts.submit_look("more", {}, "alice").result(20) == (LOOKED, [])
+
+
+def test_tenants_that_wait_have_turns(gates: Gates) -> None:
+    gates.close("slow")
+    gates.close("first")
+    looked = [analysts.submit_look("slow", {}, "alice")]
+    looked.append(analysts.submit_look("first", {}, "bob"))
+    wait_until(lambda: len(gates.begun) == 2, seconds=20)
+    looked += [analysts.submit_look(f"bob {number}", {}, "bob") for number in range(3)]
+    looked += [analysts.submit_look(f"eve {number}", {}, "eve") for number in range(2)]
+    gates.open("first")
+    for each in looked[1:]:
+        each.result(20)
+    assert gates.begun[2:] == ["bob 0", "eve 0", "bob 1", "eve 1", "bob 2"]
+    gates.open()
+    looked[0].result(20)
+
+
+def test_what_is_cancelled_while_it_waits_is_not_looked_at_and_leaves_its_place(
+    gates: Gates,
+) -> None:
+    gates.close("slow")
+    held = analysts.submit_look("slow", {}, "alice")
+    wait_until(lambda: gates.begun == ["slow"], seconds=20)
+    for _ in range(2 * analysts.OF_ONE_TENANT):
+        assert analysts.submit_look("waits", {}, "alice").cancel()
+    last = analysts.submit_look("last", {}, "alice")
+    gates.open()
+    assert (held.result(20), last.result(20)) == ((LOOKED, []), (LOOKED, []))
+    assert gates.begun == ["slow", "last"]
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(code: str, rules: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(analysts, "look", fail)
+        for _ in range(analysts.OF_ONE_TENANT + 1):
+            with pytest.raises(MemoryError):
+                analysts.submit_look("1", {}, "alice").result(20)
+    monkeypatch.setattr(analysts, "look", lambda code, rules: (LOOKED, []))
+    assert analysts.submit_look("1", {}, "alice").result(20) == (LOOKED, [])

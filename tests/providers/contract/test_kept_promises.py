@@ -1,0 +1,89 @@
+"""Whoever keeps sandboxes keeps the same promises of them: over every launcher, and at services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import docker
+import pytest
+from django.conf import settings
+
+from providers.base import SandboxProvider
+from providers.contract import Probe, is_offered
+from providers.kept_promises import KEPT_CHECKS
+from providers.promises import Check
+from tests.conftest import require
+from tests.support.kept_service import sessions_service
+from tests.support.pool_service import PoolService, over_docker, provider_of
+from tests.support.processes import free_port
+from tests.support.sandboxes import Local
+from tests.support.verdicts import is_told_as_not_offered
+
+pytest_plugins = ["tests.support.pool_fixtures"]
+
+OURS = ("over_bubblewrap", "over_the_engine", "in_place", "in_place_gvisor")
+# The services that stand in for these keep the state of Python alone.
+SERVICES = ("e2b", "aliyun")
+
+CASES = [
+    pytest.param(provider, check, language, id=f"{check.name}-{language}-{provider}")
+    for check in KEPT_CHECKS
+    for language in check.codes
+    for provider in (*OURS, *SERVICES)
+    if provider in OURS or (language == "python" and "languages" not in check.name)
+]
+
+
+@pytest.fixture(scope="module")
+def over_bubblewrap(pool: PoolService) -> Iterator[SandboxProvider]:
+    with provider_of(pool.url) as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def over_the_engine(
+    engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SandboxProvider]:
+    with (
+        over_docker(free_port(), tmp_path_factory.mktemp("pool") / "log") as pool,
+        provider_of(pool.url) as provider,
+    ):
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def service_of_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with sessions_service(settings.DATA_DIR, tmp_path_factory.mktemp("sessions") / "log"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def in_place(service_of_up: None) -> Iterator[SandboxProvider]:
+    """`local`, with the service that `up` starts."""
+    local = Local("bubblewrap", pool_size=1)
+    yield local.provider
+    local.provider.close()
+
+
+@pytest.fixture(scope="module")
+def in_place_gvisor(service_of_up: None) -> Iterator[SandboxProvider]:
+    require("runsc")
+    local = Local("gvisor", pool_size=1)
+    yield local.provider
+    local.provider.close()
+
+
+@pytest.fixture
+def provider(request: pytest.FixtureRequest) -> SandboxProvider:
+    found: SandboxProvider = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize(("provider", "check", "language"), CASES, indirect=["provider"])
+def test_the_provider_keeps_its_promise(
+    provider: SandboxProvider, check: Check, language: str
+) -> None:
+    if not is_offered(provider, check, language):
+        assert is_told_as_not_offered(provider, check, language)
+        return
+    check.verify(Probe(provider, language), check.codes[language])

@@ -1,0 +1,76 @@
+"""Whatever a container does, those beside it are served as before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from providers.values import Job
+from tests.support.docker_engine import (
+    Containers,
+)
+
+
+def test_a_memory_bomb_next_door_does_not_disturb(containers: Containers) -> None:
+    bomb, neighbour = containers.start(), containers.start()
+
+    async def side_by_side() -> tuple[Any, Any]:
+        code = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+        jobs = [
+            sandbox.run(Job(text, "python", 20))
+            for sandbox, text in ((bomb, code), (neighbour, "print('undisturbed')"))
+        ]
+        first, second = await asyncio.gather(*jobs)
+        return first, second
+
+    exploded, undisturbed = containers.loop.call(side_by_side())
+    assert (exploded.out_of_memory, exploded.exit_code) == (True, None)
+    assert (undisturbed.stdout, undisturbed.out_of_memory) == ("undisturbed\n", False)
+    for sandbox in (bomb, neighbour):
+        containers.loop.call(sandbox.destroy())
+
+
+NUISANCES = {
+    "a fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "a full disk": """
+while True:
+    try:
+        with open("filler", "wb") as file:
+            while True: file.write(bytes(1 << 20))
+    except OSError: pass
+""",
+    "a flood of output": "while True: print('x' * 10_000)",
+}
+
+
+@pytest.mark.parametrize("code", NUISANCES.values(), ids=NUISANCES)
+def test_a_nuisance_leaves_the_others_their_latency(containers: Containers, code: str) -> None:
+    nuisance = containers.start()
+    others = [containers.start() for _ in range(6)]
+    times: list[float] = []
+
+    async def side_by_side() -> Any:
+        job = Job(code, "python", 4)
+        going_on = asyncio.create_task(nuisance.run(job))
+        await asyncio.sleep(0.5)
+        for sandbox in others:
+            began = time.monotonic()
+            small = Job("print(1)", "python", 10)
+            assert (await sandbox.run(small)).stdout == "1\n"
+            times.append(time.monotonic() - began)
+        (ended,) = await asyncio.gather(going_on, return_exceptions=True)
+        return ended
+
+    try:
+        ended = containers.loop.call(side_by_side())
+    finally:
+        for sandbox in (nuisance, *others):
+            containers.loop.call(sandbox.destroy())
+    # What fills the memory is ended for that, what only makes noise when its time is over.
+    assert ended.timed_out or ended.out_of_memory
+    # One CPU is the most the nuisance has of this machine.
+    assert max(times) < 3
+    assert containers.present() == []

@@ -1,0 +1,53 @@
+"""The pool service over a real Docker engine: what a killed one leaves, and what the next does."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import docker
+import pytest
+
+from providers.errors import ProviderUnavailable
+from providers.self_managed.provider import SelfManagedProvider
+from tests.support.pool_service import over_docker
+from tests.support.processes import free_port
+
+RUN_MARK = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+
+
+def containers(engine: docker.DockerClient, port: int) -> set[str]:
+    label = {"label": f"cofferdam.pool=port-{port}"}
+    return {one.id for one in engine.containers.list(all=True, filters=label, ignore_removed=True)}
+
+
+def test_kill_9_during_a_run(engine: docker.DockerClient, tmp_path: Path) -> None:
+    port = free_port()
+    provider = SelfManagedProvider()
+    with over_docker(port, tmp_path / "first") as first:
+        config = {"endpoint": first.url, "pool_size": 1, "max_sandboxes": 2}
+        provider.initialize(SelfManagedProvider.check_config(config))
+        instance = provider.create_instance("python", owner="alice")
+        with ThreadPoolExecutor(1) as executor:
+            running_code = executor.submit(
+                provider.execute_code, instance.instance_id, RUN_MARK, "python", 30
+            )
+            time.sleep(0.5)
+            before = containers(engine, port)
+            first.service.process.kill()
+            with pytest.raises(ProviderUnavailable) as raised:
+                running_code.result(10)
+    assert (raised.value.code, raised.value.started) == ("SB009", True)
+    assert before
+
+    with over_docker(port, tmp_path / "second") as second:
+        assert not before & containers(engine, port)
+        again = provider.create_instance("python", owner="alice")
+        result = provider.execute_code(again.instance_id, "print('again')", "python", 10)
+        assert result.stdout == "again\n"
+        assert result.metadata["image_digest"]
+        code, seconds = second.terminate()
+        assert (code, seconds < 15) == (0, True), second.service.output
+    assert containers(engine, port) == set()
+    provider.close()

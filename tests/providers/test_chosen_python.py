@@ -1,0 +1,69 @@
+"""SANDBOX_LOCAL_PYTHON: local programs run in a virtual environment of the operator's."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.errors import ProviderUnavailable
+from providers.pool.guest_files import find_python
+from tests.conftest import require
+from tests.support.environments import environment_with
+from tests.support.sandboxes import Local
+
+LOOK = "import sys, only_here; print(sys.prefix, only_here.value)"
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[Path]:
+    """A virtual environment with one module in it, where sandboxes have nothing of their own."""
+    with environment_with({"only_here.py": "value = 42\n"}) as (found, _):
+        yield found
+
+
+@pytest.mark.parametrize("launcher", ["bubblewrap", "gvisor"])
+def test_programs_have_the_packages_of_the_chosen_environment(
+    environment: Path, settings: Any, launcher: str
+) -> None:
+    require({"bubblewrap": "bwrap", "gvisor": "runsc"}[launcher])
+    settings.SANDBOX_LOCAL_PYTHON = str(environment / "bin" / "python")
+    local = Local(launcher, pool_size=1)
+    try:
+        result = local.run(LOOK)
+        assert (result.stdout, result.stderr) == (f"{environment} 42\n", "")
+        # Beside it nothing of its folder is seen, and nobody writes to it.
+        beside = local.run(f"import os; print(os.listdir({str(environment.parent)!r}))")
+        assert beside.stdout == "['venv']\n"
+        assert local.run(f"open({str(environment / 'x')!r}, 'w')").exit_code == 1
+    finally:
+        local.close()
+
+
+def test_without_one_nothing_of_it_is_seen(bubblewrap: Local) -> None:
+    assert "No module named 'only_here'" in bubblewrap.run(LOOK).stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ("/usr/bin/python3", "is not the interpreter of a virtual environment"),
+        ("/nowhere/bin/python", "is no program"),
+        ("bin/python", "is no program"),
+        (sysconfig.get_path("stdlib"), "is not the interpreter"),
+    ],
+)
+def test_what_is_no_environments_interpreter_is_refused(chosen: str, problem: str) -> None:
+    with pytest.raises(ProviderUnavailable, match=problem):
+        find_python(chosen)
+
+
+def test_an_environment_under_a_folder_of_the_sandboxs_is_refused(tmp_path: Path) -> None:
+    for name in ("pyvenv.cfg", "bin/python"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    with pytest.raises(ProviderUnavailable, match="folders of their own"):
+        find_python(str(tmp_path / "bin/python"))

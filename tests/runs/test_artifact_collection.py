@@ -1,0 +1,252 @@
+"""What a program leaves in artifacts/ comes back, and nothing else can be made to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from providers.values import ExecutionResult, RunLimits
+from tests.conftest import require
+from tests.support.sandboxes import Local
+
+
+def contents(result: ExecutionResult) -> dict[str, bytes]:
+    return {artifact.name: artifact.content for artifact in result.artifacts}
+
+
+def skipped(result: ExecutionResult) -> dict[str, str]:
+    return dict(result.metadata.get("artifacts_skipped", []))
+
+
+def test_files_and_folders_come_back(local: Local) -> None:
+    code = r"""
+        import os
+        os.makedirs("artifacts/a/b")
+        open("artifacts/one.txt", "w").write("é")
+        open("artifacts/a/b/two.bin", "wb").write(bytes(range(256)) * 1000)
+        open("artifacts/empty", "w")
+        open("outside.txt", "w").write("not this one")
+    """
+    result = local.run(code)
+    assert contents(result) == {
+        "one.txt": "é".encode(),
+        "a/b/two.bin": bytes(range(256)) * 1000,
+        "empty": b"",
+    }
+    assert skipped(result) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "mime_type"),
+    [
+        ("chart.png", "image/png"),
+        ("table.csv", "text/csv"),
+        ("page.html", "text/html"),
+        ("data.json", "application/json"),
+        ("picture.svg", "image/svg+xml"),
+        ("paper.pdf", "application/pdf"),
+        ("nothing", "application/octet-stream"),
+        ("odd.thing", "application/octet-stream"),
+    ],
+)
+def test_the_type_comes_from_the_name(bubblewrap: Local, name: str, mime_type: str) -> None:
+    result = bubblewrap.run(f"open('artifacts/{name}', 'w').write('<html>')")
+    assert [artifact.mime_type for artifact in result.artifacts] == [mime_type]
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("bash", "echo 1 > artifacts/x; exit 3"),
+        ("nodejs", "require('fs').writeFileSync('artifacts/x', '1\\n'); process.exit(3)"),
+        ("python", "open('artifacts/x', 'w').write('1\\n'); raise SystemExit(3)"),
+    ],
+)
+def test_every_language_leaves_artifacts_even_when_it_fails(
+    bubblewrap: Local, language: str, code: str
+) -> None:
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.run(code, language)
+    assert (result.exit_code, contents(result)) == (3, {"x": b"1\n"})
+
+
+def test_what_was_left_before_the_deadline_comes_back(bubblewrap: Local) -> None:
+    result = bubblewrap.run("open('artifacts/x', 'w').write('1')\nwhile True: pass", timeout=0.4)
+    assert (result.timed_out, contents(result)) == (True, {"x": b"1"})
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/etc/passwd", "/proc/1/environ", "/proc/self/status", "../secret", "/", "nowhere", "loop", "/dev/zero"],
+)  # fmt: skip
+def test_a_link_is_never_followed(local: Local, target: str) -> None:
+    code = f"""
+        import os
+        open("secret", "w").write("secret")
+        os.symlink({target!r}, "artifacts/loop")
+        open("artifacts/plain", "w").write("plain")
+    """
+    result = local.survive(code)
+    assert contents(result) == {"plain": b"plain"}
+    assert skipped(result) == {"loop": "not a regular file"}
+
+
+def test_a_linked_folder_is_not_entered(bubblewrap: Local) -> None:
+    code = """
+        import os
+        os.mkdir("elsewhere")
+        open("elsewhere/secret", "w").write("secret")
+        os.symlink("../elsewhere", "artifacts/folder")
+    """
+    assert contents(bubblewrap.run(code)) == {}
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        "os.symlink('/etc', 'artifacts')",
+        "os.symlink('elsewhere', 'artifacts')",
+        "open('artifacts', 'w').write('a file')",
+        "os.mkfifo('artifacts')",
+        "None",
+    ],
+)
+def test_the_folder_itself_may_be_anything(local: Local, swap: str) -> None:
+    code = f"""
+        import os
+        os.rmdir("artifacts")
+        os.mkdir("elsewhere")
+        open("elsewhere/secret", "w").write("secret")
+        {swap}
+    """
+    result = local.survive(code)
+    assert (result.exit_code, contents(result)) == (0, {})
+
+
+def test_only_regular_files_are_read(local: Local) -> None:
+    code = """
+        import os, socket
+        os.mkfifo("artifacts/pipe")
+        socket.socket(socket.AF_UNIX).bind("artifacts/socket")
+        os.mkdir("artifacts/folder")
+        open("artifacts/plain", "w").write("plain")
+        os.link("artifacts/plain", "artifacts/hard")
+    """
+    result = local.survive(code)
+    assert contents(result) == {"plain": b"plain", "hard": b"plain"}
+    assert skipped(result) == dict.fromkeys(("pipe", "socket"), "not a regular file")
+
+
+def test_what_nobody_may_read_is_left_out(bubblewrap: Local) -> None:
+    code = """
+        import os
+        os.mkdir("artifacts/folder")
+        open("artifacts/folder/inside", "w").write("x")
+        open("artifacts/file", "w").write("x")
+        os.chmod("artifacts/folder", 0)
+        os.chmod("artifacts/file", 0)
+    """
+    result = bubblewrap.survive(code)
+    assert contents(result) == {}
+    assert skipped(result) == dict.fromkeys(("folder/", "file"), "unreadable")
+
+
+def test_too_many_files_are_cut_off(bubblewrap: Local) -> None:
+    code = "for n in range(30): open(f'artifacts/{n:02}', 'w').write(str(n))"
+    result = bubblewrap.run(code)
+    assert sorted(contents(result)) == [f"{number:02}" for number in range(20)]
+    assert skipped(result) == {f"{number:02}": "too many files" for number in range(20, 30)}
+
+
+def test_a_flood_of_files_does_not_cost_the_verdict(local: Local) -> None:
+    code = """
+        import os
+        os.mkdir("artifacts/many")
+        for n in range(4000): open(f"artifacts/many/{n}", "w").close()
+        print("done")
+    """
+    result = local.survive(code, timeout=20)
+    assert (result.exit_code, result.stdout) == (0, "done\n")
+    assert len(result.artifacts) == 20
+
+
+def test_a_file_that_is_too_large_is_left_out(local: Local) -> None:
+    code = """
+        open("artifacts/fits", "wb").write(b"x" * (10 << 20))
+        open("artifacts/over", "wb").write(b"x" * ((10 << 20) + 1))
+    """
+    result = local.run(code)
+    assert {name: len(content) for name, content in contents(result).items()} == {"fits": 10 << 20}
+    assert skipped(result) == {"over": "too large"}
+
+
+def test_all_files_together_are_bounded(bubblewrap: Local) -> None:
+    code = "for n in 'abc': open(f'artifacts/{n}', 'wb').write(b'x' * (8 << 20))"
+    result = bubblewrap.run(code)
+    assert sorted(contents(result)) == ["a", "b"]
+    assert skipped(result) == {"c": "too large"}
+
+
+def test_a_sparse_file_is_as_large_as_it_says(bubblewrap: Local) -> None:
+    result = bubblewrap.run("open('artifacts/sparse', 'wb').truncate(60 << 20)")
+    assert skipped(result) == {"sparse": "too large"}
+
+
+def test_the_bounds_of_the_request_hold(bubblewrap: Local) -> None:
+    limits = replace(RunLimits(), artifact_count=1, artifact_bytes=3)
+    code = "for name, text in (('a', '1234'), ('b', '123'), ('c', '1')): open(f'artifacts/{name}', 'w').write(text)"  # fmt: skip
+    result = bubblewrap.run(code, limits=limits)
+    assert contents(result) == {"b": b"123"}
+    assert skipped(result) == {"a": "too large", "c": "too many files"}
+
+
+@pytest.mark.parametrize("name", [r"a\nb", r"\xff", r"a\x1bb", r"\xed\xa0\x80", r"\x7f", r"\xe2\x80\xae"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_name_that_cannot_be_shown_is_left_out(bubblewrap: Local, name: str, kind: str) -> None:
+    path = f"b'artifacts/{name}'" + (" + b'/inside'" if kind == "folder" else "")
+    code = f"""
+        import os
+        os.makedirs(os.path.dirname({path}), exist_ok=True)
+        open({path}, "w").write("x")
+        open("artifacts/plain", "w").write("plain")
+    """
+    result = bubblewrap.survive(code)
+    assert contents(result) == {"plain": b"plain"}
+    assert skipped(result) == {"": "name is not plain text"}
+
+
+def test_odd_names_that_are_text_are_kept(local: Local) -> None:
+    names = ["é🚢 x.txt", "-rf", "a..b", "...", "%2e%2e", "'\"<b>", "x" * 255, "artifact:x"]
+    code = f"for name in {names!r}: open('artifacts/' + name, 'w').write('x')"
+    assert sorted(contents(local.run(code))) == sorted(names)
+
+
+def test_deep_folders_are_not_followed_for_ever(bubblewrap: Local) -> None:
+    code = """
+        import os
+        path = "artifacts"
+        for depth in range(8):
+            open(f"{path}/file{depth}", "w").write("x")
+            path += "/d"
+            os.mkdir(path)
+    """
+    result = bubblewrap.survive(code)
+    assert set(contents(result)) == {f"{'d/' * depth}file{depth}" for depth in range(5)}
+
+
+def test_a_file_that_keeps_growing_is_seen_as_it_was_at_the_end(bubblewrap: Local) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            with open("artifacts/log", "w", buffering=1) as file:
+                while True:
+                    file.write("line\\n")
+                    time.sleep(0.001)
+        time.sleep(0.2)
+    """
+    log = contents(bubblewrap.survive(code))["log"]
+    assert log
+    assert set(log.splitlines()) == {b"line"}

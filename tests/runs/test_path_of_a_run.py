@@ -1,0 +1,71 @@
+"""How many files of the project and SQL statements one synchronous run and one cell pass.
+
+The budgets are what was measured, with three files of room for what depends on the moment (a
+refill, a lookup that is made anew). They may only become smaller.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from tests.conftest import Caller
+from tests.support.processes import ROOT
+from tests.support.running import run
+from tests.support.sessions import cell, opened
+
+OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
+FILES_OF_A_RUN = 95
+STATEMENTS_OF_A_RUN = 15
+FILES_OF_A_CELL = 102
+STATEMENTS_OF_A_CELL = 19
+
+
+@pytest.fixture(autouse=True)
+def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for a second would be looked up once more on a slow machine."""
+    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
+
+
+@contextmanager
+def traced() -> Iterator[tuple[set[str], CaptureQueriesContext]]:
+    """Record the project's files whose functions this thread calls, and its statements."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and (name := frame.f_code.co_filename).startswith(OURS):
+            files.add(name.removeprefix(f"{ROOT}/"))
+
+    with CaptureQueriesContext(connection) as statements:
+        sys.setprofile(note)
+        try:
+            yield files, statements
+        finally:
+            sys.setprofile(None)
+
+
+def test_a_run_passes_no_more_files_and_statements_than_its_budget(
+    local_active: None, alice: Caller
+) -> None:
+    run(alice, "print(1)")
+    with traced() as (files, statements):
+        assert run(alice, "print(2)").json()["stdout"] == "2\n"
+    assert len(files) <= FILES_OF_A_RUN, sorted(files)
+    assert len(statements) <= STATEMENTS_OF_A_RUN, statements.captured_queries
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_a_cell_passes_no_more_files_and_statements_than_its_budget(alice: Caller) -> None:
+    session = opened(alice)
+    cell(alice, session, "print(1)")
+    with traced() as (files, statements):
+        assert cell(alice, session, "print(2)").json()["stdout"] == "2\n"
+    assert len(files) <= FILES_OF_A_CELL, sorted(files)
+    assert len(statements) <= STATEMENTS_OF_A_CELL, statements.captured_queries

@@ -1,0 +1,159 @@
+"""What a stream leaves with those who tell of a run ends with the stream, and not with the run."""
+
+from __future__ import annotations
+
+import gc
+from base64 import b64encode
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from executions.api.e2b import process_stream
+from executions.api.e2b.process_stream import ProcessEvents, told_of
+from executions.api.e2b.watchers import WatchEvents
+from executions.api.streams import NDJSON, EventStream
+from executions.models import Execution
+from executions.services import following, ongoing
+from executions.services.following import Listener
+from executions.services.live import EventLog, Moment, tell
+from executions.services.sessions import followers
+from executions.services.sessions.watching import Watch
+from executions.services.waiting import Waits
+from providers.values import Event, RunLimits
+from tests.conftest import Caller
+from tests.support.held import opened
+
+MANY = 200
+LISTENER = Listener("key:1", "wonderland")
+Followed = Callable[[EventStream, EventLog], Waits[object]]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_stream, "_LOOK_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def log() -> EventLog:
+    begun = EventLog(RunLimits())
+    begun.begin(uuid4())
+    return begun
+
+
+def by_e2b(events: EventStream, log: EventLog) -> Waits[object]:
+    assert isinstance(events, ProcessEvents)
+    return told_of(Execution(), events, log)
+
+
+def by_the_native_api(events: EventStream, log: EventLog) -> Waits[object]:
+    return following.following(uuid4(), events, 0, LISTENER)
+
+
+def held() -> int:
+    """How many futures anybody waits with, or is still called by."""
+    gc.collect()
+    # By its type: a lazy object of another test's request would be made to say what it is.
+    return sum(issubclass(type(each), Future) for each in gc.get_objects())
+
+
+def silent() -> ProcessEvents:
+    return ProcessEvents(1, is_terminal=False, after=1)
+
+
+@pytest.mark.parametrize("follow", [by_e2b, by_the_native_api])
+def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
+    follow: Followed, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ongoing, "find", lambda _: SimpleNamespace(log=log))
+    stays = silent()
+    over = next(follow(stays, log))
+    changed = stays.changed()
+    before = held()
+    for _ in range(MANY):
+        events = silent()
+        next(follow(events, log))
+        for _ in range(3):
+            events.changed()
+        events.leave()
+    assert held() < before + MANY // 10
+    assert not changed.done()
+    log.emit(Event("stdout", b"output"))
+    assert changed.done()
+    assert b64encode(b"output") in stays.take()[0]
+    changed = stays.changed()
+    log.finish()
+    assert changed.done()
+    assert not over.done()
+    tell([log.closed])
+    assert over.done()
+
+
+def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None:
+    stays = silent()
+    told = told_of(Execution(), stays, log)
+    tell([next(told)])
+    before = held()
+    for _ in range(MANY):
+        # Nothing came in its time, so that it says that it is there, and looks again.
+        tell([next(told)])
+        changed = stays.changed()
+    assert held() < before + MANY // 10
+    assert not changed.done()
+    stays.leave()
+    assert changed.done()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("where", ["elsewhere", "here", "without a thread"])
+def test_who_looks_again_and_again_leaves_nothing_for_each_look(
+    where: str, alice: Caller, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = opened(alice)
+    events = silent() if where == "without a thread" else EventStream(NDJSON)
+    if where == "here":
+        monkeypatch.setattr(followers, "log_of", lambda _: log)
+    told: Waits[None]
+    if isinstance(events, ProcessEvents):
+        told = process_stream._until_recorded(execution, events, None)
+    else:
+        told = following.following(execution.pk, events, 0, LISTENER)
+    tell([next(told)])
+    before = held()
+    for _ in range(MANY):
+        tell([next(told)])
+    assert held() < before + MANY // 10
+    over = next(told)
+    events.leave()
+    assert over.done()
+    with pytest.raises(StopIteration):
+        next(told)
+
+
+def test_who_watches_a_folder_hears_of_its_end_and_of_leaving_it() -> None:
+    for end in (lambda watch, _: tell([watch.ended]), lambda _, changes: changes.leave()):
+        watch, changes = Watch(), WatchEvents("", is_recursive=False)
+        seen = changes.follow(watch, None)
+        over = next(seen)
+        assert not over.done()
+        end(watch, changes)
+        assert over.done()
+        with pytest.raises(StopIteration):
+            next(seen)
+        assert not watch.is_wanted
+
+
+def test_what_has_come_is_told_to_who_asks_later_and_to_nobody_twice() -> None:
+    moment, early, late, gone = Moment(), Future[None](), Future[None](), Future[None]()
+    moment.bring(early)
+    moment.bring(gone)
+    assert gone.cancel()
+    tell([moment])
+    moment.bring(late)
+    tell([moment])
+    assert early.done()
+    assert late.done()
+    assert gone.cancelled()
+    assert not moment._waiting

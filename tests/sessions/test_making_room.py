@@ -1,0 +1,79 @@
+"""Who makes room for another session: nobody whose own is being opened, and nobody for ever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executions.services.sessions import room
+from executions.services.sessions.ending import close_if_idle
+from executions.services.workspaces import threads
+from executions.services.workspaces.sleeping import put_to_sleep
+from tests.conftest import Caller
+from tests.support import kept_here
+from tests.support.saved_files import asleep
+from tests.support.sessions import URL, in_thread, opened, row
+
+
+@pytest.fixture
+def _storage(tmp_path: Path, settings: Any) -> None:
+    settings.DATA_DIR = tmp_path
+
+
+pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+
+
+def test_a_session_that_is_being_opened_makes_no_room_for_another(
+    alice: Caller, bob: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.SESSIONS_PER_TENANT = 1
+    really = kept_here.KeptHere.open
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    def open_slowly(self: Any, spec: Any, owner: str) -> Any:
+        if not is_opening.is_set():
+            is_opening.set()
+            assert may_open.wait(20)
+        return really(self, spec, owner)
+
+    monkeypatch.setattr(kept_here.KeptHere, "open", open_slowly)
+    answers: list[Any] = []
+    first = in_thread(lambda: answers.append(alice.client.post(URL, {})))
+    assert is_opening.wait(20)
+    second = bob.client.post(URL, {})
+    may_open.set()
+    first.join()
+    assert (answers[0].status_code, second.status_code) == (201, 429)
+    assert row(answers[0].json()).state == "open"
+
+
+def test_what_fell_asleep_meanwhile_is_not_closed_to_make_room(alice: Caller) -> None:
+    session = asleep(alice)
+    assert not close_if_idle(row(session).pk, "another one was opened")
+    assert row(session).state == "asleep"
+
+
+def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
+    alice: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.SESSIONS_PER_TENANT = 1
+    other = opened(alice)
+    may_save = threading.Event()
+
+    def sleep_slowly(*session: Any) -> bool:
+        # Longer than the request is to wait, and without an end where it does.
+        assert may_save.wait(20)
+        return put_to_sleep(*session)
+
+    monkeypatch.setattr(room, "put_to_sleep", sleep_slowly)
+    monkeypatch.setattr(room, "ROOM_SECONDS", 0.1)
+    refused = alice.client.post(URL, {})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
+    assert row(other).state == "open"
+    may_save.set()
+    assert threads.wait_until_idle()
+    assert row(other).state == "asleep"
+    opened(alice)

@@ -1,0 +1,332 @@
+"""A sleeping session that is used: it wakes once, with what was saved, or stays asleep and says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.db.models import QuerySet
+
+from executions.models import Execution, Session, Tenant
+from executions.services.deaths import Watcher
+from executions.services.leases import Keeper
+from executions.services.sessions.ending import lose
+from executions.services.waiting import Waits
+from executions.services.waiting import wait_for as carry_out
+from executions.services.workspaces import background, saving, sleeping, threads, waking
+from executions.storage import WORKSPACES, kept
+from providers.errors import CreationFailed
+from tests.conftest import Caller
+from tests.support import kept_here
+from tests.support.folder_files import FolderFiles
+from tests.support.held import bounded
+from tests.support.saved_files import asleep, saved, still_asleep, write
+from tests.support.sessions import URL, aged, cell, in_thread, opened, row, wait_for
+
+
+@pytest.fixture
+def _storage(tmp_path: Path, settings: Any) -> None:
+    settings.DATA_DIR = tmp_path
+
+
+pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("post", "processes", {"shell": "true"}),
+        ("post", "processes", {"shell": "true", "background": True}),
+        ("post", "contexts", {"language": "python", "id": "another"}),
+        ("post", "interrupt", {}),
+        ("post", "reset", {}),
+    ],
+)
+def test_every_use_but_that_of_its_files_wakes_it(
+    alice: Caller, method: str, path: str, body: dict[str, Any]
+) -> None:
+    session = asleep(alice)
+    answer = getattr(alice.client, method)(f"{URL}/{session['id']}/{path}", body)
+    assert answer.status_code < 300, answer.content
+    assert row(session).state == "open"
+    assert row(session).wakes == 1
+    (sandbox,) = kept_here.sandboxes()
+    assert (sandbox.folder / "f").read_text() == "kept"
+
+
+def test_one_that_could_not_be_woken_is_still_called_clean(alice: Caller, settings: Any) -> None:
+    session = asleep(alice)
+    settings.SESSIONS_PER_TENANT = 0
+    assert cell(alice, session, "1").status_code == 429
+    assert alice.client.get(f"{URL}/{session['id']}").json()["files"]["unsaved_since"] is None
+
+
+def test_a_queued_cell_wakes_it_in_the_worker(alice: Caller) -> None:
+    from executions.services import worker
+
+    session = asleep(alice)
+    queued = cell(alice, session, "print(open('f').read())", mode="async")
+    assert queued.status_code == 202
+    worker.run_queued(queued.json()["id"])
+    ran = alice.client.get(f"/api/v1/executions/{queued.json()['id']}").json()
+    assert (ran["status"], ran["stdout"], ran["restored"]) == ("succeeded", "kept\n", True)
+
+
+def test_the_first_cell_after_a_wake_says_so_whoever_woke_it(alice: Caller) -> None:
+    session = asleep(alice)
+    made = alice.client.post(f"{URL}/{session['id']}/contexts", {"language": "python", "id": "b"})
+    assert made.status_code == 201
+    assert cell(alice, session, "1").json()["restored"] is True
+    assert cell(alice, session, "1").json()["restored"] is False
+
+
+def test_a_wake_that_its_first_run_could_not_tell_is_told_by_the_next(alice: Caller) -> None:
+    session = asleep(alice)
+    first = in_thread(lambda: cell(alice, session, "import time; time.sleep(60)"))
+    running = Execution.objects.filter(session=session["id"], status="running")
+    wait_for(lambda: row(session).state == "open" and running.exists())
+    alice.client.post(f"/api/v1/executions/{running.get().pk}/cancel")
+    first.join()
+    # On a busy machine it may not have stopped in time, which costs the sandbox: that is told too.
+    answers = (cell(alice, session, "1").json() for _ in range(3))
+    assert next(each for each in answers if "restored" in each)["restored"] is True
+    assert cell(alice, session, "1").json()["restored"] is False
+
+
+def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
+    session = opened(alice)
+    url = f"{URL}/{session['id']}"
+    alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
+    cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
+    assert threads.wait_until_idle()
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
+    assert ran.json()["stdout"] == "False ['f']\n"
+    assert [each["id"] for each in row(session).contexts] == ["default", "other"]
+
+
+def test_two_who_come_at_once_wake_it_once(
+    alice: Caller, bob: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    answers: list[Any] = []
+    callers = [
+        in_thread(
+            lambda caller=caller: answers.append(
+                cell(caller, session, "print(open('f').read())").json()
+            )
+        )
+        for caller in (alice, bob, alice, bob)
+    ]
+    for each in callers:
+        each.join()
+    assert [each["stdout"] for each in answers] == ["kept\n"] * 4
+    assert sum(each["restored"] for each in answers) == 1
+    assert row(session).wakes == 1
+    assert len(kept_here.sandboxes()) == 1
+
+
+def test_without_room_it_stays_asleep_and_says_so(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    bounded(alice, max_sessions=0)
+    refused = cell(alice, session, "1")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
+    assert refused.json()["error"]["field"] == "sessions"
+    assert row(session).state == "asleep"
+    assert row(session).waking_since is None
+    bounded(alice, max_sessions=1)
+    other = opened(alice)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+    # It made room as for a new one: the other sleeps in its turn.
+    assert row(other).state == "asleep"
+
+
+def test_a_raised_floor_is_asked_again(alice: Caller, settings: Any) -> None:
+    session = asleep(alice)
+    settings.MINIMUM_ISOLATION = "microvm"
+    refused = cell(alice, session, "1")
+    assert refused.status_code >= 400
+    assert "minimum_isolation" in refused.json()["error"]["message"]
+    assert row(session).state == "asleep"
+    assert kept_here.sandboxes() == []
+
+
+def test_a_wake_that_fails_leaves_it_asleep_and_no_sandbox(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+
+    def fail(*_: object) -> None:
+        raise CreationFailed("The disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderFiles, "write_archive", fail)
+        assert cell(alice, session, "1").status_code == 503
+    assert row(session).state == "asleep"
+    wait_for(lambda: kept_here.sandboxes() == [])
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+def test_bytes_that_are_not_what_was_saved_are_not_restored(alice: Caller) -> None:
+    session = asleep(alice)
+    (entry,) = kept(WORKSPACES).entries()
+    kept(WORKSPACES).replace(entry.name, b"evil")
+    refused = cell(alice, session, "1")
+    assert refused.status_code >= 400
+    assert row(session).state == "asleep"
+    kept(WORKSPACES).replace(entry.name, b"kept")
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+def test_what_a_dead_process_was_waking_is_woken_by_another(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> Any:
+        raise Died
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(waking, "_wake", die)
+        patch.setattr(waking, "_give_back", lambda *_: None)
+        with pytest.raises(Died):
+            carry_out(waking.awake(row(session)))
+    assert row(session).waking_since is not None
+    aged(session, waking_since=2000)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+
+
+@pytest.mark.parametrize("step", ["_put", "making_room"])
+def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_again(
+    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    session = asleep(alice)
+    room, update, away = waking.making_room, QuerySet.update, [True]
+
+    def fail(*_: object) -> None:
+        raise OperationalError("away")
+
+    def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> Waits[int]:
+        assert (yield from room(tenant, reserve)) == 1
+        raise OperationalError("the answer to the commit was lost")
+
+    def update_if_there(rows: QuerySet[Any], **values: Any) -> int:
+        if away and values == {"waking_since": None, "process": None}:
+            raise OperationalError("away")
+        return update(rows, **values)
+
+    monkeypatch.setattr(QuerySet, "update", update_if_there)
+    with monkeypatch.context() as patch:
+        patch.setattr(waking, step, fail if step == "_put" else claim_unanswered)
+        assert cell(alice, session, "1").status_code == 503
+    assert row(session).waking_since is not None
+    watcher = Watcher()
+    with pytest.raises(OperationalError):
+        lease.turn(watcher)
+    away.clear()
+    lease.turn(watcher)
+    assert (row(session).waking_since, row(session).process) == (None, None)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+    assert not waking._left
+
+
+def test_after_a_wake_only_what_changes_is_fetched(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = asleep(alice)
+    cell(alice, session, write("g", "new"))
+    assert threads.wait_until_idle()
+    assert saved(session) == {"f": b"kept", "g": b"new"}
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
+        "['f', 'g']\n"
+    )
+
+
+def with_something_to_save(caller: Caller) -> tuple[dict[str, Any], kept_here.Kept]:
+    """A session and its sandbox, in which a saved file has changed since."""
+    session = opened(caller, saves="answer")
+    cell(caller, session, write("f", "old"))
+    (sandbox,) = kept_here.sandboxes()
+    (sandbox.folder / "f").write_text("of the former")
+    return session, sandbox
+
+
+def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restored(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, former = with_something_to_save(alice)
+    commit, furnished = saving._commit, waking.furnished
+    uploaded, may_commit = threading.Event(), threading.Event()
+
+    def commit_late(*arguments: Any) -> Any:
+        uploaded.set()
+        assert may_commit.wait(20)
+        return commit(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "_commit", commit_late)
+        save = in_thread(lambda: background.saved(row(session).pk))
+        assert uploaded.wait(20)
+    lose(row(session), "out of memory")
+    former.close()
+    in_storage: list[dict[str, bytes | None]] = []
+
+    def furnished_before_the_save(*arguments: Any) -> Waits[str]:
+        mark = yield from furnished(*arguments)
+        may_commit.set()
+        save.join()
+        in_storage.append(saved(session))
+        return mark
+
+    monkeypatch.setattr(waking, "furnished", furnished_before_the_save)
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
+    assert in_storage == [{"f": b"old"}]
+
+
+def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_down_after_it(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = with_something_to_save(alice)
+    refuse_ended, has_session, is_awake = saving.refuse_ended, threading.Event(), threading.Event()
+
+    def stall(found: Session) -> None:
+        if not has_session.is_set():
+            has_session.set()
+            assert is_awake.wait(20)
+        refuse_ended(found)
+
+    monkeypatch.setattr(saving, "refuse_ended", stall)
+    save = in_thread(lambda: background.saved(row(session).pk))
+    assert has_session.wait(20)
+    lose(row(session), "it did not answer")
+    # It goes on all the same, and is asked by who knows it still.
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
+    is_awake.set()
+    save.join()
+    assert saved(session) == {"f": b"old"}
+
+
+def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> None:
+    session = opened(alice)
+    url = f"{URL}/{session['id']}/contexts"
+    alice.client.post(url, {"language": "python", "id": "other"})
+    cell(alice, session, write("f", "x"))
+    assert threads.wait_until_idle()
+    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert alice.client.delete(f"{url}/other").status_code == 204
+    assert still_asleep(session)
+    assert cell(alice, session, "1", context="other").status_code == 400
+    assert cell(alice, session, "1").status_code == 200
+    (sandbox,) = kept_here.sandboxes()
+    assert [each.id for each in sandbox.contexts.list()] == ["default"]

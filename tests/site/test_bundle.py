@@ -1,0 +1,155 @@
+"""The bundle installs, and carries out an audited run, on a machine that has no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+from tests.support.required import missing, require
+
+BUILD = str(ROOT / "bundle" / "build.py")
+NOWHERE = "unix:///nowhere/docker.sock"
+# Of the issue: from the unpacked archive to the answer of the first audited run.
+MOST_SECONDS = 300
+
+
+def build(output: Path, wheels: Path) -> Path:
+    command = [sys.executable, BUILD, "--output", str(output), "--wheels", str(wheels)]
+    made = subprocess.run(
+        [*command, "--without-images"], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return Path(made.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def committed() -> None:
+    require("git")
+    require("apt-get")
+    if not (ROOT / ".git").exists():
+        missing("a bundle is made of a commit, and this is no checkout")
+
+
+@pytest.fixture(scope="module")
+def wheels(committed: None) -> Path:
+    """Those of the lock, built once and kept beside pip's own cache."""
+    lock = ROOT / "requirements.txt"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cofferdam"
+    folder = cache / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
+    if not folder.exists():
+        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--no-deps"]
+        for what in (["--require-hashes", "-r", str(lock)], ["pip"]):
+            subprocess.run([*pip, "--wheel-dir", str(draft), *what], check=True)
+        draft.rename(folder)
+    return folder
+
+
+def test_the_same_commit_makes_the_same_bytes(committed: None, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "some_package-1.0-py3-none-any.whl").write_bytes(b"a wheel")
+    digests = set()
+    for attempt in ("first", "second"):
+        archive = build(tmp_path / attempt, wheels)
+        digests.add(hashlib.sha256(archive.read_bytes()).hexdigest())
+    assert len(digests) == 1
+    with tarfile.open(archive) as packed:
+        members = packed.getmembers()
+        found = {member.name.partition("/")[2] for member in members}
+        sums = packed.extractfile(f"{members[0].name}/SHA256SUMS")
+        assert sums is not None
+        summed = {line.split(maxsplit=1)[1] for line in sums.read().decode().splitlines()}
+        for member in members:
+            assert (member.uid, member.uname) == (0, "")
+    assert {"install.sh", "project/manage.py", "project/requirements.txt"} <= found
+    assert not {name for name in found if name.startswith(("project/.git/", "project/var/"))}
+    # A link is summed by what it leads to.
+    files = {
+        member.name.partition("/")[2] for member in members if member.isfile() or member.issym()
+    }
+    assert files == summed | {"SHA256SUMS"}
+    debs = [name for name in found if re.fullmatch(r"debian/bubblewrap_.*\.deb", name)]
+    assert len(debs) == 1
+
+
+def test_what_was_altered_or_made_for_another_machine_is_not_installed(
+    committed: None, tmp_path: Path
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "some_package-1.0-py3-none-any.whl").write_bytes(b"a wheel")
+    folder = unpacked(build(tmp_path, wheels), tmp_path)
+    target = tmp_path / "target"
+
+    def install() -> subprocess.CompletedProcess[str]:
+        command = ["sh", str(folder / "install.sh"), str(target)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    wheel = next((folder / "wheels").iterdir())
+    wheel.write_bytes(b"another wheel")
+    refused = install()
+    assert refused.returncode == 1
+    assert "damaged" in refused.stderr
+    wheel.write_bytes(b"a wheel")
+    made_for = folder / "made-for.json"
+    text = made_for.read_text()
+    made_for.write_text(text.replace('"machine": "', '"machine": "another-'))
+    sums = folder / "SHA256SUMS"
+    digests = [hashlib.sha256(each.encode()).hexdigest() for each in (text, made_for.read_text())]
+    sums.write_text(sums.read_text().replace(*digests))
+    refused = install()
+    assert refused.returncode == 1
+    assert "made for another machine: machine another-" in refused.stderr
+    assert not target.exists()
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder)
+    return folder / archive.name.removesuffix(".tar")
+
+
+def test_it_installs_and_runs_code_where_there_is_no_network(wheels: Path, tmp_path: Path) -> None:
+    require("bwrap")
+    unshare = require("unshare")
+    folder = unpacked(build(tmp_path, wheels), tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
+    alone = ["--net"] if os.geteuid() == 0 else ["--net", "--map-root-user"]
+    done = subprocess.run(
+        [
+            unshare,
+            *alone,
+            sys.executable,
+            "-m",
+            "tests.support.offline_machine",
+            str(folder),
+            str(tmp_path),
+        ],
+        env=environment | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["interfaces"] == ["lo"]
+    # Not even tried.
+    assert told["without_route"] == 0
+    assert told["outside"] == []
+    assert (told["status"], told["stdout"]) == ("succeeded", "42\n")
+    assert told["ledger"].startswith("Intact: ")
+    assert told["seconds"]["all"] < MOST_SECONDS, told["seconds"]
+    print(told["seconds"])

@@ -1,0 +1,32 @@
+"""What waits for an administrator."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from executions.models import (
+    Execution,
+)
+from tests.conftest import Caller
+
+NOW = timezone.now()
+
+
+def waiting(caller: Caller, **values: Any) -> Execution:
+    return Execution.objects.create(
+        **{
+            "tenant": caller.tenant,
+            "tenant_slug": caller.tenant.slug,
+            "language": "python",
+            "entrypoint": "auto",
+            "mode": "async",
+            "timeout": 1,
+            "code_hash": "sha256:" + "0" * 64,
+            "status": "queued",
+            "deadline": NOW + timedelta(hours=1),
+            **values,
+        }
+    )

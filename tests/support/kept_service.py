@@ -1,0 +1,62 @@
+"""The service for the local provider's sessions, as `manage.py up` starts it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from executions.models import Session
+from executions.services.sessions.ending import release
+from executions.services.waiting import wait_for
+from executions.services.workspaces import threads
+from providers.manager import manager
+from providers.named import close_all
+from providers.pool.service.unix_socket import answers, socket_path
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.required import require
+from tests.support.running import LOCAL, activate
+
+START_SECONDS = 120
+
+
+@contextmanager
+def sessions_service(data_dir: Path, log: Path) -> Iterator[Service]:
+    """`manage.py pool --no-port` in this data directory, listening."""
+    environment = clean_environment(data_dir, PORT=str(free_port()))
+    command = [sys.executable, "manage.py", "pool", "--no-port", "--launcher", "bubblewrap"]
+    with started(command, environment, ROOT, log) as service:
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(socket_path(data_dir)):
+            assert service.process.poll() is None, service.output
+            assert time.monotonic() < deadline, service.output
+            time.sleep(0.02)
+        yield service
+
+
+@pytest.fixture(scope="module")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data directory of a service that a module's tests use one after the other."""
+    require("bwrap")
+    folder = tmp_path_factory.mktemp("service")
+    with sessions_service(folder, folder / "log"):
+        yield folder
+
+
+@contextmanager
+def kept_by(service: Path, data_dir: Path) -> Iterator[None]:
+    """The local provider, active, with its sessions in that service and its own `data_dir`."""
+    (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
+    socket_path(data_dir).symlink_to(socket_path(service))
+    activate("local", LOCAL)
+    manager.close()
+    yield
+    assert threads.wait_until_idle()
+    for session in Session.objects.filter(released_at=None):
+        wait_for(release(session))
+    close_all()
+    manager.close()

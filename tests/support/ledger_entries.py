@@ -1,0 +1,48 @@
+"""A ledger of eight entries in tests, what is done to it, and what is found then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from executions.models import LedgerEntry
+from executions.services.ledger.verification import verify
+from tests.support.running import run
+
+TABLE = "executions_ledgerentry"
+
+
+def sql(statement: str, *values: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+@pytest.fixture
+def kept(settings: Any, tmp_path: Path) -> Path:
+    """The folder of the checkpoints, which are on."""
+    settings.LEDGER_CHECKPOINTS = str(tmp_path / "ledger")
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
+def entries(scripted: object, request: pytest.FixtureRequest) -> list[LedgerEntry]:
+    """Eight entries: the key, the tenant, its key, then five executions."""
+    LedgerEntry.objects.all().delete()
+    request.getfixturevalue("kept")
+    alice = request.getfixturevalue("alice")
+    for number in range(5):
+        code = f"answer = ExecutionResult('out {number}', 'err', 0, 0.0, has_result=True, result=1)"
+        assert run(alice, code, arguments={"a": number}).status_code == 200
+    rows = list(LedgerEntry.objects.order_by("sequence"))
+    assert [row.kind for row in rows] == ["ledger_key", "tenant", "api_key", *["execution"] * 5]
+    return rows
+
+
+def first() -> tuple[str, int]:
+    """What is wrong at the first entry where something is."""
+    found = verify()
+    assert not found.is_intact
+    return found.findings[0].kind, found.findings[0].sequence

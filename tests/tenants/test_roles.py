@@ -1,0 +1,135 @@
+"""What each role may do, through the pages and the API it would do it with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group
+from django.test import Client
+
+from executions.models import ApiKey, Tenant
+from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
+from providers.models import ProviderConfig
+from providers.services import save_config
+from tests.conftest import Caller
+from tests.support.roles import member
+
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
+
+PAGES = (
+    "/admin/providers/providerconfig/",
+    "/admin/providers/configversion/",
+    "/admin/providers/pendingchange/",
+    "/admin/executions/execution/",
+    "/admin/executions/tenant/",
+    "/admin/executions/apikey/",
+)
+ACCOUNTS = ("/admin/auth/user/", "/admin/auth/group/", "/admin/admin/logentry/")
+
+
+def called(client: Client, method: str, path: str, body: Any) -> int:
+    send = getattr(client, method)
+    status: int = send(path, json.dumps(body), content_type="application/json").status_code
+    return status
+
+
+def test_migrating_made_the_roles() -> None:
+    assert set(Group.objects.values_list("name", flat=True)) == {ADMINISTRATOR, OPERATOR, AUDITOR}
+
+
+def test_making_them_again_adds_only_what_is_missing(django_assert_num_queries: Any) -> None:
+    ensure_roles()
+    group = Group.objects.get(name=AUDITOR)
+    before = set(group.permissions.values_list("pk", flat=True))
+    group.permissions.remove(next(iter(before)))
+    ensure_roles()
+    assert set(group.permissions.values_list("pk", flat=True)) == before
+
+
+@pytest.mark.parametrize("role", [ADMINISTRATOR, OPERATOR, AUDITOR])
+def test_every_role_sees_the_pages(role: str) -> None:
+    client = member(role)
+    assert {path: client.get(path).status_code for path in PAGES} == dict.fromkeys(PAGES, 200)
+
+
+def test_accounts_and_the_log_are_for_administrators_and_auditors() -> None:
+    for role, status in ((ADMINISTRATOR, 200), (AUDITOR, 200), (OPERATOR, 403)):
+        client = member(role)
+        assert {client.get(path).status_code for path in ACCOUNTS} == {status}, role
+
+
+def test_an_auditor_changes_nothing(alice: Caller) -> None:
+    row = save_config("local", {"pool_size": 2})
+    client = member(AUDITOR)
+    for path in (
+        "/admin/providers/providerconfig/add/",
+        "/admin/executions/tenant/add/",
+        "/admin/executions/apikey/add/",
+        "/admin/auth/user/add/",
+    ):
+        assert client.get(path).status_code == 403
+        assert client.post(path, {}).status_code == 403
+    change = f"/admin/providers/providerconfig/{row.pk}/change/"
+    assert client.post(change, {"pool_size": 3, "_version": 1}).status_code == 403
+    config = {"provider_type": "local", "config": {"pool_size": 3}}
+    assert called(client, "post", "/api/admin/sandbox/config", config) == 403
+    assert called(client, "post", "/api/admin/sandbox/test", {"provider_type": "local"}) == 403
+    assert called(client, "put", "/api/admin/sandbox/active", {"provider": "local"}) == 403
+    assert client.get("/api/admin/sandbox/config").status_code == 200
+    keys = {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]}
+    client.post("/admin/executions/apikey/", keys)
+    assert ApiKey.objects.get().revoked_at is None
+    assert ProviderConfig.objects.get().config["pool_size"] == 2
+
+
+def test_an_operator_switches_and_tests_providers_but_does_not_configure_them() -> None:
+    row = save_config("local", {"pool_size": 2})
+    client = member(OPERATOR)
+    assert called(client, "put", "/api/admin/sandbox/active", {"provider": "local"}) == 200
+    config = {"provider_type": "local", "config": {"pool_size": 3}}
+    assert called(client, "post", "/api/admin/sandbox/config", config) == 403
+    change = f"/admin/providers/providerconfig/{row.pk}/change/"
+    assert client.post(change, {"pool_size": 3, "_version": 1}).status_code == 403
+    assert (
+        client.post(
+            "/admin/executions/tenant/add/", {"slug": "acme", "name": "Acme", "is_active": "on"}
+        ).status_code
+        == 302
+    )
+    assert Tenant.objects.filter(slug="acme").exists()
+
+
+def test_an_operator_cannot_make_a_key_that_configures(alice: Caller) -> None:
+    client = member(OPERATOR)
+    body = {"tenant": alice.tenant.pk, "name": "climb", "scopes": ["admin"]}
+    assert client.post("/admin/executions/apikey/add/", body).status_code == 200
+    assert not ApiKey.objects.filter(name="climb").exists()
+    client.post("/admin/executions/apikey/add/", body | {"scopes": ["execute"]})
+    assert ApiKey.objects.get(name="climb").scope == "execute"
+    member(ADMINISTRATOR).post("/admin/executions/apikey/add/", body | {"name": "boss"})
+    assert ApiKey.objects.get(name="boss").scope == "admin"
+
+
+def test_what_is_done_in_the_admin_is_in_its_log_which_nobody_edits(alice: Caller) -> None:
+    save_config("local", {})
+    client = member(ADMINISTRATOR)
+    called(client, "put", "/api/admin/sandbox/active", {"provider": "local"})
+    config = {"provider_type": "local", "config": {"pool_size": 3}, "set_active": False}
+    called(client, "post", "/api/admin/sandbox/config", config)
+    client.post("/admin/executions/tenant/add/", {"slug": "acme", "name": "Acme"})
+    client.post(
+        "/admin/executions/apikey/",
+        {"action": "revoke_keys", "_selected_action": [alice.api_key.pk]},
+    )
+
+    assert LogEntry.objects.count() == 4
+    entry = LogEntry.objects.first()
+    assert entry is not None
+    page = f"/admin/admin/logentry/{entry.pk}"
+    assert client.get(f"{page}/change/").status_code == 200
+    assert client.post(f"{page}/change/", {"change_message": ""}).status_code == 403
+    assert client.post(f"{page}/delete/", {"post": "yes"}).status_code == 403
+    assert LogEntry.objects.count() == 4
