@@ -11,13 +11,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TEST_SETTINGS := DJANGO_SETTINGS_MODULE=tests.settings
 
-# Of tests named in ARGS none may be one of the database: pytest's 5 says so.
-ON_SERVERS = .ci/with-servers $(PY) -m pytest -m database $(ARGS) || [ $$? -eq 5 ]
-# Without ARGS the tests are two courses of about the same length. This one goes behind the servers'.
-SECOND := $(if $(ARGS),,tests/attacks tests/test_[l-z]*.py)
+# A lane is named by LANE, tests by ARGS; without them every lane runs, in processes side by side.
+LANE :=
+WORKERS := 3
+PYTEST = $(PY) -m pytest -m "$(or $(LANE),not slow)" $(if $(ARGS),,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(ARGS)
+# Of the tests that are named none may be about the database: pytest's 5 says so.
+ON_SERVERS = .ci/with-servers $(PY) -m pytest -m "$(if $(LANE),$(LANE) and )database and not slow" $(ARGS) || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-servers lint bench bench-containers chaos soak adapters lock bundle clean venv venv-dev bubblewrap
+.PHONY: help run test test-all test-servers lint bench bench-containers chaos soak adapters lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -27,15 +29,17 @@ run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$P
 	@LOG_LEVEL=$${LOG_LEVEL:-WARNING} $(PY) manage.py bootstrap
 	@exec $(PY) manage.py up
 
-# Both courses at once: each waits more than it works.
-test: venv-dev bubblewrap lint ## Install what is missing, check and run every test (ARGS: pytest's)
+# Both at once: each waits more than it works.
+test: venv-dev bubblewrap lint ## Check and run what decides a change (LANE=unit for one lane, ARGS: pytest's)
 	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
-	{ { { $(ON_SERVERS); }; servers=$$?; \
-	$(if $(SECOND),env --default-signal=INT $(PY) -m pytest $(SECOND) && )[ $$servers = 0 ]; } \
-	> "$$log" 2>&1 & } && second=$$! && \
-	trap 'kill $$second; rm -f "$$log"; exit 130' INT TERM && \
-	{ $(PY) -m pytest $(ARGS) $(if $(SECOND),--ignore=tests/attacks --ignore-glob='*/test_[l-z]*.py'); first=$$?; wait $$second; second=$$?; \
-	cat "$$log"; [ $$first = 0 ] && [ $$second = 0 ]; }
+	{ { $(ON_SERVERS); } > "$$log" 2>&1 & } && servers=$$! && \
+	trap 'kill $$servers; rm -f "$$log"; exit 130' INT TERM && \
+	{ $(PYTEST); first=$$?; wait $$servers; servers=$$?; \
+	cat "$$log"; [ $$first = 0 ] && [ $$servers = 0 ]; }
+
+test-all: venv-dev bubblewrap lint ## Run every test, on both databases and both brokers, the long forms too
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PY) -m tests.chaos.soak --only tests $(ARGS)
 
 test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
 	@$(ON_SERVERS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -30,6 +31,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("suite")
 
+TESTS = Path(__file__).parent
+
 pytest_plugins = [
     "tests.support.provider_fixtures",
     "tests.support.bound_updates",
@@ -50,27 +53,61 @@ pytest_plugins = [
     "tests.support.e2b_door",
 ]
 
-# What makes a test one of the database, and what it then waits for instead: a browser, an engine.
-DATABASE_FIXTURES = frozenset({"db", "transactional_db"})
-SLOW_FIXTURES = frozenset({"page", "engine", "private_engine", "gvisor", "own", "own_servers"})
+# What a test of each lane is found by, in this order: a folder, or a fixture that it uses. See
+# CONTRIBUTING.md for what the lanes are for.
+LANES: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "faults": (("faults", "chaos"), frozenset({"own_servers", "postgres", "own_swift"})),
+    "browser": (("admin/browser",), frozenset({"page"})),
+    "containers": ((), frozenset({"engine", "private_engine"})),
+    "sandbox": (
+        (
+            *("attacks", "docs", "clients", "doors/e2b", "doors/mcp"),
+            *(f"providers/{name}" for name in ("contract", "guest", "launchers", "local", "pool")),
+        ),
+        frozenset(
+            {
+                *("bubblewrap", "gvisor", "local", "own", "guests", "kept"),
+                *("local_active", "shared_service", "streaming_site", "kept_here"),
+            }
+        ),
+    ),
+    "db": ((), frozenset({"db", "transactional_db"})),
+    "unit": ((), frozenset()),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark `database`: what runs on PostgreSQL and Redis too (see `make test-servers`). Leave out
-    what is about the other database.
+    """Mark each test with its lane, and leave out what is about another database.
+
+    Lanes come in the order above: what takes longest begins first, so that no worker is left with
+    it at the end.
     """
     left_out = [item for item in items if _is_of_another_database(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        used = set(getattr(item, "fixturenames", ()))
-        if item.get_closest_marker("django_db"):
-            used.add("db")
-        if item.get_closest_marker("one_database") or used & SLOW_FIXTURES:
-            continue
-        if used & DATABASE_FIXTURES:
+    order = {name: number for number, name in enumerate(LANES)}
+    lanes = {item: _lane_of(item) for item in items}
+    for item, lane in lanes.items():
+        item.add_marker(lane)
+        if item.get_closest_marker("only_on"):
             item.add_marker("database")
+    # The tests of a module stay together, in its first test's place.
+    place: dict[Path, int] = {}
+    for item in items:
+        place[item.path] = min(place.get(item.path, len(order)), order[lanes[item]])
+    items.sort(key=lambda item: place[item.path])
+
+
+def _lane_of(item: pytest.Item) -> str:
+    folder = item.path.parent.relative_to(TESTS).as_posix()
+    used = set(getattr(item, "fixturenames", ()))
+    if item.get_closest_marker("django_db"):
+        used.add("db")
+    for lane, (folders, fixtures) in LANES.items():
+        if folder in folders or used & fixtures:
+            return lane
+    return "unit"
 
 
 def _is_of_another_database(item: pytest.Item) -> bool:

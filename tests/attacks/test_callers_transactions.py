@@ -20,6 +20,8 @@ from tests.support.sessions import URL
 from tests.support.site import EXECUTIONS, MANAGE, Site, prepare, serving
 from tests.support.transactions import recorded
 
+pytestmark = pytest.mark.database
+
 FILES = 6000
 # Beside the rows of a batch: those of the session, its workspace, the total and the ledger.
 OTHERS = 12

@@ -19,6 +19,8 @@ from tests.attacks.conftest import RUN
 from tests.conftest import Caller
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 
 @pytest.mark.django_db
 def test_a_forged_erasure_covers_nothing(everything: None, alice: Caller) -> None:

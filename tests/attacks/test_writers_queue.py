@@ -26,6 +26,8 @@ from sandbox_site.worker import TASKS, admitted
 from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
+pytestmark = pytest.mark.database
+
 
 class Evil:
     """Runs a command where it is unpickled."""

@@ -45,7 +45,7 @@ from tests.support.processes import free_port
 from tests.support.roles import member
 from tests.support.sessions import wait_for
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 NOW = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 HOUR = hour_of(NOW)

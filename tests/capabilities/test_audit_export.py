@@ -32,7 +32,7 @@ from tests.support.ended_runs import ended
 from tests.support.held import opened
 from tests.support.sessions import in_thread, wait_for
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 # RFC 5424, as far as we write it.
 MESSAGE = re.compile(

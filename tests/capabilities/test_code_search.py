@@ -28,7 +28,7 @@ from tests.support.write_transactions import write_transactions
 
 __all__ = ["auditor"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 CODE = 'import os\nos.system("Curl http://x/%20?q=1")  # Zürich_100%\n'
 

@@ -26,7 +26,7 @@ from tests.conftest import Caller
 from tests.support.execution_rows import make_rows
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 URL = "/admin/executions/execution/export/"
 DANGEROUS = (

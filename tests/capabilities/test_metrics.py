@@ -30,6 +30,8 @@ from tests.support.ended_runs import ended
 from tests.support.held import opened
 from tests.support.sessions import in_thread
 
+pytestmark = pytest.mark.database
+
 TOKEN = "a token of a scrape, long enough"
 
 SAMPLE = re.compile(

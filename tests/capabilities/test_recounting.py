@@ -22,7 +22,7 @@ from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.write_transactions import write_transactions
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 def counted() -> list[int]:

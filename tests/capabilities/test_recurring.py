@@ -27,7 +27,7 @@ from tests.support.held import bounded
 from tests.support.policies import in_force
 from tests.support.schedules import CODE, URL, due, made, told
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def test_each_due_time_makes_one_execution_that_names_its_schedule(

@@ -28,7 +28,7 @@ from tests.support.retention import later as later
 from tests.support.running import run
 from tests.support.write_transactions import write_transactions
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 CODE = (
     "answer = ExecutionResult('out', 'err', 0, 0.0, has_result=True, result=[1],"

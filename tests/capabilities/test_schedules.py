@@ -18,7 +18,7 @@ from tests.support.broker import empty_queue, payloads, queued_tasks
 
 DAILY = "executions.tasks.apply_retention"
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from tests.support.provider_fixtures import LOCAL
 from tests.support.running import activate
 from tests.support.sandboxes import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 # What manage.py does, on the database of the test.
 COMMAND = """

@@ -15,6 +15,8 @@ from tests.support.bucket import Swift
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
 from tests.support.sessions import cell, in_thread, opened, row, wait_for
 
+pytestmark = pytest.mark.database
+
 LARGE = "_ = open('large', 'wb').write(b'x' * (24 << 20)); print('written')"
 
 

@@ -31,6 +31,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
 pytestmark = [
     pytest.mark.usefixtures("_storage", "kept_here"),
     pytest.mark.only_on("postgresql"),
+    pytest.mark.database,
 ]
 
 

@@ -20,6 +20,8 @@ from tests.conftest import Caller
 from tests.support.at_once import at_once
 from tests.support.held import bounded
 
+pytestmark = pytest.mark.database
+
 LIST = "/api/v1/executions"
 
 

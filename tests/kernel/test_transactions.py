@@ -51,6 +51,8 @@ from tests.support.saved_files import filled, packed, sleeping, stored
 from tests.support.sessions import URL, opened, wait_for
 from tests.support.transactions import Transactions, Written, recorded
 
+pytestmark = pytest.mark.database
+
 LITTLE, MUCH = 40, 400
 # Of one transaction here, so that MUCH is far more than one may write.
 BATCH = 20

@@ -19,7 +19,7 @@ from executions.services.recounting import recount
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 def end(caller: Caller, **changes: Any) -> None:

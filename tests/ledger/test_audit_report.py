@@ -30,7 +30,7 @@ from tests.support.execution_rows import make_rows
 from tests.support.processes import ROOT
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 Command = Callable[..., tuple[int, str]]
 

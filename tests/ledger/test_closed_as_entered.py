@@ -26,7 +26,7 @@ from tests.conftest import Caller
 from tests.support import sessions
 from tests.support.held import opened
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 CANCELLED = Execution.Status.CANCELLED
 
 

@@ -21,7 +21,11 @@ from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
 from tests.support.processes import ROOT, clean_environment
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("sqlite")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.only_on("sqlite"),
+    pytest.mark.database,
+]
 
 
 def fill_and_empty(mebibytes: int) -> None:

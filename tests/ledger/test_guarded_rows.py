@@ -28,7 +28,7 @@ from providers.services import (
 from providers.services.guarded_rows import carry_out, restore
 from tests.support.provider_package import Packages, install_probe
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 # Of keys not every change waits: tests/admin/pages/test_key_admin.py.
 KINDS = [kind for kind in guarded.all_guarded() if not (kind.removal_only or kind.takes_two)]

@@ -35,7 +35,7 @@ from tests.support.processes import ROOT
 from tests.support.refusing_table import refusing_rows
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def stated(kind: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify
 from tests.support.ledger_entries import TABLE, entries, first, kept, sql
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 __all__ = ("entries", "kept")
 

@@ -27,7 +27,7 @@ from tests.support.ended_runs import ended
 from tests.support.roles import member
 from tests.support.sessions import wait_for
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 START, STATE = "/admin/executions/ledgercheck/start/", "/admin/executions/ledgercheck/state/"
 

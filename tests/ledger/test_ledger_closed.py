@@ -17,7 +17,7 @@ from executions.services.queue import claim_next
 from tests.conftest import Caller
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 # What another host does, which has the new key already.
 ROTATED = """

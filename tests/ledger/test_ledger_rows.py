@@ -27,7 +27,7 @@ from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.sessions import in_thread
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def findings() -> list[str]:

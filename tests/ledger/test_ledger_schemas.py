@@ -21,6 +21,8 @@ from tests.conftest import Caller
 from tests.support.processes import ROOT, clean_environment
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 KEPT = ROOT / "tests" / "data" / "ledger_1"
 NEW = "dGhlIHNlY29uZCBrZXkgb2YgdGhlIGZpeHR1cmUsIDE"
 OLD = "dGhlIGZpcnN0IGtleSBvZiB0aGUgZml4dHVyZSwgMzI"

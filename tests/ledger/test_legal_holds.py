@@ -40,7 +40,7 @@ from tests.support.running import run
 from tests.support.saved_files import asleep
 from tests.support.sessions import URL
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 ADD = reverse("admin:executions_legalhold_add")
 CODE = (

@@ -22,7 +22,7 @@ from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 SCRIPT = ROOT / "examples" / "receipts" / "verify_receipt.py"
 CODE = (

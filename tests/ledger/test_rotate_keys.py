@@ -14,7 +14,7 @@ from providers import aes_gcm
 from providers.models import ProviderConfig
 from providers.services import encrypted_fields, rotate, rotation
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 CONTEXT = "providers_providerconfig.config"
 OLD, NEW = "the old key", "the new key"

@@ -16,7 +16,7 @@ from tests.conftest import Caller
 from tests.support.ledger_entries import TABLE, entries, kept, sql
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 __all__ = ("entries", "kept")
 

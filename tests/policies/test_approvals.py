@@ -33,7 +33,11 @@ from tests.support.routing import last_execution
 from tests.support.running import run
 from tests.support.sessions import cell, opened
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("policies_forgotten"),
+    pytest.mark.database,
+]
 
 
 @pytest.fixture

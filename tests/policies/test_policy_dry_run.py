@@ -25,7 +25,11 @@ from providers.services.guarded_rows import restore
 from tests.conftest import Caller
 from tests.support.policies import in_force
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("policies_forgotten"),
+    pytest.mark.database,
+]
 
 SHELL = "import os\nos.system('id')"
 

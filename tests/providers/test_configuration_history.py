@@ -32,7 +32,7 @@ from tests.conftest import Caller
 from tests.support.provider_package import Packages, install_probe
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 TOKEN = "tok-0123456789-wxyz"
 NEW_TOKEN = "tok-9876543210-1234"

@@ -26,6 +26,8 @@ from tests.support.processes import ROOT
 from tests.support.running import run
 from tests.support.servers import url_of_the_tests_database
 
+pytestmark = pytest.mark.database
+
 
 def work() -> int:
     """Do what a worker does until it finds nothing more. How many it ran."""

@@ -25,6 +25,8 @@ from tests.support.held import ended, opened
 from tests.support.running import run
 from tests.support.sandboxes import wait_until
 
+pytestmark = pytest.mark.database
+
 EXECUTIONS = "/api/v1/executions"
 
 

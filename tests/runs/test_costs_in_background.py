@@ -21,7 +21,7 @@ from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import URL, opened, row, wait_for
 
-pytestmark = pytest.mark.usefixtures("kept_here")
+pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.database]
 
 PRICE = Decimal("0.02")
 

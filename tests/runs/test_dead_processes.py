@@ -31,6 +31,8 @@ from tests.conftest import Caller
 from tests.support import sessions
 from tests.support.held import opened
 
+pytestmark = pytest.mark.database
+
 
 class Clock:
     """A clock that a test sets."""

@@ -25,6 +25,8 @@ from tests.conftest import Caller
 from tests.support.refusing_table import refusing_rows
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 CODE = "answer = ExecutionResult('out', 'err', 3, 0.0, {'runtime': 'odd', 'cpu_seconds': 0.5})"
 
 

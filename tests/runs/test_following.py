@@ -24,6 +24,8 @@ from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 EXECUTIONS = "/api/v1/executions"
 NDJSON = "application/x-ndjson"
 SAYS = "answer = ExecutionResult('out', 'err', 0, 0.0, outputs=[{'text/plain': '1'}])"

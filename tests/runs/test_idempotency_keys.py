@@ -17,6 +17,8 @@ from tests.conftest import Caller
 from tests.support.held import opened
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 
 def test_an_idempotency_key_repeats_the_recorded_answer(scripted: object, alice: Caller) -> None:
     code = "import uuid\nanswer = ExecutionResult(uuid.uuid4().hex, '', 0, 0.0)"

@@ -40,6 +40,8 @@ from tests.support.own_journal import AFTER, ended
 from tests.support.own_journal import own_journal as own_journal
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 LOCKED = "The database is locked by another writer."
 
 

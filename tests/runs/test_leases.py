@@ -30,6 +30,8 @@ from tests.support.held import ended, opened
 from tests.support.running import run
 from tests.support.sandboxes import wait_until
 
+pytestmark = pytest.mark.database
+
 
 def taken(process_id: Any) -> None:
     """What a watcher does who saw no sign of life."""

@@ -21,7 +21,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
 
 
 def test_a_lost_sandbox_with_something_saved_is_a_session_asleep(alice: Caller) -> None:

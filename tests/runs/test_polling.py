@@ -28,7 +28,7 @@ from tests.support.sandboxes import wait_until
 MANY = 250
 START = Ticker.start
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.conftest import Caller
 from tests.support.held import bounded, ended
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def queue(caller: Caller, **body: Any) -> str:

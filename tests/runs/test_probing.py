@@ -23,7 +23,7 @@ from tests.support.running import run
 
 Services = tuple[E2BServer, AgentRunServer]
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 def raising(error: BaseException) -> Callable[[], Any]:

@@ -32,6 +32,8 @@ from providers.values import InputFile
 from tests.conftest import Caller
 from tests.support.held import opened
 
+pytestmark = pytest.mark.database
+
 FILES = (InputFile("large", bytes(100_000)),)
 
 

@@ -21,6 +21,8 @@ from executions.services.worker import Runner, run_queued
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 
+pytestmark = pytest.mark.database
+
 
 def served(number: int) -> list[str]:
     """Whose were run, when each ends before the next is taken."""

@@ -27,6 +27,8 @@ from tests.support.processes import ROOT, Service, clean_environment, free_port,
 from tests.support.running import run
 from tests.support.servers import Servers, url_of_the_tests_database
 
+pytestmark = pytest.mark.database
+
 ANSWER_SECONDS = 60
 
 

@@ -27,6 +27,8 @@ from providers.values import InputFile
 from tests.conftest import Caller
 from tests.support.held import bounded, opened
 
+pytestmark = pytest.mark.database
+
 FILES = (InputFile("data", os.urandom(1_000_000)),)
 READ = "answer = ExecutionResult('ran', '', 0, 0.0)"
 

@@ -28,7 +28,7 @@ from tests.support.later_runs import CODE, come, in_seconds, later
 from tests.support.policies import in_force
 from tests.support.running import run
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def gauge(name: str) -> float:

@@ -22,6 +22,8 @@ from executions.tasks import end_stale_executions as scheduled
 from tests.conftest import Caller
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 
 def opened(caller: Caller, mode: str, **request: Any) -> Execution:
     return open_record(

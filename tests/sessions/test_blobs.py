@@ -64,7 +64,7 @@ def _storage(tmp_path: Path, settings: object) -> None:
     settings.DATA_DIR = tmp_path  # type: ignore[attr-defined]
 
 
-pytestmark = pytest.mark.usefixtures("_storage")
+pytestmark = [pytest.mark.usefixtures("_storage"), pytest.mark.database]
 
 
 def test_a_content_goes_up_once_and_comes_back(alice: Caller) -> None:

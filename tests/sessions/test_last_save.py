@@ -25,7 +25,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DELETE_S3_ON_CLEANUP = False
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
 
 _CONVERSATION = Conversation("user")
 

@@ -9,6 +9,8 @@ from django.db import connection
 
 from executions.services.workspaces import threads
 
+pytestmark = pytest.mark.database
+
 
 @pytest.fixture
 def savers() -> threads._Threads:

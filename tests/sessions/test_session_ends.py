@@ -20,7 +20,7 @@ from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import URL, aged, cell, in_thread, opened, row, wait_for
 
-pytestmark = pytest.mark.usefixtures("kept_here")
+pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.database]
 
 
 def test_a_closed_session_is_a_conflict_for_its_own_and_its_sandbox_is_gone(alice: Caller) -> None:

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from executions.models import LedgerEntry, Session
 from tests.conftest import Caller
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def opened(caller: Caller, **values: Any) -> Session:

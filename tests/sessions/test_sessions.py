@@ -21,7 +21,7 @@ from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import URL, cell, in_thread, opened, row, wait_for
 
-pytestmark = pytest.mark.usefixtures("kept_here")
+pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.database]
 
 
 def test_a_session_has_exactly_the_documented_shape(alice: Caller) -> None:

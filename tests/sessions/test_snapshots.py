@@ -29,7 +29,7 @@ def _storage(tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
 
 
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
 
 
 def with_files(caller: Caller, code: str = write("f", "kept")) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import aged, cell, in_thread, opened, row, wait_for
 
-pytestmark = pytest.mark.usefixtures("kept_here")
+pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.database]
 
 
 @pytest.fixture(autouse=True)

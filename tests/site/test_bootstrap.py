@@ -21,6 +21,8 @@ from sandbox_site import keys
 from sandbox_site.bootstrap import CREDENTIALS, ensure_accounts, ensure_provider
 from tests.support.processes import NO_DOCKER, ROOT, clean_environment
 
+pytestmark = pytest.mark.database
+
 
 def bootstrap(data_dir: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -19,6 +19,8 @@ from django.utils import timezone
 
 from executions.online import AddIndexOnline
 
+pytestmark = pytest.mark.database
+
 EARLIER = {
     "executions": "0012_isolation",
     "providers": "0006_guarded_rows",

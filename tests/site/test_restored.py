@@ -20,7 +20,7 @@ from tests.support.schedules import due, made
 
 __all__ = ["own_journal"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def test_nothing_of_a_restored_dump_runs_again_once_the_line_of_its_page_was_run(

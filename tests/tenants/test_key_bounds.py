@@ -31,7 +31,7 @@ from tests.support.routing import last_execution
 from tests.support.running import run
 from tests.support.sessions import URL, opened
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 # One, whose making costs more than a request.
 CLIENT = Client()
 

@@ -21,6 +21,8 @@ from tests.support.at_once import at_once
 from tests.support.held import bounded, ended, opened
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 
 def refusal(caller: Caller, mode: str = "sync", **request: Any) -> RateLimited:
     with pytest.raises(RateLimited) as raised:

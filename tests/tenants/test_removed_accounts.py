@@ -14,7 +14,7 @@ from executions.models import LedgerEntry
 from providers.models import ConfigVersion, PendingChange
 from providers.services.guarded_rows import carry_out
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 PASSWORD = "a long password of hers"
 LIST = reverse("admin:auth_user_changelist")

@@ -18,7 +18,7 @@ from providers.models import ProviderPrice
 from tests.conftest import Caller
 from tests.support.running import run
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("scripted")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("scripted"), pytest.mark.database]
 
 SLEEP = "import time; time.sleep(0.2)"
 

@@ -27,6 +27,8 @@ from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 TENANTS = "/admin/executions/tenant/"
 
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import jsonschema
+import pytest
 from django.utils import timezone
 from drf_spectacular.generators import SchemaGenerator
 
@@ -17,6 +18,8 @@ from executions.services.workspaces import quota
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 from tests.support.schemas import strict
+
+pytestmark = pytest.mark.database
 
 USAGE = "/api/v1/usage"
 

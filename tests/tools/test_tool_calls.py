@@ -32,7 +32,7 @@ from tests.support.sessions import wait_for
 from tests.support.webhook_receivers import CODE, Receiver, is_signed, queue
 
 pytest_plugins = ["tests.support.webhook_receivers"]
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 TOOLS = [
     {"name": "search", "parameters": {"type": "object"}},

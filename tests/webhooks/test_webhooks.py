@@ -32,7 +32,7 @@ from tests.support.sessions import wait_for
 from tests.support.webhook_receivers import CODE, Receiver, ended, is_signed, queue, tried, tried_of
 
 pytest_plugins = ["tests.support.webhook_receivers"]
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 DELIVERIES = "/admin/executions/webhookdelivery/"
 SECRETS = "/admin/executions/webhooksecret/"

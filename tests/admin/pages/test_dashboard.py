@@ -26,6 +26,8 @@ from tests.conftest import Caller
 from tests.support.ended_runs import ended
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 
 

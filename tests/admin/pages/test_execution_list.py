@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import Caller
 from tests.support.running import run
 
+pytestmark = pytest.mark.database
+
 
 def test_a_recorded_execution_can_be_read_again(local_active: None, alice: Caller) -> None:
     ran = run(alice, "def main():\n    return [1, 'two']").json()
