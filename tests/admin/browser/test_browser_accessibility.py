@@ -27,7 +27,7 @@ PIECES = {
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr("tests.runs.test_query_budgets.MANY", 4)
+        patch.setattr("tests.support.query_budgets.MANY", 4)
         yield
 
 
