@@ -44,7 +44,7 @@ def _require(frame: FrameType | None, name: str, model: type[Model]) -> None:
 def _bound_rows_are_looked_at() -> Iterator[None]:
     update, bulk_create = QuerySet.update, QuerySet.bulk_create
 
-    def looked_at(rows: QuerySet[Any], **values: Any) -> int:
+    def looked_at(rows: QuerySet[Any], /, **values: Any) -> int:
         options: Any = rows.model._meta
         if options.label_lower in BINDINGS:
             written = {options.get_field(name).attname for name in values}
@@ -52,7 +52,7 @@ def _bound_rows_are_looked_at() -> Iterator[None]:
                 _require(_writer(), "look_at", rows.model)
         return update(rows, **values)
 
-    def entered(rows: QuerySet[Any], *args: Any, **options: Any) -> list[Any]:
+    def entered(rows: QuerySet[Any], /, *args: Any, **options: Any) -> list[Any]:
         if rows.model._meta.label_lower in BINDINGS:
             _require(_writer(), "enter_row", rows.model)
         return bulk_create(rows, *args, **options)
