@@ -56,7 +56,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.executions $(ARGS)
 	@$(PY) -m benchmarks.remote
 	@$(PY) -m benchmarks.bounds
-	@$(PY) -m benchmarks.bodies
+	@$(PY) -m benchmarks.attacks
 	@$(PY) -m benchmarks.serving
 	@$(PY) -m benchmarks.sessions
 	@$(PY) -m benchmarks.e2b_door

@@ -1,7 +1,6 @@
 """How long one tenant waits while another takes what it can get: without bounds and with them.
 
-Forty calls that sleep, then another tenant's call; sixty queued jobs, then another tenant's job;
-streams that say nothing, as many as there are connections, then another tenant's call.
+Forty calls that sleep, then another tenant's call; sixty queued jobs, then another tenant's job.
 Without bounds means as it was before there were any: no bound on the greedy tenant, and for the
 queue one job at a time in each worker, in the order they came. That order a tenant still has among
 its own, so there the other's job is one more of the greedy tenant's.
@@ -12,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
-import socket
 import statistics
 import sys
 import tempfile
@@ -21,7 +18,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +26,6 @@ from benchmarks.service import Service, running_service
 
 SLEEPERS = 40
 JOBS = 60
-# One less than the web process has connections: the run that they follow has the last.
-STREAMS = 1999
 _PATIENCE = 600
 
 
@@ -128,35 +122,6 @@ def jobs(name: str, greedy: Tenant, other: Tenant, seconds: float, rounds: int) 
     return Wait(name, waits, alone, accepted // rounds, (len(statuses) - accepted) // rounds, 0.0)
 
 
-def streams(greedy: Tenant, other: Tenant, rounds: int) -> Wait:
-    """The other's call while the greedy tenant opens all the streams that it gets, all of a run
-    that says nothing."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, STREAMS + 1024), most))
-    alone = statistics.median(other.run(0)[2] for _ in range(5))
-    address = ("127.0.0.1", greedy.service.port)
-    head = f"Host: 127.0.0.1\r\nX-API-Key: {greedy.key}\r\nAccept: application/x-ndjson\r\n"
-    code = json.dumps({"code": "import time\ntime.sleep(100)", "timeout": 120})
-    with ExitStack() as stack:
-
-        def opened(text: str) -> socket.socket:
-            stream = stack.enter_context(socket.create_connection(address, _PATIENCE))
-            stream.sendall(text.encode())
-            return stream
-
-        kind = f"Content-Type: application/json\r\nContent-Length: {len(code)}\r\n\r\n{code}"
-        opened(f"POST /api/v1/executions HTTP/1.1\r\n{head}{kind}")
-        while not (found := greedy.ask("/api/v1/executions?status=running&limit=1")[1]["results"]):
-            time.sleep(0.05)
-        path = f"/api/v1/executions/{found[0]['id']}/events"
-        following = [opened(f"GET {path} HTTP/1.1\r\n{head}\r\n") for _ in range(STREAMS)]
-        statuses = [stream.recv(12)[-3:] for stream in following]
-        waits = [_served(other.run(0)) for _ in range(rounds)]
-    accepted = statuses.count(b"200")
-    name = f"a call, beside {STREAMS} idle streams"
-    return Wait(name, waits, alone, accepted, len(statuses) - accepted, 0.0)
-
-
 def _served(answered: tuple[int, Any, float]) -> float:
     status, answer, seconds = answered
     if status != 200:
@@ -184,8 +149,6 @@ def measure(options: argparse.Namespace) -> list[Wait]:
             name = f"a job, behind {JOBS} of {options.job:g} s, {title}"
             other = second if bounded else greedy
             rows.append(jobs(name, greedy, other, options.job, options.rounds))
-            if bounded:
-                rows.append(streams(first, second, options.rounds))
     return sorted(rows, key=lambda row: row.name.startswith("a job"))
 
 
