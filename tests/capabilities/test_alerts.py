@@ -35,9 +35,9 @@ from executions.services.statistics import bucket_of, hour_of
 from executions.tasks import watch_alerts
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
 from sandbox_site.observability import Alerting, AuditDestination
+from tests.capabilities.alerts import open_alerts
+from tests.capabilities.collectors import Receiver, SmtpServer
 from tests.conftest import Caller
-from tests.support.alerts import open_alerts
-from tests.support.collectors import Receiver, SmtpServer
 from tests.support.ended_runs import ended
 from tests.support.held import opened
 from tests.support.listener import Listener

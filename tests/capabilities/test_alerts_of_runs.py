@@ -16,8 +16,8 @@ from executions.services.alerts.of_runs import SHARED_CODE
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.statistics import hour_of
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig
+from tests.capabilities.alerts import open_alerts
 from tests.conftest import Caller
-from tests.support.alerts import open_alerts
 from tests.support.ended_runs import ended
 from tests.support.execution_rows import make_rows
 

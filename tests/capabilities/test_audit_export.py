@@ -25,9 +25,9 @@ from executions.services.ledger.trust import trusted_keys
 from executions.services.record import close_record
 from executions.tasks import export_ledger
 from sandbox_site.observability import AuditDestination
+from tests.capabilities.collectors import Receiver, Silent, SyslogCollector
 from tests.conftest import Caller
 from tests.support.certificates import Authority
-from tests.support.collectors import Receiver, Silent, SyslogCollector
 from tests.support.ended_runs import ended
 from tests.support.held import opened
 from tests.support.sessions import in_thread, wait_for

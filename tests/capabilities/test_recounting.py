@@ -18,9 +18,9 @@ from executions.models import (
 )
 from executions.services import recounting
 from executions.services.recounting import Recounting, recount
+from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
 from tests.support.held import ended, opened
-from tests.support.write_transactions import write_transactions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

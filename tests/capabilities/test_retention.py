@@ -22,11 +22,11 @@ from executions.services.ledger.records import ERASURE
 from executions.services.ledger.verification import verify
 from executions.services.retention import apply_retention
 from executions.tasks import apply_retention as scheduled
+from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
 from tests.support.retention import keep
 from tests.support.retention import later as later
 from tests.support.running import run
-from tests.support.write_transactions import write_transactions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

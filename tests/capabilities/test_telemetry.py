@@ -25,8 +25,8 @@ from executions.tasks import export_metrics
 from sandbox_site import observability
 from sandbox_site.environment import StrictEnv
 from sandbox_site.observability import Telemetry
+from tests.capabilities.collectors import Receiver
 from tests.conftest import Caller
-from tests.support.collectors import Receiver
 from tests.support.ended_runs import ended
 from tests.support.running import run
 

@@ -22,9 +22,9 @@ from cofferdam.errors import (
     UnexpectedAnswer,
 )
 
-from tests.support.breaking_proxy import Proxy, breaking_proxy
+from tests.clients.breaking_proxy import Proxy, breaking_proxy
+from tests.clients.refusals import refusal
 from tests.support.processes import free_port
-from tests.support.refusals import refusal
 from tests.support.site import Site
 
 QUICK = Retries(tries=3, seconds=20)

@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from drf_spectacular.generators import SchemaGenerator
 
 from providers.errors import CODES
-from tests.support.breaking_proxy import Proxy, breaking_proxy
+from tests.clients.breaking_proxy import Proxy, breaking_proxy
+from tests.clients.refusals import refusal
+from tests.clients.typescript_package import SOURCE, Example, Installed, examples
 from tests.support.processes import ROOT, clean_environment, free_port
 from tests.support.raw_http import ask
-from tests.support.refusals import refusal
 from tests.support.site import EXECUTIONS, MANAGE, Site
-from tests.support.typescript_package import SOURCE, Example, Installed, examples
 
 
 @pytest.fixture(scope="module")

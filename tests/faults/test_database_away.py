@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.away_site import Answer, Site, wait_for
+from tests.faults.away_site import Answer, Site, wait_for
 from tests.support.postgres_server import PostgresServer
 
 NO_EXECUTION = "/api/v1/executions/00000000-0000-7000-8000-000000000000"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.away_site import Site, wait_for
+from tests.faults.away_site import Site, wait_for
 from tests.support.required import missing
 
 FILLING = "filling"

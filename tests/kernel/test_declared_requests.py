@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from executions.services.shapes import Query
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
-from tests.support.descriptions import (
+from tests.kernel.descriptions import (
     BODIES,
     FORMS,
     MODULES,

@@ -19,7 +19,7 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from executions.models import Scope
 from executions.services.keys import create_api_key
 from tests.conftest import Caller
-from tests.support.descriptions import least, operations, outside, resolved
+from tests.kernel.descriptions import least, operations, outside, resolved
 from tests.support.sessions import URL, cell, opened
 
 pytestmark = pytest.mark.one_database

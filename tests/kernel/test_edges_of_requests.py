@@ -14,7 +14,7 @@ from executions.services.sessions.errors import named_as
 from executions.services.sessions.requests import SessionRequest
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
-from tests.support.descriptions import BODIES, description
+from tests.kernel.descriptions import BODIES, description
 from tests.support.running import run
 from tests.support.sessions import URL, opened
 

@@ -18,7 +18,7 @@ from executions.services.ledger.head import Head
 from executions.services.ledger.keyring import signing_key
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify
-from tests.support.ledger_entries import TABLE, entries, first, kept, sql
+from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

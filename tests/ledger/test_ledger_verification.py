@@ -21,7 +21,7 @@ from executions.services.ledger.formats import signed_bytes, write
 from executions.services.ledger.keyring import LedgerUnavailable, _load
 from executions.services.ledger.verification import verify
 from tests.conftest import Caller
-from tests.support.ledger_entries import TABLE, entries, first, kept, sql
+from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

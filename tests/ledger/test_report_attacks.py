@@ -22,8 +22,8 @@ from executions.services.reports.reading import Reading
 from executions.services.reports.scope import Scope
 from executions.services.retention import apply_retention
 from tests.conftest import Caller
+from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
 from tests.support.execution_rows import make_rows
-from tests.support.reports import WITH_ARTIFACT, findings_of, report_of
 from tests.support.running import run
 
 pytestmark = pytest.mark.django_db

@@ -19,9 +19,9 @@ from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
+from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
 from tests.support.execution_rows import make_rows
 from tests.support.report_pages import LIST, Login, login
-from tests.support.reports import WITH_ARTIFACT, findings_of, report_of
 from tests.support.running import run
 
 __all__ = ("login",)

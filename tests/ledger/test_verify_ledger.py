@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 
 from executions.models import Execution, LedgerEntry
 from tests.conftest import Caller
-from tests.support.ledger_entries import TABLE, entries, kept, sql
+from tests.ledger.ledger_entries import TABLE, entries, kept, sql
 from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

@@ -9,7 +9,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.validation import validate_schema
 
 from tests.conftest import Caller
-from tests.support.execution_shape import SHAPE
+from tests.runs.execution_shape import SHAPE
 from tests.support.running import run
 from tests.support.schemas import strict
 

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from executions.models import Execution
 from tests.conftest import Caller, require
-from tests.support.execution_shape import SHAPE
+from tests.runs.execution_shape import SHAPE
 from tests.support.running import run
 
 

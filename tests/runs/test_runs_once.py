@@ -26,11 +26,11 @@ from providers.models import CircuitBreaker
 from providers.named import close_all, lease_of
 from providers.services import breaker, save_config
 from tests.conftest import Caller
+from tests.runs.outside import Outside, PoolProxy, pool_service
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.lying_provider import Liar
 from tests.support.notebook import Notebook
-from tests.support.outside import Outside, PoolProxy, pool_service
 from tests.support.remote_providers import aliyun_config, e2b_config
 from tests.support.routing import last_execution, make_route
 from tests.support.running import run

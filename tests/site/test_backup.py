@@ -18,7 +18,7 @@ from tests.conftest import require
 from tests.support.backups import SCRIPT, manage, rows, succeeded
 from tests.support.processes import ROOT, clean_environment, free_port, started
 
-pytest_plugins = ["tests.support.backup_fixtures"]
+pytest_plugins = ["tests.site.backup_fixtures"]
 
 
 @contextmanager

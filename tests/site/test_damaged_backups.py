@@ -13,7 +13,7 @@ import pytest
 from sandbox_site.backups.archive import DamagedArchive, unpack
 from tests.support.backups import manage
 
-pytest_plugins = ["tests.support.backup_fixtures"]
+pytest_plugins = ["tests.site.backup_fixtures"]
 
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

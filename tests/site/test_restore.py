@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.backups import change, manage, rows, succeeded
 from tests.support.processes import ROOT, clean_environment, free_port
 
-pytest_plugins = ["tests.support.backup_fixtures"]
+pytest_plugins = ["tests.site.backup_fixtures"]
 
 
 def test_a_place_that_is_not_empty_is_refused(archive: Path, data_dir: Path) -> None:

@@ -9,8 +9,8 @@ from executions.models import Scope
 from executions.models.api_key import as_words
 from executions.services.keys import create_api_key
 from tests.conftest import Caller
-from tests.support.endpoints import CLIENT, ENDPOINTS, ask, patterns
 from tests.support.sessions import opened
+from tests.tenants.endpoints import CLIENT, ENDPOINTS, ask, patterns
 
 
 def test_every_endpoint_says_what_it_needs_of_each_method_that_it_has() -> None:

@@ -14,9 +14,9 @@ from django.db.models import ForeignKey, Model
 from executions.models import Execution, Session, Tenant
 from executions.services import owned
 from tests.conftest import Caller
-from tests.support.endpoints import ENDPOINTS, ask, parameters_of
 from tests.support.processes import ROOT
 from tests.support.sessions import cell, opened
+from tests.tenants.endpoints import ENDPOINTS, ask, parameters_of
 
 # These look at the body before they look the object up.
 BODY_FIRST = ("session-executions",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import require
-from tests.support.guest_tools import answer, answered, begun, until_called
 from tests.support.kept_guest import Guests, KeptGuest
+from tests.tools.guest_tools import answer, answered, begun, until_called
 
 
 @pytest.fixture

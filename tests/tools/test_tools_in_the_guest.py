@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
-from tests.support.guest_tools import answer, answered, begun, calls, until_called
 from tests.support.kept_guest import KeptGuest
+from tests.tools.guest_tools import answer, answered, begun, calls, until_called
 
 # Writes the frames that the runner writes, from the code that it runs.
 FORGED = """

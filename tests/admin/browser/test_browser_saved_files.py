@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 
 from executions.models import Session
 from executions.services.workspaces import sleeping, threads
+from tests.admin.browser.plots import plot
 from tests.conftest import Caller
 from tests.support.browser import browser, caller, complaints, look_on_every_screen, page
-from tests.support.plots import plot
 from tests.support.session_files import put
 from tests.support.sessions import cell, opened
 from tests.support.snapshots import taken

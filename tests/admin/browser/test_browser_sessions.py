@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from executions.models import Execution, Session
+from tests.admin.browser.plots import plot
 from tests.conftest import Caller
 from tests.support.browser import browser, caller, complaints, look_on_every_screen, page
-from tests.support.plots import plot
 from tests.support.sessions import cell, opened
 
 __all__ = ["browser", "caller", "complaints", "page"]

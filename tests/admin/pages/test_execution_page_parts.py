@@ -19,7 +19,7 @@ from executions.models import Artifact, Execution, Tenant
 from executions.services.page_time import PageTime
 from executions.services.presentation import shown, visible
 from providers.services import save_config
-from tests.support.execution_pages import page_of
+from tests.admin.pages.execution_pages import page_of
 from tests.support.execution_rows import auditor, make_rows
 from tests.support.processes import ROOT
 

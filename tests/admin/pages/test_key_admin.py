@@ -19,8 +19,8 @@ from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange
 from providers.services import approve
 from providers.services.guarded_rows import NotAllowed, restore
+from tests.admin.pages.key_pages import KEYS, SENT, shown_key
 from tests.conftest import Caller
-from tests.support.key_pages import KEYS, SENT, shown_key
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

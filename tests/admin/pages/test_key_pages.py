@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from executions.models import ApiKey, Execution, Schedule
 from executions.services.roles import AUDITOR
+from tests.admin.pages.key_pages import KEYS, SENT, shown_key
 from tests.conftest import Caller, require
 from tests.support.browser import caller
-from tests.support.key_pages import KEYS, SENT, shown_key
 from tests.support.roles import member
 from tests.support.running import LOCAL, activate
 

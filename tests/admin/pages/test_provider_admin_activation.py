@@ -8,7 +8,7 @@ from django.test import Client
 
 from providers.models import ProviderConfig
 from providers.services import activate, save_config
-from tests.support.provider_pages import (
+from tests.admin.pages.provider_pages import (
     ADD,
     GOOD,
     LIST,

@@ -11,8 +11,7 @@ from django.urls import reverse
 
 from providers.models import ProviderConfig
 from providers.services import save_config
-from tests.support.provider_package import PROBE, Packages
-from tests.support.provider_pages import (
+from tests.admin.pages.provider_pages import (
     ADD,
     GOOD,
     LIST,
@@ -24,6 +23,7 @@ from tests.support.provider_pages import (
     packages,
     page_of,
 )
+from tests.support.provider_package import PROBE, Packages
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

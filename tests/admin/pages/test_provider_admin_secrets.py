@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from providers.models import ProviderConfig
 from providers.services import activate, save_config
-from tests.support.provider_pages import (
+from tests.admin.pages.provider_pages import (
     ADD,
     GOOD,
     LIST,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import require
-from tests.support.agent_sandbox_client import AgentSandbox
+from tests.doors.agent_sandbox.agent_sandbox_client import AgentSandbox
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.web_server import WebServer, answer
 

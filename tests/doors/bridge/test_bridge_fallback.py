@@ -13,7 +13,7 @@ from executions.bridge.calling import Bridge
 from executions.models import Execution
 from providers.executor_manager.provider import route_to
 from tests.conftest import Caller
-from tests.support.executor_server import ExecutorServer
+from tests.doors.bridge.executor_server import ExecutorServer
 from tests.support.lying_provider import Liar
 from tests.support.routing import last_execution
 from tests.support.running import run

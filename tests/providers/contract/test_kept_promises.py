@@ -13,11 +13,11 @@ from providers.contract import Probe, is_offered
 from providers.kept_promises import KEPT_CHECKS
 from providers.promises import Check
 from tests.conftest import require
+from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.kept_service import sessions_service
 from tests.support.pool_service import PoolService, over_docker, provider_of
 from tests.support.processes import free_port
 from tests.support.sandboxes import Local
-from tests.support.verdicts import is_told_as_not_offered
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 

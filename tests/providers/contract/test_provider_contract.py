@@ -15,11 +15,11 @@ from providers.contract import CHECKS, Check, Probe, is_offered
 from providers.kept_promises import KEPT_CHECKS
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services import save_config
+from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.e2b_server import E2BServer
 from tests.support.pool_service import over_docker
 from tests.support.processes import free_port
 from tests.support.remote_providers import e2b_config
-from tests.support.verdicts import is_told_as_not_offered
 
 PROVIDERS = ("local", "self_managed", "e2b", "aliyun_codeinterpreter")
 

@@ -18,7 +18,7 @@ from providers.pool.lasting import find_again
 from providers.pool.launchers.docker_stream import After
 from providers.pool.remembered import Remembered, boot, now
 from providers.pool.template import Template
-from tests.support.kept_puppet import Answers, Puppet
+from tests.providers.guest.kept_puppet import Answers, Puppet
 from tests.support.puppets import PuppetGuest
 
 MARKER = secrets.token_bytes(32)

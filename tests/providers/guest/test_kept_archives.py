@@ -12,7 +12,7 @@ import pytest
 from providers.guest import protocol
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 pytestmark = pytest.mark.usefixtures("emptied")
 
 

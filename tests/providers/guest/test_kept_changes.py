@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from providers.guest import file_changes, protocol
-from tests.support.files_worker import worker
-from tests.support.kept_changes import THOROUGH, settled
+from tests.providers.guest.files_worker import worker
+from tests.providers.guest.kept_changes import THOROUGH, settled
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 pytestmark = pytest.mark.usefixtures("emptied")
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from providers.guest import protocol
 from providers.guest.paths import MOST_DEPTH
-from tests.support.kept_changes import THOROUGH, listed, replay, settled
+from tests.providers.guest.kept_changes import THOROUGH, listed, replay, settled
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 pytestmark = pytest.mark.usefixtures("emptied")
 
 

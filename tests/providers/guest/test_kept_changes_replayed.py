@@ -7,10 +7,10 @@ import shlex
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.kept_changes import listed, replay
+from tests.providers.guest.kept_changes import listed, replay
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 
 NAMES = ["a", "b", "a/b", "a/b/c", "b/a", "a/\n", "\udcff"]
 names = st.sampled_from(NAMES)

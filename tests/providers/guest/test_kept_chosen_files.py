@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from providers.guest import chosen_files, protocol
-from tests.support.files_worker import worker
+from tests.providers.guest.files_worker import worker
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 pytestmark = pytest.mark.usefixtures("emptied")
 
 LARGE = 4 * chosen_files.AT_ONCE_BYTES

@@ -13,7 +13,7 @@ import pytest
 from providers.guest import command, protocol, wire
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 
 
 def refused(rooms: Rooms, op: str, **header: object) -> tuple[str, str | None]:

@@ -21,8 +21,8 @@ from providers.pool.service.keeping import Keeping
 from providers.pool.service.outliving import Outliving
 from providers.pool.sessions import Session
 from providers.values import Job
+from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.impostor_pools import until
-from tests.support.kept_puppet import Answers, Puppet, play
 from tests.support.puppets import PuppetGuest
 
 

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from providers.guest import files, protocol
-from tests.support.files_worker import worker
+from tests.providers.guest.files_worker import worker
 from tests.support.kept_frames import Failed, Rooms
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 
 
 def test_what_is_under_way_fails_when_its_process_is_killed(rooms: Rooms) -> None:

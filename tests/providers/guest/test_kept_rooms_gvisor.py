@@ -8,7 +8,7 @@ from providers.guest import protocol
 from tests.support.kept_frames import Failed, Rooms
 from tests.support.kept_guest import Guests
 
-pytest_plugins = ["tests.support.room_fixtures"]
+pytest_plugins = ["tests.providers.guest.room_fixtures"]
 
 
 @pytest.fixture(scope="module")

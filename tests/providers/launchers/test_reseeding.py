@@ -13,8 +13,8 @@ from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from providers.pool.pool import PoolSettings
 from providers.pool.template import Template
 from tests.conftest import require
+from tests.providers.launchers.random_numbers import DRAW, PRELOADED, assert_all_different
 from tests.support.processes import ROOT
-from tests.support.random_numbers import DRAW, PRELOADED, assert_all_different
 from tests.support.rich import require_module
 from tests.support.warm_pools import WarmPool
 

@@ -18,9 +18,9 @@ from providers.pool.levels import choose_level
 from providers.pool.requests import make_template
 from providers.values import SandboxLimits
 from tests.conftest import require
+from tests.providers.launchers.tenant_kernels import Going, Kernels
 from tests.support.docker_engine import Containers, new_pool_id
 from tests.support.sandboxes import wait_until
-from tests.support.tenant_kernels import Going, Kernels
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from tests.attacks.test_code_isolation import MAKING
 from tests.conftest import require
+from tests.providers.launchers.tenant_kernels import Going, Kernels
 from tests.support.docker_engine import new_pool_id
-from tests.support.tenant_kernels import Going, Kernels
 
 # Nobody's text has it, but a program can look for it in pieces.
 MARK = "K" + "EY-"

@@ -17,9 +17,9 @@ from providers.pool.lanes import Lane
 from providers.pool.launchers import tenant_kernel
 from providers.pool.sandbox import Sandbox
 from tests.conftest import require
+from tests.providers.launchers.tenant_kernels import Kernels
 from tests.support.processes import ROOT
 from tests.support.sandboxes import gone, wait_until
-from tests.support.tenant_kernels import Kernels
 
 SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 

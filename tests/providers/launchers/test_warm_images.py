@@ -21,9 +21,9 @@ from providers.pool.sandbox import Sandbox
 from providers.pool.template import Template
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
+from tests.providers.launchers.random_numbers import DRAW, PRELOADED, assert_all_different
 from tests.support.environments import environment_with
 from tests.support.kept_guest import KeptGuest
-from tests.support.random_numbers import DRAW, PRELOADED, assert_all_different
 from tests.support.rich import require_module
 
 # Cheap to load.

@@ -14,8 +14,8 @@ from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.values import InputFile
 from tests.conftest import require
+from tests.providers.pool.tenant_pools import SHARED, Pair
 from tests.support.sandboxes import children, family
-from tests.support.tenant_pools import SHARED, Pair
 from tests.support.warm_pools import WarmPool
 
 

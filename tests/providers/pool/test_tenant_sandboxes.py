@@ -10,7 +10,7 @@ from django.conf import settings
 from providers.pool.launchers.unisolated import UnisolatedLauncher
 from providers.pool.pool import PoolSettings
 from tests.conftest import require
-from tests.support.tenant_pools import SHARED, Pair
+from tests.providers.pool.tenant_pools import SHARED, Pair
 from tests.support.warm_pools import WarmPool, languages
 
 
