@@ -343,6 +343,8 @@ def test_what_was_found_counts_under_the_settings_that_come_later(runc_place: Pl
 
 REACHES = """
 import os
+# Its own output it may reach there too.
+own = {(os.fstat(number).st_dev, os.fstat(number).st_ino) for number in (0, 1, 2)}
 reached = []
 for number in range(256):
     for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
@@ -350,7 +352,9 @@ for number in range(256):
             fd = os.open(f"/proc/1/fd/{number}", flags | os.O_NONBLOCK)
         except OSError:
             continue
-        if os.readlink(f"/proc/self/fd/{fd}") != "/dev/null" and os.fstat(fd).st_uid != os.getuid():
+        found = os.fstat(fd)
+        is_own = found.st_uid == os.getuid() or (found.st_dev, found.st_ino) in own
+        if os.readlink(f"/proc/self/fd/{fd}") != "/dev/null" and not is_own:
             reached.append(number)
         os.close(fd)
 print(reached)
