@@ -26,7 +26,7 @@ TESTED = {
         "record_journal",
     ),
     *("recount_executions", "compact_database", "check_storage"),
-    *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key"),
+    *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key", "accept_row"),
     *("apply_retention", "export_executions", "dry_run_policy"),
     *("code_exec", "audit_report", "mcp"),
 }

@@ -30,6 +30,7 @@ from tests.support.agent_sandbox import (
     output,
     upload,
 )
+from tests.support.sessions import aged
 
 pytestmark = pytest.mark.one_database
 
@@ -149,7 +150,7 @@ def test_files_that_are_kept_are_there_when_the_conversation_goes_on(
     output(alice, "os = __import__('os'); os.remove('d/f'); open('g', 'w').write('new')")
     assert listed(alice) == ["g"]
     # Over its age it ends as well, and once more it goes on.
-    Session.objects.filter(pk=second.pk).update(created_at=Now() - timedelta(seconds=1801))
+    aged({"id": str(second.pk)}, created_at=1801)
     tend()
     assert listed(alice) == ["g"]
     assert output(alice, "open('g').read()") == "'new'\n"
