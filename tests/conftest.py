@@ -16,7 +16,7 @@ from django.test import TransactionTestCase
 from rest_framework.test import APIClient
 
 from executions.models import ApiKey, Tenant
-from executions.services import leases
+from executions.services import in_background, leases
 from executions.services.keys import create_api_key
 from executions.services.workspaces import threads
 from providers.services import probing, trial
@@ -117,8 +117,9 @@ def _is_of_another_database(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """What is saved behind an answer is saved before the test's rows go."""
+    """What is saved or done behind an answer is done before the test's rows go."""
     assert threads.wait_until_idle(60)
+    assert in_background.wait_until_idle(60)
 
 
 @pytest.fixture(scope="session")

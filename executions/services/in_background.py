@@ -11,7 +11,7 @@ from django.db import connections
 logger = logging.getLogger(__name__)
 
 _going_on: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.Condition()
 
 
 def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | None:
@@ -33,6 +33,7 @@ def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | Non
             connections.close_all()
             with _lock:
                 _going_on.discard(name)
+                _lock.notify_all()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -43,3 +44,9 @@ def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | Non
             _going_on.discard(name)
         return None
     return thread
+
+
+def wait_until_idle(seconds: float) -> bool:
+    """Wait until nothing that was begun goes on. Return whether that is so."""
+    with _lock:
+        return _lock.wait_for(lambda: not _going_on, seconds)
