@@ -161,9 +161,7 @@ def test_a_removal_whose_time_is_over_is_gone_on_with(alice: Caller) -> None:
     assert removal.go_on() == 1
 
 
-def test_a_hold_refuses_the_removal_and_stops_one_that_has_begun(
-    alice: Caller, ann: User
-) -> None:
+def test_a_hold_refuses_the_removal_and_stops_one_that_has_begun(alice: Caller, ann: User) -> None:
     filled(alice)
     hold = LegalHold.objects.create(tenant_slug="wonderland", reason="Case 7.")
     assert "under a legal hold" in remove(ann, alice.tenant)

@@ -1,0 +1,50 @@
+"""Large contents in slices, so that no single call keeps all other threads from their turn.
+
+What is written in C (base64, encryption, JSON) has the interpreter's lock from its first byte to
+its last. Of a slice it has it for a millisecond or two.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# A multiple of three and of four: base64 of the slices is base64 of all.
+SLICE_BYTES = 3 * 256 * 1024
+
+
+def slices(content: bytes) -> Iterator[bytes]:
+    """The bytes, so many at a time."""
+    for at in range(0, len(content), SLICE_BYTES):
+        yield content[at : at + SLICE_BYTES]
+
+
+def in_slices(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of pieces of any length, cut anew: all but the last have SLICE_BYTES."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= SLICE_BYTES:
+            yield bytes(held[:SLICE_BYTES])
+            del held[:SLICE_BYTES]
+    if held:
+        yield bytes(held)
+
+
+def encoded(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Base64 of what the pieces are together."""
+    for each in in_slices(pieces):
+        yield binascii.b2a_base64(each, newline=False)
+
+
+def decoded(text: str | bytes, start: int = 0) -> bytes:
+    """What a text of base64, from `start` on, stands for. Raises ValueError."""
+    sign: Any = "=" if isinstance(text, str) else b"="
+    # It ends what is decoded, so there is none before the end.
+    if text.find(sign, start, len(text) - 2) != -1:
+        raise ValueError("Padding within base64")
+    starts = range(start, len(text), SLICE_BYTES)
+    return b"".join(
+        binascii.a2b_base64(text[at : at + SLICE_BYTES], strict_mode=True) for at in starts
+    )
