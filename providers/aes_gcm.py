@@ -69,7 +69,8 @@ def unseal(keys: Sequence[Key], context: str, token: bytes) -> bytes:
 
 def _unseal_in_slices(key: Key, context: str, nonce: bytes, sealed: memoryview) -> bytes:
     """All of it, once its tag is found to be right. Raises InvalidTag."""
-    opening = Cipher(AES(_derived(key, context)), GCM(nonce, bytes(sealed[-_TAG_BYTES:]))).decryptor()
+    tag = bytes(sealed[-_TAG_BYTES:])
+    opening = Cipher(AES(_derived(key, context)), GCM(nonce, tag)).decryptor()
     opening.authenticate_additional_data(_bound(context))
     end = len(sealed) - _TAG_BYTES
     starts = range(0, end, SLICE_BYTES)
