@@ -7,7 +7,9 @@ its last. Of a slice it has it for a millisecond or two.
 from __future__ import annotations
 
 import binascii
+import json
 from collections.abc import Iterable, Iterator
+from json import encoder
 from typing import Any
 
 # A multiple of three and of four: base64 of the slices is base64 of all.
@@ -48,3 +50,36 @@ def decoded(text: str | bytes, start: int = 0) -> bytes:
     return b"".join(
         binascii.a2b_base64(text[at : at + SLICE_BYTES], strict_mode=True) for at in starts
     )
+
+
+class JSONInSlices(json.JSONEncoder):
+    """Writes long texts of a value in slices, where it is to be neither ASCII nor indented.
+
+    The encoder is the one in C still. For each text it calls a function of ours, and there other
+    threads have their turn.
+    """
+
+    def iterencode(self, o: Any, _one_shot: bool = False) -> Iterator[str]:
+        make = getattr(encoder, "c_make_encoder", None)
+        if make is None or self.ensure_ascii or self.indent is not None:
+            return super().iterencode(o, _one_shot)
+        write = make(
+            *({} if self.check_circular else None, self.default, _json_of, None),
+            *(self.key_separator, self.item_separator),
+            *(self.sort_keys, self.skipkeys, self.allow_nan),
+        )
+        pieces: Iterator[str] = iter(write(o, 0))
+        return pieces
+
+
+def json_text(value: Any) -> str:
+    """A value as compact JSON. Raises what `json.dumps` does."""
+    return json.dumps(value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"))
+
+
+def _json_of(text: str) -> str:
+    if len(text) <= SLICE_BYTES:
+        return encoder.encode_basestring(text)
+    starts = range(0, len(text), SLICE_BYTES)
+    parts = (encoder.encode_basestring(text[at : at + SLICE_BYTES])[1:-1] for at in starts)
+    return f'"{"".join(parts)}"'

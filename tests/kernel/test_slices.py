@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from executions.api.base import RecordRenderer
 from executions.models import Execution
 from executions.services import payloads, requests
 from executions.services.requests import ExecutionRequest
 from providers import aes_gcm, key_ring, slices
 from providers.errors import ProviderUnavailable
-from providers.slices import SLICE_BYTES
+from providers.slices import SLICE_BYTES, JSONInSlices, json_text
 from providers.values import InputFile
 
 CONTENT = random.Random(1).randbytes(4 * SLICE_BYTES + 1001)
@@ -91,6 +92,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     )
     text = SimpleNamespace(dumps=noted(json.dumps), loads=noted(json.loads))
     monkeypatch.setattr(slices, "binascii", encoding)
+    monkeypatch.setattr(
+        slices,
+        "encoder",
+        SimpleNamespace(
+            encode_basestring=noted(slices.encoder.encode_basestring),
+            c_make_encoder=slices.encoder.c_make_encoder,
+        ),
+    )
     monkeypatch.setattr(aes_gcm, "Cipher", cipher)
     for module in (payloads, requests):
         monkeypatch.setattr(module, "json", text)
@@ -194,3 +203,27 @@ def test_what_is_no_base64_is_none_in_slices_either(where: int, what: str) -> No
     except ValueError:
         found = None
     assert found == expected
+
+
+def test_long_texts_of_an_answer_are_written_in_slices(given: list[int]) -> None:
+    long = '\x01ä\u2028\U0001f600\ud800"' * SLICE_BYTES
+    body = {"stdout": long, "outputs": [{"text/plain": long}], "n": [1, None, True, 0.5], "": {}}
+    text = json_text(body)
+    assert len(given) >= 2 * len(long) // SLICE_BYTES
+    # A character of control takes six.
+    assert 0 < max(given) <= 6 * SLICE_BYTES + 2
+    assert text == json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    given.clear()
+    storable = long.replace("\ud800", "")
+    assert json.loads(RecordRenderer().render({"stdout": storable})) == {"stdout": storable}
+    assert 0 < max(given) <= 6 * SLICE_BYTES + 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {1, 2}])
+def test_what_is_no_json_is_refused_as_everywhere(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        json.dumps({"a": value}, cls=JSONInSlices, ensure_ascii=False, allow_nan=False)
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="Circular"):
+        json_text(circle)
