@@ -56,12 +56,12 @@ class JSONInSlices(json.JSONEncoder):
     """Writes long texts of a value in slices, where it is to be neither ASCII nor indented.
 
     The encoder is the one in C still. For each text it calls a function of ours, and there other
-    threads have their turn.
+    threads have their turn. That takes longer, so it is done where there is a long text alone.
     """
 
     def iterencode(self, o: Any, _one_shot: bool = False) -> Iterator[str]:
         make = getattr(encoder, "c_make_encoder", None)
-        if make is None or self.ensure_ascii or self.indent is not None:
+        if make is None or self.ensure_ascii or self.indent is not None or not _has_long(o):
             return super().iterencode(o, _one_shot)
         write = make(
             *({} if self.check_circular else None, self.default, _json_of, None),
@@ -75,6 +75,16 @@ class JSONInSlices(json.JSONEncoder):
 def json_text(value: Any) -> str:
     """A value as compact JSON. Raises what `json.dumps` does."""
     return json.dumps(value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"))
+
+
+def _has_long(value: Any, depth: int = 3) -> bool:
+    """Whether there is a long text in a value, so many levels deep: outputs are on the third."""
+    if isinstance(value, str):
+        return len(value) > SLICE_BYTES
+    if not depth or not isinstance(value, (dict, list, tuple)):
+        return False
+    members = value.values() if isinstance(value, dict) else value
+    return any(_has_long(each, depth - 1) for each in members)
 
 
 def _json_of(text: str) -> str:
