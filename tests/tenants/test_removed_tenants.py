@@ -86,6 +86,8 @@ def test_records_stay_and_everything_else_of_it_is_gone(
 ) -> None:
     session, others = filled(alice), filled(charlie)
     assert "closed for its callers" in remove(ann, alice.tenant)
+    # On a busy machine the second of the request is over before.
+    removal.go_on()
     assert not Tenant.objects.filter(pk=alice.tenant.pk).exists()
     assert not ApiKey.objects.filter(pk=alice.api_key.pk).exists()
     session.refresh_from_db()
