@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from json import encoder
 from typing import Any
 
@@ -40,6 +41,11 @@ def encoded(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield binascii.b2a_base64(each, newline=False)
 
 
+def encoded_text(content: bytes) -> str:
+    """Base64 of a content, as a text."""
+    return b"".join(encoded(slices(content))).decode()
+
+
 def decoded(text: str | bytes, start: int = 0) -> bytes:
     """What a text of base64, from `start` on, stands for. Raises ValueError."""
     sign: Any = "=" if isinstance(text, str) else b"="
@@ -53,7 +59,7 @@ def decoded(text: str | bytes, start: int = 0) -> bytes:
 
 
 class JSONInSlices(json.JSONEncoder):
-    """Writes long texts of a value in slices, where it is to be neither ASCII nor indented.
+    """Writes long texts of a value in slices, where it is not to be indented.
 
     The encoder is the one in C still. For each text it calls a function of ours, and there other
     threads have their turn. That takes longer, so it is done where there is a long text alone.
@@ -61,10 +67,12 @@ class JSONInSlices(json.JSONEncoder):
 
     def iterencode(self, o: Any, _one_shot: bool = False) -> Iterator[str]:
         make = getattr(encoder, "c_make_encoder", None)
-        if make is None or self.ensure_ascii or self.indent is not None or not _has_long(o):
+        if make is None or self.indent is not None or not _has_long(o):
             return super().iterencode(o, _one_shot)
+        plain = encoder.encode_basestring_ascii if self.ensure_ascii else encoder.encode_basestring
+        text = partial(_json_of, plain)
         write = make(
-            *({} if self.check_circular else None, self.default, _json_of, None),
+            *({} if self.check_circular else None, self.default, text, None),
             *(self.key_separator, self.item_separator),
             *(self.sort_keys, self.skipkeys, self.allow_nan),
         )
@@ -87,9 +95,9 @@ def _has_long(value: Any, depth: int = 3) -> bool:
     return any(_has_long(each, depth - 1) for each in members)
 
 
-def _json_of(text: str) -> str:
+def _json_of(plain: Callable[[str], str], text: str) -> str:
     if len(text) <= SLICE_BYTES:
-        return encoder.encode_basestring(text)
+        return plain(text)
     starts = range(0, len(text), SLICE_BYTES)
-    parts = (encoder.encode_basestring(text[at : at + SLICE_BYTES])[1:-1] for at in starts)
+    parts = (plain(text[at : at + SLICE_BYTES])[1:-1] for at in starts)
     return f'"{"".join(parts)}"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,7 +211,7 @@ class ExecutionRequest:
     def to_stored(self) -> dict[str, Any]:
         """What a worker needs to run this later, as JSON."""
         files = [
-            {"path": file.path, "content_base64": base64.b64encode(file.content).decode()}
+            {"path": file.path, "content_base64": slices.encoded_text(file.content)}
             for file in self.files
         ]
         return {**self._but_files(), "files": files}

@@ -19,8 +19,9 @@ from executions.services import payloads, requests
 from executions.services.requests import ExecutionRequest
 from providers import aes_gcm, key_ring, slices
 from providers.errors import ProviderUnavailable
+from providers.pool.service import messages
 from providers.slices import SLICE_BYTES, JSONInSlices, json_text
-from providers.values import InputFile
+from providers.values import ArtifactFile, ExecutionResult, InputFile, Job
 
 CONTENT = random.Random(1).randbytes(4 * SLICE_BYTES + 1001)
 OTHER = random.Random(2).randbytes(3 * SLICE_BYTES)
@@ -97,6 +98,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         "encoder",
         SimpleNamespace(
             encode_basestring=noted(slices.encoder.encode_basestring),
+            encode_basestring_ascii=noted(slices.encoder.encode_basestring_ascii),
             c_make_encoder=slices.encoder.c_make_encoder,
         ),
     )
@@ -227,3 +229,18 @@ def test_what_is_no_json_is_refused_as_everywhere(value: Any) -> None:
     circle.append(circle)
     with pytest.raises(ValueError, match="Circular"):
         json_text(circle)
+
+
+def test_a_run_is_sent_to_a_pool_service_in_slices(given: list[int]) -> None:
+    job = Job("1", "python", 1.0, files=[InputFile("a", CONTENT)], arguments={"a": "\U0001f600ä"})
+    text = messages.dumps(messages.job_to_json(job))
+    assert len(given) >= 4 * len(CONTENT) // SLICE_BYTES
+    assert 0 < max(given) <= MOST
+    assert json.loads(text)["arguments"] == job.arguments
+    again = messages.job_from_json(json.loads(text), 1.0)
+    assert (again.files, again.arguments) == (job.files, job.arguments)
+    artifact = ArtifactFile("a", "text/plain", OTHER)
+    result = ExecutionResult(stdout="", stderr="", artifacts=[artifact])
+    told = json.loads(messages.dumps(messages.result_to_json(result)))
+    assert messages.result_from_json(told).artifacts == [artifact]
+    assert max(given) <= MOST
