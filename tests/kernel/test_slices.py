@@ -240,7 +240,7 @@ def test_a_run_is_sent_to_a_pool_service_in_slices(given: list[int]) -> None:
     again = messages.job_from_json(json.loads(text), 1.0)
     assert (again.files, again.arguments) == (job.files, job.arguments)
     artifact = ArtifactFile("a", "text/plain", OTHER)
-    result = ExecutionResult(stdout="", stderr="", artifacts=[artifact])
+    result = ExecutionResult("", "", 0, 0.1, artifacts=[artifact])
     told = json.loads(messages.dumps(messages.result_to_json(result)))
     assert messages.result_from_json(told).artifacts == [artifact]
     assert max(given) <= MOST
