@@ -25,6 +25,7 @@ from executions.services.ledger.entering import (
 )
 from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.rows import DELETED, NOT_COMPARED
+from executions.services.removal import check_mark
 from executions.text import storable_value
 from providers.signals import (
     configuration_changed,
@@ -44,6 +45,7 @@ def connect() -> None:
     setting_changed.connect(_version, dispatch_uid="ledger")
     configuration_tried.connect(_trial, dispatch_uid="ledger")
     pre_delete.connect(_tenant_goes, sender=Tenant, dispatch_uid="holds")
+    pre_save.connect(_tenant_saves, sender=Tenant, dispatch_uid="removal")
     for label, binding in BINDINGS.items():
         model = model_of(label)
         if model is None:
@@ -131,6 +133,10 @@ def said_of(row: Model) -> dict[str, Any]:
 
 def _tenant_goes(sender: Any, instance: Tenant, **sent: Any) -> None:
     keep_held_tenant(instance)
+
+
+def _tenant_saves(sender: Any, instance: Tenant, **sent: Any) -> None:
+    check_mark(instance)
 
 
 def _updates(sender: type[Model], pks: list[Any], before: dict[Any, Any], **sent: Any) -> None:

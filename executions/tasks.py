@@ -9,6 +9,7 @@ from executions.services import (
     compaction,
     kept_events,
     ledger_checks,
+    removal,
     retention,
     signals,
     spending,
@@ -100,6 +101,10 @@ def tend_webhooks() -> int:
 
 def begin_schedules() -> int:
     return beginning.begin_due()
+
+
+def remove_tenants() -> int:
+    return removal.go_on()
 
 
 def give_space_back() -> int:

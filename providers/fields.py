@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import models
 from fernet_fields.hkdf import derive_fernet_key
 
-from providers import aes_gcm, key_ring
+from providers import aes_gcm, key_ring, slices
 
 if TYPE_CHECKING:
     _EncryptedTextField = models.Field[Any, Any]
@@ -109,20 +109,22 @@ class EncryptedTextField(_EncryptedTextField):
         return aes_gcm.seal(self.keys, self._context, text.encode())
 
     def _decrypt(self, token: bytes) -> Any:
+        return self.decode(self._plain(token).decode())
+
+    def _plain(self, token: bytes) -> bytes:
         def open_with(keys: tuple[str | bytes, ...]) -> bytes:
             if aes_gcm.is_token(token):
                 return aes_gcm.unseal(keys, self._context, token)
             return _fernet(keys).decrypt(token)
 
         try:
-            plain = key_ring.opened(open_with)
+            return key_ring.opened(open_with)
         except (aes_gcm.NotOpened, InvalidToken):
             restart = "" if key_ring.are_reread() else _RESTART
             raise DecryptionError(
                 f"{self} cannot be decrypted: none of FERNET_KEYS is the key it was written with. "
                 f"{restart}Put that key back into FERNET_KEYS, behind the first one."
             ) from None
-        return self.decode(plain.decode())
 
     def value_to_string(self, obj: models.Model) -> Any:
         """What `dumpdata` writes: ciphertext, which `loaddata` takes under the same keys."""
@@ -130,6 +132,17 @@ class EncryptedTextField(_EncryptedTextField):
         if value is None:
             return None
         return _DUMPED + base64.b64encode(self._encrypt(self.encode(value))).decode()
+
+    def dumped_in_slices(self, text: Iterable[bytes]) -> Iterator[bytes]:
+        """What `value_to_string` has, in pieces, of an encoded value that comes in slices."""
+        yield _DUMPED.encode()
+        yield from slices.encoded(aes_gcm.seal_in_slices(self.keys, self._context, text))
+
+    def text_of(self, dumped: bytes) -> bytes:
+        """The encoded value that a dumped one holds, in UTF-8. Raises DecryptionError."""
+        if dumped.startswith(_DUMPED_BEFORE.encode()):
+            return self._plain(dumped.removeprefix(_DUMPED_BEFORE.encode()))
+        return self._plain(self._token(dumped))
 
     def to_python(self, value: Any) -> Any:
         if isinstance(value, str) and value.startswith(_DUMPED_BEFORE):
@@ -145,10 +158,10 @@ class EncryptedTextField(_EncryptedTextField):
         plain = self.encode(self.to_python(dumped))
         return _DUMPED + base64.b64encode(self._encrypt(plain)).decode()
 
-    def _token(self, dumped: str) -> bytes:
+    def _token(self, dumped: str | bytes) -> bytes:
         try:
-            return base64.b64decode(dumped.removeprefix(_DUMPED), validate=True)
-        except binascii.Error as error:
+            return slices.decoded(dumped, len(_DUMPED))
+        except ValueError as error:
             raise DecryptionError(f"{self}: the dumped value is no base64.") from error
 
     def clean(self, value: Any, model_instance: models.Model | None) -> Any:

@@ -261,6 +261,10 @@ class ThemedAccessAttemptAdmin(AccessAttemptAdmin, ModelAdmin):  # type: ignore[
     Nobody lets guessing go on at an account that may do more than she.
     """
 
+    # Without the package's own `cleanup_expired_attempts`: one statement over all rows, whose
+    # number strangers decide, for any account, whatever was selected.
+    actions = ()
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         allowed: bool = super().has_delete_permission(request, obj)
         return allowed and (obj is None or not why_not_unlock(request.user, obj.username))

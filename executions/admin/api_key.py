@@ -26,7 +26,7 @@ from executions.admin.naming import refuse_hidden
 from executions.models import ApiKey, Scope
 from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, as_words
 from executions.services.consequences import revoked_key
-from executions.services.key_power import CONFIGURE
+from executions.services.key_power import CONFIGURE, refuse_used
 from executions.services.keys import create_api_key, revoke, rotate
 from executions.services.presentation import visible
 from providers.admin.guarded import WAITS, GuardedAdmin, log_request
@@ -246,6 +246,14 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
 
     def consequences(self, row: ApiKey) -> list[str]:
         return revoked_key(row)
+
+    def delete_model(self, request: HttpRequest, obj: ApiKey) -> None:
+        refuse_used([obj])
+        super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
+        refuse_used(list(queryset))
+        super().delete_queryset(request, queryset)
 
     @sensitive_variables("key_text")
     def rotate_view(self, request: HttpRequest, pk: int) -> HttpResponse:

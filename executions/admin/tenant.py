@@ -3,14 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.contrib import admin, messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.html import escape
 
 from executions.admin.bases import TenantModelAdmin
 from executions.admin.naming import refuse_hidden
 from executions.admin.tenant_overview import overview
-from executions.models import Tenant
+from executions.models import ApiKey, Schedule, Tenant, WebhookSecret
+from executions.services import removal
 from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
 from executions.services.presentation import visible
@@ -21,13 +23,21 @@ from providers.admin.guarded import GuardedAdmin
 
 @admin.register(Tenant)
 class TenantAdmin(GuardedAdmin, TenantModelAdmin):
-    list_display = ("slug", "shown_name", "minimum_isolation", "is_active", "created_at")
+    list_display = ("slug", "shown_name", "minimum_isolation", "is_active", "removal", "created_at")
     list_filter = ("is_active",)
     search_fields = ("slug", "name")
     change_form_template = "admin/executions/tenant/change_form.html"
-    readonly_fields = ("created_at", "snapshots")
+    readonly_fields = ("created_at", "snapshots", "removal")
     fieldsets = (
-        (None, {"fields": ("slug", "name", "is_active", "minimum_isolation", "created_at")}),
+        (
+            None,
+            {
+                "fields": (
+                    *("slug", "name", "is_active", "removal", "minimum_isolation"),
+                    "created_at",
+                )
+            },
+        ),
         (
             "Quotas",
             {
@@ -79,12 +89,56 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         answer: HttpResponse = super().render_change_form(request, context, *args, **kwargs)
         return answer
 
+    def has_change_permission(self, request: HttpRequest, obj: Tenant | None = None) -> bool:
+        goes = obj is not None and obj.removal_began_at is not None
+        return not goes and super().has_change_permission(request, obj)
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Without the removal of several at once: each is decided on its own page."""
+        return {k: v for k, v in super().get_actions(request).items() if k != "delete_selected"}
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Without reading all that goes along, which may be any number of rows."""
+        lacking = {
+            str(model._meta.verbose_name)
+            for model in (ApiKey, Schedule, WebhookSecret)
+            if not request.user.has_perm(f"executions.delete_{model._meta.model_name}")
+            and model._default_manager.filter(tenant__in=objs).exists()
+        }
+        return [visible(str(each)) for each in objs], {"tenants": len(objs)}, lacking, []
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        answer = super().delete_view(request, object_id, extra_context)
+        if request.method == "POST":
+            removal.go_on(removal.REQUEST_SECONDS)
+        return answer
+
+    def delete_model(self, request: HttpRequest, obj: Tenant) -> None:
+        removal.begin(obj)
+
+    def response_delete(
+        self, request: HttpRequest, obj_display: str, obj_id: int
+    ) -> HttpResponseRedirect:
+        self.message_user(
+            request,
+            f"{obj_display} is closed for its callers. It is gone when the list has it no more.",
+            messages.SUCCESS,
+        )
+        return HttpResponseRedirect(reverse("admin:executions_tenant_changelist"))
+
     def consequences(self, row: Tenant) -> list[str]:
         return without_tenant(row)
 
     @admin.display(description="name", ordering="name")
     def shown_name(self, tenant: Tenant) -> str:
         return visible(tenant.name)
+
+    @admin.display(description="removal", empty_value="")
+    def removal(self, tenant: Tenant) -> str | None:
+        began = tenant.removal_began_at
+        return None if began is None else f"being removed since {began:%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description="snapshots")
     def snapshots(self, tenant: Tenant) -> str:

@@ -24,6 +24,7 @@ from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.utils.encoders import JSONEncoder
 from rest_framework.views import APIView
 
 from executions.api.authentication import ApiKeyAuthentication, HasApiKey, place_of
@@ -44,6 +45,7 @@ from executions.services.request_rate import ENTRY_COUNTS_AS, Rate, take
 from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Bounds, Read
+from providers.slices import JSONInSlices
 
 P = ParamSpec("P")
 V = TypeVar("V", bound="ApiView")
@@ -85,13 +87,23 @@ class AlwaysJson(BaseContentNegotiation):
         return next(iter(renderers)), "application/json"
 
 
+class RecordJSON(JSONInSlices, JSONEncoder):
+    """What answers consist of, as JSON."""
+
+
+class RecordRenderer(JSONRenderer):
+    """JSON, of which long texts are written in slices."""
+
+    encoder_class = RecordJSON
+
+
 class ApiView(APIView):
     """An endpoint for holders of an API key."""
 
     authentication_classes: Sequence[type[BaseAuthentication]] = (ApiKeyAuthentication,)
     permission_classes: Sequence[type[BasePermission]] = (HasApiKey,)
     parser_classes = (StrictJsonParser,)
-    renderer_classes = (JSONRenderer,)
+    renderer_classes = (RecordRenderer,)
     content_negotiation_class = AlwaysJson
     metadata_class = None
     # Of bodies in JSON.

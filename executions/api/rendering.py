@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,10 +18,11 @@ from executions.services.sessions.finding import expires_at
 from executions.services.summaries import error_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
 from executions.text import from_json
+from providers.slices import json_text
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    content = json_text(body).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from typing import IO, Any
 from django.http import StreamingHttpResponse
 
 from executions.services.live import Entry, Moment, Source, tell
+from providers.slices import json_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _quality(parameters: list[str]) -> float:
 
 
 def line_of(body: Mapping[str, Any], form: str) -> bytes:
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    text = json_text(body)
     if form == SSE:
         text = f"id: {body['seq']}\nevent: {body['type']}\ndata: {text}\n"
     return f"{text}\n".encode(errors="replace")

@@ -32,6 +32,13 @@ class Tenant(models.Model):
     is_active = models.BooleanField(
         default=True, help_text="The keys of an inactive tenant are refused."
     )
+    removal_began_at = models.DateTimeField(
+        "being removed since",
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Its rows go a few at a time, and it goes with the last of them.",
+    )
 
     max_running = _bound("most running", "Executions at once, however they came; 0: none.", 10_000)
     max_queued = _bound("most queued", "Executions waiting for a worker.", 100_000)
@@ -93,6 +100,10 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=Q(minimum_isolation__in=("", *isolation.LEVELS)),
                 name="tenant_minimum_isolation_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(removal_began_at=None) | Q(is_active=False),
+                name="tenant_that_goes_is_inactive",
             ),
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,6 +13,7 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 from executions.services.declared import STRICT, Members, Rule, refuse
 from executions.services.kinds import PATH_PART
 from executions.text import is_storable
+from providers import slices
 from providers.json_reading import Base64
 from providers.values import InputFile
 
@@ -28,10 +27,6 @@ _PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
-# Of base64 that is decoded at once: other threads have their turns in between.
-_SLICE = 1024 * 1024
-
-
 def decoded(text: Any) -> bytes:
     """What a text of base64, or one that was read apart, stands for. Raises ValueError."""
     if isinstance(text, Base64):
@@ -41,13 +36,8 @@ def decoded(text: Any) -> bytes:
     if not isinstance(text, str):
         raise ValueError("Must be a string.")
     try:
-        if len(text) <= _SLICE:
-            return base64.b64decode(text, validate=True)
-        if "=" in text[:-2]:
-            raise ValueError
-        starts = range(0, len(text), _SLICE)
-        return b"".join(base64.b64decode(text[at : at + _SLICE], validate=True) for at in starts)
-    except (binascii.Error, ValueError):
+        return slices.decoded(text)
+    except ValueError:
         raise ValueError("Must be base64.") from None
 
 

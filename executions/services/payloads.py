@@ -8,17 +8,18 @@ where every host finds it, for the worker of any may take it.
 
 from __future__ import annotations
 
+import json
 import logging
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from uuid import UUID
 
-from django.core.files.base import ContentFile
-
 from executions.models import Execution
 from executions.services.requests import ExecutionRequest
 from executions.storage import QUEUE, kept
+from providers import slices
 from providers.errors import ProviderUnavailable
 from providers.fields import DecryptionError, EncryptedJSONField
 from providers.services import Rotation
@@ -29,6 +30,8 @@ LARGE_BYTES = 64 * 1024
 # The row is committed right after the file was written.
 ORPHAN_SECONDS = 600
 _ELSEWHERE = {"in_file": True}
+_CONTENT_NAME = "content_base64"
+_CONTENT = b'"content_base64":"'
 
 
 def size_of(request: ExecutionRequest) -> int:
@@ -47,9 +50,9 @@ def keep(execution: Execution, request: ExecutionRequest) -> None:
         execution.pending = request.to_stored()
         return
     storage = kept(QUEUE)
-    content = ContentFile(_encrypted(request.to_stored()).encode("ascii"))
+    content = _pending().dumped_in_slices(slices.in_slices(request.stored_in_pieces()))
     try:
-        storage.save(execution.pk.hex, content)
+        storage.save_stream(execution.pk.hex, content)
     except OSError as error:
         logger.exception("the request of execution %s could not be stored", execution.pk)
         raise ProviderUnavailable(
@@ -70,9 +73,9 @@ def read(execution: Execution) -> Mapping[str, Any]:
         return stored
     try:
         with kept(QUEUE).open(execution.pk.hex) as stream:
-            text = stream.read().decode("ascii")
-        return cast("Mapping[str, Any]", _pending().to_python(text))
-    except (OSError, UnicodeDecodeError, DecryptionError) as error:
+            dumped = stream.read()
+        return _value_of(_pending().text_of(dumped))
+    except (OSError, ValueError, DecryptionError) as error:
         logger.exception("the request of execution %s cannot be read", execution.pk)
         raise ProviderUnavailable("The queued request is lost. Send it again.") from error
 
@@ -152,9 +155,33 @@ def rotate(dry_run: bool) -> Rotation:
     return rotation
 
 
-def _encrypted(stored: dict[str, Any]) -> str:
-    """As a fixture holds the column, which is ciphertext under the keys in force."""
-    return str(_pending().value_to_string(Execution(pending=stored)))
+def _value_of(text: bytes) -> Mapping[str, Any]:
+    """The value of a stored JSON text. Its long contents of files are not read as JSON: base64 is
+    what stands there, up to the next quotation mark.
+    """
+    pieces, contents = [], dict[str, str]()
+    seen, nonce, at = memoryview(text), secrets.token_hex(16), 0
+    found = text.find(_CONTENT)
+    while found != -1:
+        # As it is, the mark is in no string: there its own quotation marks have a backslash.
+        start = found + len(_CONTENT)
+        end = text.find(b'"', start)
+        if end - start > slices.SLICE_BYTES and text.find(b"\\", start, end) == -1:
+            mark = f"{nonce}{len(contents)}"
+            contents[mark] = str(seen[start:end], "utf-8")
+            pieces += [text[at:start], mark.encode()]
+            at = end
+        # It ends there, or nothing of its rest is such a mark.
+        found = text.find(_CONTENT, start if end == -1 else end)
+
+    def fill(value: dict[str, Any]) -> dict[str, Any]:
+        mark = value.get(_CONTENT_NAME)
+        if isinstance(mark, str) and mark in contents:
+            value[_CONTENT_NAME] = contents[mark]
+        return value
+
+    rest = b"".join([*pieces, text[at:]])
+    return cast("Mapping[str, Any]", json.loads(rest, object_hook=fill))
 
 
 def _pending() -> EncryptedJSONField:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any
 
@@ -37,6 +37,7 @@ from executions.services.shapes import Body
 from executions.services.tools.declaring import Tools, stored
 from executions.services.webhooks.receivers import Webhook
 from executions.text import to_json
+from providers import slices
 from providers.languages import normalize_language
 from providers.values import Entrypoint, RunLimits
 
@@ -209,16 +210,29 @@ class ExecutionRequest:
 
     def to_stored(self) -> dict[str, Any]:
         """What a worker needs to run this later, as JSON."""
+        files = [
+            {"path": file.path, "content_base64": slices.encoded_text(file.content)}
+            for file in self.files
+        ]
+        return {**self._but_files(), "files": files}
+
+    def stored_in_pieces(self) -> Iterator[bytes]:
+        """The same as a text, in pieces: files are large, and encoded a slice at a time."""
+        yield json.dumps(self._but_files(), separators=(",", ":")).encode()[:-1] + b',"files":['
+        for number, file in enumerate(self.files):
+            path = json.dumps(file.path).encode()
+            yield b"," * bool(number) + b'{"path":' + path + b',"content_base64":"'
+            yield from slices.encoded(slices.slices(file.content))
+            yield b'"}'
+        yield b"]}"
+
+    def _but_files(self) -> dict[str, Any]:
         return {
             "code": self.code,
             "language": self.language,
             "arguments": None if self.arguments is None else dict(self.arguments),
             "entrypoint": self.entrypoint,
             "timeout": self.timeout,
-            "files": [
-                {"path": file.path, "content_base64": base64.b64encode(file.content).decode()}
-                for file in self.files
-            ],
             "mode": self.mode,
             "subject": self.subject,
             **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),

@@ -27,6 +27,7 @@ EVERY_MINUTES = {
     "executions.tasks.export_metrics": 1,
     "executions.tasks.make_reports": 1,
     "executions.tasks.check_ledger": 1,
+    "executions.tasks.remove_tenants": 1,
     "executions.tasks.watch_spending": 5,
     "executions.tasks.give_space_back": 5,
     "executions.tasks.collect_blobs": 20,

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.models import Budget, LedgerEntry, Tenant
+from executions.services import removal
 from executions.services.roles import ADMINISTRATOR, AUDITOR
 from providers.admin.guarded import GuardedAdmin
 from providers.guarded import all_guarded
@@ -252,6 +253,8 @@ def test_she_changes_alone_where_code_runs_or_who_pays(what: str) -> None:
     )
     assert type(row).objects.exists()
     assert approve(ben).status == "approved"
+    # A tenant goes with the last of its rows.
+    assert removal.go_on() == (what == "tenant")
     assert not type(row).objects.exists()
     signed_in(ben).post(reverse("admin:providers_restore", args=[versions[0].pk]))
     assert approve(ann).status == "approved"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from executions import tasks
 from executions.api.scopes import NEEDS
 from executions.models import (
     Alert,
+    ApiKey,
     Blob,
     CodeText,
     Execution,
@@ -35,6 +37,7 @@ from executions.models import (
     Session,
     Snapshot,
     StoredTotal,
+    Tenant,
     ToolCall,
     WebhookDelivery,
     WebhookSecret,
@@ -495,8 +498,6 @@ ACTIONS = {
 }
 # Of configurations and accounts, which administrators make one by one.
 FEW_ACTIONS = {"compare_selected", "activate_selected", "reset_authenticator", "delete_selected"}
-# Of another package: one statement that removes what is old of one narrow table.
-OF_OTHERS = {"cleanup_expired_attempts"}
 
 
 def test_every_action_of_the_admin_is_here(rf: RequestFactory, admin_user: User) -> None:
@@ -508,7 +509,7 @@ def test_every_action_of_the_admin_is_here(rf: RequestFactory, admin_user: User)
         for name in shown.get_actions(request)
     }
     assert found >= ACTIONS
-    assert {name for _, name in found - ACTIONS} <= FEW_ACTIONS | OF_OTHERS
+    assert {name for _, name in found - ACTIONS} <= FEW_ACTIONS
 
 
 @pytest.mark.usefixtures("kept_here")
@@ -540,3 +541,76 @@ def test_no_transaction_of_an_action_grows_with_what_is_selected(
     # Of guarded rows, which are changed together, no more than a page is.
     assert little.rows > 0
     assert much.rows <= max(little.rows, BATCH) + OTHERS, much
+
+
+def remove_tenant(caller: Caller, client: Client) -> Any:
+    """On its page, and then as the schedule goes on with it."""
+    page = reverse("admin:executions_tenant_delete", args=[caller.tenant.pk])
+    assert client.get(page).status_code == 200
+    answer = client.post(page, {"post": "yes"})
+    while Tenant.objects.filter(pk=caller.tenant.pk).exists():
+        left = sum(model.objects.filter(tenant=caller.tenant).count() for model in OWN)
+        tasks.remove_tenants()
+        now = sum(model.objects.filter(tenant=caller.tenant).count() for model in OWN)
+        assert now < left or not Tenant.objects.filter(pk=caller.tenant.pk).exists()
+    return answer
+
+
+OWN = (Execution, Session, Workspace, Snapshot, Blob, LooseFile, WebhookDelivery, ApiKey)
+
+
+def tenants_own(caller: Caller, size: int) -> None:
+    """So much of everything that goes with a tenant, or is of none after it."""
+    old_rows(caller, size)
+    snapshot_of(caller, size)
+    Execution.objects.filter(tenant=caller.tenant).update(api_key=caller.api_key)
+    for number in range(size // LITTLE):
+        create_api_key(caller.tenant, str(number))
+        Schedule.objects.create(
+            tenant=caller.tenant,
+            name=str(number),
+            cron="* * * * *",
+            request={},
+            next_at=timezone.now(),
+        )
+        WebhookSecret.objects.create(tenant=caller.tenant, secret="whsec_")
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_no_transaction_of_a_tenants_removal_grows_with_what_it_has(
+    alice: Caller, charlie: Caller, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for caller, size in ((alice, LITTLE), (charlie, MUCH)):
+        tenants_own(caller, size)
+        act = partial(remove_tenant, caller, admin_client)
+        most, _, answer = largest(monkeypatch, act)
+        assert answer.status_code == 302, answer.content
+        assert not WorkspaceFile.objects.filter(workspace__tenant_id=caller.tenant.pk).exists()
+        found.append(most)
+    little, much = found
+    assert little.rows >= BATCH
+    assert much.rows <= max(little.rows, BATCH) + OTHERS, much
+    assert much.statements <= max(little.statements, BATCH) + OTHERS, much
+    assert Execution.objects.count() == LITTLE + MUCH
+
+
+@pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize("on_its_page", [True, False], ids=["page", "action"])
+def test_no_transaction_of_a_keys_deletion_grows_with_its_runs(
+    on_its_page: bool, alice: Caller, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for size in (BATCH, MUCH):
+        key, _ = create_api_key(alice.tenant, f"{size}")
+        ended(alice, size, api_key=key)
+        url = reverse("admin:executions_apikey_changelist")
+        body = {"action": "delete_selected", "_selected_action": [key.pk], "post": "yes"}
+        if on_its_page:
+            url, body = reverse("admin:executions_apikey_delete", args=[key.pk]), {"post": "yes"}
+        most, _, answer = largest(monkeypatch, partial(admin_client.post, url, body, follow=True))
+        assert ("Nothing was done." in answer.content.decode()) == (size == MUCH)
+        assert ApiKey.objects.filter(pk=key.pk).exists() == (size == MUCH)
+        found.append(most.rows)
+    assert found[1] <= found[0]
+    assert Execution.objects.filter(api_key=None).count() == BATCH

@@ -157,6 +157,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
         "executions.tasks.give_space_back",
         "executions.tasks.index_new_code",
         "executions.tasks.make_reports",
+        "executions.tasks.remove_tenants",
         "executions.tasks.tend_sessions",
         "executions.tasks.tend_webhooks",
         "executions.tasks.watch_alerts",

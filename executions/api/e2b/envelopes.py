@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from executions.api.e2b.errors import Refused, invalid, unimplemented
 from providers.json_reading import read_text
 from providers.json_values import TooMuch
+from providers.slices import json_text
 
 STREAM_TYPE = "application/connect+json"
 _COMPRESSED, _END = 1, 2
@@ -17,7 +17,7 @@ MOST_MESSAGES = 10_000
 
 
 def message(body: Mapping[str, Any], flags: int = 0) -> bytes:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    content = json_text(body).encode(errors="replace")
     return bytes([flags]) + len(content).to_bytes(4, "big") + content
 
 

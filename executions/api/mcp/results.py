@@ -16,6 +16,7 @@ from executions.models import Execution, Scope
 from executions.services.declared import refuse, shown
 from executions.services.summaries import error_of
 from executions.text import from_json
+from providers.slices import json_text
 
 # Of each stream, and of a result: more of it is read with execution_output.
 MOST_CHARACTERS = 16_000
@@ -99,7 +100,7 @@ class Tool:
 
 
 def answered(said: Mapping[str, Any], *more: types.ContentBlock) -> types.CallToolResult:
-    text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    text = json_text(said)
     text = text.encode(errors="replace").decode()
     return types.CallToolResult(
         content=[types.TextContent(text=text), *more], structured_content=json.loads(text)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, cast, get_args
 
-from providers import errors
+from providers import errors, slices
 from providers.errors import (
     InvalidConfiguration,
     KeptFull,
@@ -86,7 +84,7 @@ def loads_small(text: bytes) -> Any:
 
 def dumps(value: Any) -> bytes:
     """Compact JSON as UTF-8, with escapes: text from a sandbox may hold lone surrogates."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return json.dumps(value, cls=slices.JSONInSlices, separators=(",", ":")).encode()
 
 
 def error_to_json(error: SandboxError) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "arguments": None if job.arguments is None else dict(job.arguments),
         "entrypoint": job.entrypoint,
         "files": [
-            {"path": file.path, "content_base64": base64.b64encode(file.content).decode()}
+            {"path": file.path, "content_base64": slices.encoded_text(file.content)}
             for file in job.files
         ],
         "limits": dict(vars(job.limits)),
@@ -187,7 +185,7 @@ def result_to_json(result: ExecutionResult) -> dict[str, Any]:
             {
                 "name": artifact.name,
                 "mime_type": artifact.mime_type,
-                "content_base64": base64.b64encode(artifact.content).decode(),
+                "content_base64": slices.encoded_text(artifact.content),
             }
             for artifact in result.artifacts
         ],
@@ -201,14 +199,14 @@ def result_from_json(body: Any) -> ExecutionResult:
             ArtifactFile(
                 each["name"],
                 each["mime_type"],
-                base64.b64decode(each["content_base64"], validate=True),
+                slices.decoded(each["content_base64"]),
             )
             for each in body["artifacts"]
         ]
         # A service of the version before does not know the order.
         known = {name: {"output_order": None, **body}[name] for name in _PLAIN}
         return ExecutionResult(**known, metadata=dict(body["metadata"]), artifacts=artifacts)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProviderUnavailable(
             f"The pool service answered with something that is no result: {error!r}.",
             started=True,
@@ -234,8 +232,8 @@ def _file(value: Any) -> InputFile:
     if isinstance(encoded, Base64) and encoded.content is not None:
         return InputFile(path, encoded.content)
     try:
-        return InputFile(path, base64.b64decode(encoded, validate=True))
-    except (TypeError, ValueError, binascii.Error):
+        return InputFile(path, slices.decoded(encoded))
+    except (AttributeError, TypeError, ValueError):
         _refuse("files", f"The content of {path!r} is not base64.")
 
 
