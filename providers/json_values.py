@@ -83,7 +83,8 @@ def taken_apart(
     text: bytes, most_values: int, most_text: int, encoded: set[str]
 ) -> tuple[bytes, list[Part]]:
     """The value of a text that was checked, compact and with nulls in place of its long texts, and
-    these, each with where it belongs. Those of files under the names `encoded` are base64, and decoded.
+    these, each with where it belongs. Those of files under the names `encoded` are base64, and
+    decoded.
 
     Raises ValueError for what is no JSON, and TooMuch.
     """

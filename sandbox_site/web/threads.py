@@ -11,8 +11,8 @@ logger = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
-# Jobs that may wait for a thread in one lane, of one owner half of them. Whoever comes then is better
-# told at once.
+# Jobs that may wait for a thread in one lane, of one owner half of them. Whoever comes then is
+# better told at once.
 LONGEST_QUEUE = 1000
 # What has begun goes first, since its end gives back what it holds; but after so many of it a new
 # job is next, so that new jobs have a third of the lane whatever waits.
