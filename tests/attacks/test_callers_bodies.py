@@ -26,6 +26,7 @@ from rest_framework.request import Request
 
 from executions.api.e2b.uploads import sent_in
 from executions.services.bodies import (
+    CALL,
     HELD,
     LARGE,
     OF_ONE_TENANT,
@@ -181,6 +182,18 @@ def test_a_key_that_reads_sends_mcp_no_more_than_it_needs(site: Site, reading_ke
         assert {each.result().status for each in sent} <= {413, 429}
 
 
+def test_a_call_over_mcp_has_no_more_values_than_the_sdk_reads_in_a_moment(site: Site) -> None:
+    def answered(count: int) -> Answer:
+        named = {f"k{number}": 1 for number in range(count)}
+        call = {"name": "run_code", "arguments": {"code": "1", "arguments": named}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        accept = {"Accept": "application/json, text/event-stream"}
+        return post(site, "/mcp", json.dumps(message).encode(), site.charlie, **accept)
+
+    assert answered(CALL.values - 100).status == 200
+    assert answered(CALL.values).status == 413
+
+
 def test_memory_comes_back_after_large_bodies(site: Site) -> None:
     text = b'{"code":"1","files":[{"path":"a","content_base64":"' + b"AAAA" * (10 * MIB)
     bodies = [text + b'"},{}]}', names("{", "}", 60 * MIB), BODIES["files"][1]()]
@@ -252,7 +265,7 @@ def test_the_values_are_counted_before_any_is_made() -> None:
     # What is in a text is no value.
     inside = json.dumps({"code": "[{," * 200_000}).encode()
     assert json_values.check(inside, MOST_VALUES, 10) <= 10
-    for bounds in (TINY, SMALL, LARGE):
+    for bounds in (TINY, SMALL, CALL, LARGE):
         with pytest.raises(TooMuch):
             read_text(members("[", "1", "]", 2 * bounds.values + 10), bounds)
 
