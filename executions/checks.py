@@ -8,14 +8,16 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from executions.services.journal_files import left_over
-from executions.services.ledger.keyring import LedgerUnavailable, keyring
+from executions.services.ledger.keyring import LedgerUnavailable
+from executions.services.ledger.trust import configured_keys
 
 
 @register(Tags.security)
 def ledger_can_be_signed(**_: Any) -> list[CheckMessage]:
-    """LEDGER_KEYS holds keys. Without one no execution could ever end."""
+    """LEDGER_KEYS holds keys, and LEDGER_TRUSTED_KEYS none that is no key. Otherwise no execution
+    could ever end, and nobody sign in."""
     try:
-        keyring()
+        configured_keys()
     except LedgerUnavailable as error:
         return [
             Error(

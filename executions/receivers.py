@@ -46,6 +46,7 @@ def connect() -> None:
     configuration_tried.connect(_trial, dispatch_uid="ledger")
     pre_delete.connect(_tenant_goes, sender=Tenant, dispatch_uid="holds")
     pre_save.connect(_tenant_saves, sender=Tenant, dispatch_uid="removal")
+    others: set[type[Model]] = set()
     for label, binding in BINDINGS.items():
         model = model_of(label)
         if model is None:
@@ -58,6 +59,10 @@ def connect() -> None:
             m2m_changed.connect(_relation, sender=relation.through, dispatch_uid="ledger")
             for signal, receiver in _OF_RELATED:
                 signal.connect(receiver, sender=relation.model, dispatch_uid="ledger of others")
+            if relation.model._meta.label_lower not in BINDINGS:
+                others.add(relation.model)
+    for model in others:
+        _save_whole(model)
     LogEntryManager.bulk_create = _save_each  # type: ignore[assignment]
 
 

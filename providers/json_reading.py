@@ -86,8 +86,8 @@ def is_plain(text: bytes) -> bool:
 def read_file(
     body: Any, size: int, encoded: Sequence[str] = (), most_text: int = MOST_TEXT
 ) -> Read:
-    """The value of the text in a temporary file of so many bytes. Long texts with the names
-    `encoded` are Base64. Waits, and may be called by any thread.
+    """The value of the text in a temporary file of so many bytes. Long texts of its files with the
+    names `encoded` are Base64. Waits, and may be called by any thread.
 
     Raises TooMuch, ValueError for what is no JSON, and CannotRead.
     """

@@ -33,7 +33,9 @@ TEXT, BASE64, NO_BASE64 = "text", "base64", "no base64"
 Path = tuple[str | int, ...]
 Part = tuple[Path, str, bytes]
 
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# One without its end takes the rest of the text with it: otherwise the rest would be searched anew
+# from each of its quotes.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)'
 _STRINGS = re.compile(_STRING, re.DOTALL)
 _MARKS = re.compile(_STRING + rb"|[\[\]{},]", re.DOTALL)
 _COMMA, _OPENING, _CLOSING = ord(","), b"[{", b"]}"
@@ -81,7 +83,8 @@ def taken_apart(
     text: bytes, most_values: int, most_text: int, encoded: set[str]
 ) -> tuple[bytes, list[Part]]:
     """The value of a text that was checked, compact and with nulls in place of its long texts, and
-    these, each with where it belongs. Under the names `encoded` they are base64, and decoded.
+    these, each with where it belongs. Those of files under the names `encoded` are base64, and
+    decoded.
 
     Raises ValueError for what is no JSON, and TooMuch.
     """
@@ -94,6 +97,9 @@ def taken_apart(
             # There are more than values with their names: it is no JSON, as is found below.
             break
         start, end = found.span()
+        if not found[1]:
+            # It is cut off: no JSON, as is found below.
+            break
         if end - start > LONG_TEXT:
             pieces += [text[at:start], f'"{nonce}{len(spans)}"'.encode()]
             spans.append((start, end))
@@ -107,7 +113,8 @@ def taken_apart(
     parts, seen = [], memoryview(text)
     for path, number in _places_of(value, nonce) if spans else ():
         start, end = spans[number]
-        parts.append((path, *_content(seen[start:end], path[-1:], most_text, encoded)))
+        is_encoded = _is_of_file(path) and path[-1] in encoded
+        parts.append((path, *_content(seen[start:end], most_text, is_encoded)))
     for path, _, _ in parts:
         value = _emptied(value, path)
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -137,11 +144,16 @@ def _places_of(value: Any, nonce: str) -> Iterator[tuple[Path, int]]:
                 todo.append(((*path, name), child))
 
 
-def _content(
-    literal: memoryview, name: Path, most_text: int, encoded: set[str]
-) -> tuple[str, bytes]:
+def _is_of_file(path: Path) -> bool:
+    """Whether it is of one of the files of a request, or of a request that is to be sent later.
+
+    What has the same name elsewhere is the caller's own value, and stays as it is.
+    """
+    return path[-3:-2] == ("files",) and path[:-3] in ((), ("request",))
+
+
+def _content(literal: memoryview, most_text: int, is_encoded: bool) -> tuple[str, bytes]:
     """What a literal of a string stands for."""
-    is_encoded = bool(name) and name[0] in encoded
     if is_encoded:
         # Base64 has no character that JSON escapes.
         with suppress(ValueError):

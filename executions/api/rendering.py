@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from django.http import HttpResponse
 from django.urls import reverse
@@ -21,15 +23,43 @@ from executions.text import from_json
 from providers.slices import json_text
 
 
+@dataclass(frozen=True)
+class Written:
+    """A value as the JSON text that is recorded of it. A program may have made millions of values:
+    to read and write them anew would hold up everybody, as often as somebody asks."""
+
+    text: str
+
+
+def json_text(body: Any) -> str:
+    """The body as JSON, in which Written values stand as they are."""
+    nonce, written = uuid4().hex, list[str]()
+
+    def named(value: Any) -> str:
+        if not isinstance(value, Written):
+            raise TypeError(f"{type(value).__name__} is not JSON")
+        written.append(value.text)
+        return f"{nonce}.{len(written) - 1}"
+
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=named)
+    for number, value in enumerate(written):
+        text = text.replace(f'"{nonce}.{number}"', value, 1)
+    return text
+
+
 def json_response(body: Any, status: int = 200) -> HttpResponse:
     content = json_text(body).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
 
 
 def execution_detail(
-    execution: Execution, absolute: Callable[[str], str] = lambda path: path
+    execution: Execution,
+    absolute: Callable[[str], str] = lambda path: path,
+    *,
+    value_of: Callable[[str], Any] = from_json,
 ) -> dict[str, Any]:
-    """One execution in full. `absolute` makes a path on this service into a URL."""
+    """One execution in full. `absolute` makes a path on this service into a URL, and `value_of` the
+    JSON text of what its program made into a value: Written, for `json_text`, reads nothing."""
     artifacts = execution.artifacts.all() if execution.artifact_count else ()
     return {
         "id": str(execution.pk),
@@ -40,14 +70,14 @@ def execution_detail(
         "runtime": execution.runtime,
         "isolation": execution.isolation,
         "sharing": execution.sharing,
-        "result": from_json(execution.result) if execution.result else None,
+        "result": value_of(execution.result) if execution.result else None,
         "has_result": execution.has_result,
         "stdout": execution.stdout,
         "stderr": execution.stderr,
         "stdout_truncated": execution.stdout_truncated,
         "stderr_truncated": execution.stderr_truncated,
         "exit_code": execution.exit_code,
-        "outputs": from_json(execution.outputs) if execution.outputs else [],
+        "outputs": value_of(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "error": error_of(execution),
         "hops": execution.hops,
@@ -56,12 +86,17 @@ def execution_detail(
         "created_at": execution.created_at.isoformat(),
         **plan_of(execution),
         "receipt": receipt_of(execution),
-        "late_result": _late_result(execution),
+        "late_result": _late_result(execution, value_of),
         "files_saved": files_saved(execution),
         "restored": is_restored(execution),
         "policy": policy_of(execution),
         "observations": observations_of(execution),
     }
+
+
+def execution_in_full(execution: Execution, absolute: Callable[[str], str]) -> dict[str, Any]:
+    """As `execution_detail`, for `json_response` alone."""
+    return execution_detail(execution, absolute, value_of=Written)
 
 
 # What code has put out, or its caller has written, as a key is told of it that may not read it.
@@ -103,7 +138,7 @@ def execution_for(
 ) -> dict[str, Any]:
     """As `execution_detail`, without what the key may not read: which execution it is and how far
     it has come."""
-    detail = execution_detail(execution, absolute)
+    detail = execution_in_full(execution, absolute)
     return detail if may_read(key, execution) else {**detail, **_UNREAD_EXECUTION}
 
 
@@ -143,20 +178,20 @@ def session_detail(session: Session) -> dict[str, Any]:
     }
 
 
-def _late_result(execution: Execution) -> dict[str, Any] | None:
+def _late_result(execution: Execution, value_of: Callable[[str], Any]) -> dict[str, Any] | None:
     late = late_result_of(execution)
     if late is None:
         return None
     return {
         "status": late.status,
-        "result": from_json(late.result) if late.result else None,
+        "result": value_of(late.result) if late.result else None,
         "has_result": late.has_result,
         "stdout": late.stdout,
         "stderr": late.stderr,
         "stdout_truncated": late.stdout_truncated,
         "stderr_truncated": late.stderr_truncated,
         "exit_code": late.exit_code,
-        "outputs": from_json(late.outputs) if late.outputs else [],
+        "outputs": value_of(late.outputs) if late.outputs else [],
         "artifacts": late.artifacts,
         "error": error_of(late),
         "finished_at": late.finished_at.isoformat(),

@@ -22,7 +22,7 @@ from executions.api.authentication import ApiKeyAuthentication, key_text_of
 from executions.api.base import ApiView, RunningView
 from executions.api.errors import known_to_run
 from executions.api.later import stream
-from executions.api.rendering import execution_detail, json_response
+from executions.api.rendering import execution_in_full, json_response
 from executions.api.scopes import has_scopes
 from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
 from executions.models import ApiKey, Execution
@@ -104,7 +104,7 @@ def run_stream(
                 listener = Listener.of_key(view.api_key)
                 yield from following(execution.pk, events, 0, listener)
                 execution = _read(execution.pk)
-            return json_response(execution_detail(execution, request.build_absolute_uri))
+            return json_response(execution_in_full(execution, request.build_absolute_uri))
 
     return stream(request, _told(view, events, work()), events)
 
@@ -173,7 +173,7 @@ def follow_stream(
     def work() -> Waits[HttpResponse]:
         yield from following(execution_id, events, after, listener)
         execution = _read(execution_id)
-        return json_response(execution_detail(execution, request.build_absolute_uri))
+        return json_response(execution_in_full(execution, request.build_absolute_uri))
 
     return stream(request, _told(view, events, work()), events)
 

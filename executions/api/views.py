@@ -19,7 +19,7 @@ from executions.api.claims import CLAIMS, KEY, read_run
 from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
-from executions.api.rendering import execution_detail, execution_for, json_response, next_page
+from executions.api.rendering import execution_for, execution_in_full, json_response, next_page
 from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
@@ -105,7 +105,7 @@ def outcome_response(outcome: Outcome, request: Request) -> HttpResponse:
     if execution.status == Execution.Status.ERROR:
         return _error(outcome)
     status = 202 if execution.is_open else 200
-    detail = execution_detail(execution, request.build_absolute_uri)
+    detail = execution_in_full(execution, request.build_absolute_uri)
     response = json_response(detail, status)
     if status == 202:
         response["Location"] = request.build_absolute_uri(reverse("execution", args=[execution.pk]))
@@ -138,7 +138,7 @@ class ExecutionView(ApiView):
         execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
         if execution is None:
             raise Http404
-        return json_response(execution_detail(execution, request.build_absolute_uri))
+        return json_response(execution_in_full(execution, request.build_absolute_uri))
 
 
 class CancelView(RunningView):

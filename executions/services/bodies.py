@@ -32,6 +32,8 @@ BODY, HELD = "cofferdam.body", "cofferdam.held"
 # Of a request that has code, files or arguments, and of any other.
 LARGE = Bounds(1 << 40, MOST_VALUES)
 SMALL = Bounds(1024 * 1024, 10_000)
+# Of a call of a tool over MCP, which the SDK reads once more, and checks, in this process.
+CALL = Bounds(1 << 40, 20_000)
 # Of a key that only reads, and of what an MCP client says to begin with.
 TINY = Bounds(SMALL_BYTES, 1000, depth=32)
 

@@ -5,6 +5,8 @@ Who made a key on a page has seen its text, so what is sent with it may be that 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +14,8 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
-from executions.models import ApiKey, Execution, Session
+from executions.models import ApiKey, Execution, LedgerEntry, Session
+from executions.services.ledger.formats import parse
 
 
 def note(person: Any, row: Execution | Session, message: str) -> None:
@@ -33,16 +36,28 @@ def begun_by(execution_id: UUID) -> list[int]:
 
 
 def key_made_by(execution_id: UUID) -> list[int]:
-    """The accounts that made the key it was sent with, or one in whose place that key came."""
-    execution = Execution.objects.filter(pk=execution_id).select_related("api_key")
-    found = execution.only("api_key").first()
-    key = found.api_key if found is not None else None
-    line: set[int] = set()
-    while key is not None and key.pk not in line:
-        line.add(key.pk)
-        former = ApiKey.objects.filter(tenant=key.tenant_id, prefix=key.rotated_from)
-        key = former.first() if key.rotated_from else None
-    return _accounts_that_added(ApiKey, [str(pk) for pk in sorted(line)])
+    """The accounts that made the key it was sent with, or one in whose place that key came. Also of
+    keys that somebody deleted: the ledger knows them."""
+    found = Execution.objects.filter(pk=execution_id).values_list("api_key_prefix", flat=True)
+    todo, line, keys = set(found), {""}, set[str]()
+    while new := todo - line:
+        prefix = new.pop()
+        line.add(prefix)
+        for pk, rotated_from in _keys_called(prefix):
+            keys.add(pk)
+            todo.add(rotated_from)
+    return _accounts_that_added(ApiKey, sorted(keys))
+
+
+def _keys_called(prefix: str) -> Iterator[tuple[str, str]]:
+    """The keys with this prefix, each with the prefix of the one in whose place it came."""
+    for pk, rotated_from in ApiKey.objects.filter(prefix=prefix).values_list("pk", "rotated_from"):
+        yield str(pk), rotated_from
+    said = f'"subject":{json.dumps(prefix)}'
+    for entry in LedgerEntry.objects.filter(kind="api_key", statement__contains=said):
+        stated = parse(entry.statement)
+        if stated is not None and stated.get("subject") == prefix and "row" in stated:
+            yield stated["row"], stated.get("rotated_from") or ""
 
 
 def _accounts_that_added(model: type[Model], keys: list[str]) -> list[int]:

@@ -20,10 +20,10 @@ from uuid import UUID
 from executions.models import ApiKey, Execution, RunSignal
 from executions.services import kept_events, ongoing, polling, signals
 from executions.services.live import STREAMS, Entry, EventLog, Moment, Source, tell
+from executions.services.rich_outputs import bundles_of
 from executions.services.sessions import followers
 from executions.services.tools.calls import was_handed_out
 from executions.services.waiting import Waits
-from executions.text import from_json
 from providers.errors import RateLimited
 from providers.waiting import within
 from sandbox_site import draining
@@ -218,7 +218,7 @@ def recorded(execution_id: UUID) -> Iterator[Entry]:
     for stream, data in in_order(execution):
         seq += 1
         yield Entry(seq, stream, data)
-    for output in from_json(execution.outputs) if execution.outputs else ():
+    for output in bundles_of(execution):
         seq += 1
         yield Entry(seq, "output", said={"data": output})
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from executions.services.gate import MOST_PIECES, bundle_text
+from executions.services.rich_outputs import MOST_VALUES, values_in
 from executions.text import from_json, storable
 from providers.values import Event, ExecutionResult, RunLimits
 
@@ -264,6 +265,9 @@ class EventLog:
             return
         self._outputs_room -= len(text)
         self._outputs.append(text)
+        if values_in(text) > MOST_VALUES:
+            # The record has it.
+            return
         self._append("output", said={"data": from_json(text)})
 
     def _append(self, kind: str, data: bytes = b"", said: Mapping[str, Any] | None = None) -> None:

@@ -52,7 +52,7 @@ class Waiter:
     """One who waits for the end of an execution.
 
     `ended` is done when the record is closed and all events are handed over, when the service is
-    about to stop, or with what the database raised for AWAY_SECONDS.
+    about to stop and nothing is urgent, or with what the database raised for AWAY_SECONDS.
     """
 
     def __init__(self, execution_id: UUID, *, is_urgent: bool = False) -> None:
@@ -158,8 +158,10 @@ class Poll:
             if not self._waiters:
                 return None
         if draining.is_draining():
-            tell([each.ended for each in waiters])
-            return SLOW_LOOK_SECONDS
+            tell([each.ended for each in waiters if not each.is_urgent])
+            # A call that ends a run, or has its turn after it, is still answered, and as ever: who
+            # takes a run that goes on for ended would close its record without its output.
+            waiters = [each for each in waiters if each.is_urgent]
         try:
             has_found, is_all = self._look(waiters)
         except DatabaseFailure as failure:

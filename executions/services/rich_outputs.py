@@ -38,11 +38,17 @@ class RichOutput:
 
 
 def rich_outputs(execution: Execution) -> list[RichOutput]:
-    """What the program showed, in its order; empty when it was erased, there was none, or it has
-    too many values to be read for a page."""
+    """What the program showed, in its order, as `bundles_of` has it."""
+    return [_best(bundle) for bundle in bundles_of(execution)]
+
+
+def bundles_of(execution: Execution) -> list[dict[str, Any]]:
+    """What the program showed, in its order; nothing where it was erased, there was none, or it has
+    too many values to be read where others wait for it. The record has it all the same."""
     if not execution.outputs or values_in(execution.outputs) > MOST_VALUES:
         return []
-    return [_best(bundle) for bundle in from_json(execution.outputs)]
+    found: list[dict[str, Any]] = from_json(execution.outputs)
+    return found
 
 
 def values_in(text: str) -> int:

@@ -107,7 +107,8 @@ class OpenAnswers:
     """The answers of this process that are being sent, by the right of their receivers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end an answer that is counted, in any thread.
+        self._lock = threading.RLock()
         self._open: dict[Right, set[Moment]] = defaultdict(set)
         self._ticker = Ticker("rights", self._tick)
         self._idle = 0

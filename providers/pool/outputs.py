@@ -7,9 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from providers.json_values import check
 from providers.pool.claims import parse_json, readable
 from providers.values import RunLimits
 
+# Of those that are read at once: to read so many takes a tenth of a second, in which all wait.
+MOST_VALUES = 500_000
 # Part names are "output:<number>:<MIME type>".
 _PART = re.compile(
     r"output:(\d{1,4}):([a-z]{1,20}/[a-z0-9][a-z0-9.+_-]{0,79}(?:; ?[a-z]+=[a-z0-9]+)?)"
@@ -17,9 +20,10 @@ _PART = re.compile(
 
 
 def read_outputs(parts: Mapping[str, bytes], limits: RunLimits) -> list[dict[str, Any]]:
-    """The claimed outputs that are well formed and within the limits, in their order."""
+    """The claimed outputs that are well formed and within the limits, in their order. What is JSON
+    has MOST_VALUES together; a part with more is left out."""
     bundles: dict[int, dict[str, Any]] = {}
-    room = limits.rich_output_bytes
+    room, values = limits.rich_output_bytes, MOST_VALUES
     for part, content in parts.items():
         match = _PART.fullmatch(part)
         if match is None or len(content) > room:
@@ -28,6 +32,9 @@ def read_outputs(parts: Mapping[str, bytes], limits: RunLimits) -> list[dict[str
         if number not in bundles and len(bundles) >= limits.rich_output_count:
             continue
         try:
+            if _is_json(mime):
+                # Before any is made.
+                values -= check(content, values, len(content))
             data = _decode(mime, content)
         except (ValueError, RecursionError):
             continue
@@ -36,10 +43,15 @@ def read_outputs(parts: Mapping[str, bytes], limits: RunLimits) -> list[dict[str
     return [bundles[number] for number in sorted(bundles)]
 
 
-def _decode(mime: str, content: bytes) -> Any:
+def _is_json(mime: str) -> bool:
     kind = mime.partition(";")[0]
-    if kind == "application/json" or kind.endswith("+json"):
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def _decode(mime: str, content: bytes) -> Any:
+    if _is_json(mime):
         return parse_json(content)
+    kind = mime.partition(";")[0]
     if kind.startswith("text/") or kind.endswith(("+xml", "/xml", "/javascript")):
         return readable(content)
     return base64.b64encode(content).decode()

@@ -165,7 +165,11 @@ class Bridge:
         self, lane: str, environ: dict[str, Any], receive: Receive, share: Share, place: Place
     ) -> None:
         length = await admit_body(
-            environ, self._limits, share, is_api=lane == API, on_thread=partial(self._do, lane)
+            environ,
+            self._limits,
+            share,
+            is_api=lane == API,
+            on_thread=partial(self._do, lane, owner=place.owner),
         )
         if share.owner:
             place.give_to(share.owner)
@@ -203,7 +207,8 @@ class Bridge:
                 with self._lock:
                     self._waiting += 1
                 later.answer.add_done_callback(lambda _: self._finish(share))
-                later.go_on(partial(self._threads.submit, lane, has_begun=True, owner=later.owner))
+                threads = self._threads_of(lane)
+                later.go_on(partial(threads.submit, lane, has_begun=True, owner=later.owner))
             else:
                 share.release()
 

@@ -11,7 +11,8 @@ logger = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
-# Jobs that may wait for a thread in one lane. Whoever comes then is better told at once.
+# Jobs that may wait for a thread in one lane, of one owner half of them. Whoever comes then is
+# better told at once.
 LONGEST_QUEUE = 1000
 # What has begun goes first, since its end gives back what it holds; but after so many of it a new
 # job is next, so that new jobs have a third of the lane whatever waits.
@@ -19,7 +20,7 @@ MOST_BEGUN_IN_A_ROW = 2
 
 
 class LaneFull(Exception):
-    """So many requests wait in the lane that another is not taken."""
+    """So many requests wait in the lane, or so many of one owner, that another is not taken."""
 
 
 class _Turns:
@@ -31,6 +32,9 @@ class _Turns:
 
     def __len__(self) -> int:
         return self._count
+
+    def of(self, owner: str) -> int:
+        return len(self._jobs.get(owner, ()))
 
     def append(self, job: Job, owner: str) -> None:
         self._jobs.setdefault(owner, deque()).append(job)
@@ -102,11 +106,13 @@ class HandlerThreads:
 
         What has begun already is never refused, and goes before what is new, up to
         MOST_BEGUN_IN_A_ROW. Each owner has one job done in turn, of what is new and of what has
-        begun. Raises LaneFull.
+        begun, and at most half of the queue; "" stands for many. Raises LaneFull.
         """
         lane = self._lanes[name]
         with self._lock:
-            if len(lane.new) >= LONGEST_QUEUE and not has_begun:
+            # Jobs stay whose clients have left, and whose places others have: no owner has all.
+            is_greedy = bool(owner) and lane.new.of(owner) >= LONGEST_QUEUE // 2
+            if not has_begun and (is_greedy or len(lane.new) >= LONGEST_QUEUE):
                 raise LaneFull
             self._open += 1
             if lane.busy < lane.most and self._idle:

@@ -103,6 +103,20 @@ def test_who_rotated_a_key_or_made_the_one_before_it_does_not_approve_either(
     assert approved(ada, asked(first)) == ""
 
 
+@pytest.mark.parametrize("which", ["its own", "the one before"])
+def test_nor_who_deletes_the_key_meanwhile(scripted: object, alice: Caller, which: str) -> None:
+    in_force(alice.tenant.slug, analysis="ask", calls="print")
+    eve = signed_in(superuser("eve"))
+    first = made(eve, alice.tenant)
+    sent_with = first if which == "its own" else rotated(signed_in(superuser("ada")), first)
+    approval = asked(sent_with)
+    page = reverse("admin:executions_apikey_delete", args=[first.api_key.pk])
+    eve.post(page, {"post": "yes"})
+    assert not ApiKey.objects.filter(pk=first.api_key.pk).exists()
+    assert "with a key that you made" in approved(eve, approval)
+    assert approved(signed_in(superuser("dora")), approval) == ""
+
+
 def test_nor_does_another_account_of_the_same_person_under_the_two_person_rule(
     scripted: object, alice: Caller, settings: Any
 ) -> None:

@@ -26,6 +26,7 @@ from rest_framework.request import Request
 
 from executions.api.e2b.uploads import sent_in
 from executions.services.bodies import (
+    CALL,
     HELD,
     LARGE,
     OF_ONE_TENANT,
@@ -181,6 +182,18 @@ def test_a_key_that_reads_sends_mcp_no_more_than_it_needs(site: Site, reading_ke
         assert {each.result().status for each in sent} <= {413, 429}
 
 
+def test_a_call_over_mcp_has_no_more_values_than_the_sdk_reads_in_a_moment(site: Site) -> None:
+    def answered(count: int) -> Answer:
+        named = {f"k{number}": 1 for number in range(count)}
+        call = {"name": "run_code", "arguments": {"code": "1", "arguments": named}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        accept = {"Accept": "application/json, text/event-stream"}
+        return post(site, "/mcp", json.dumps(message).encode(), site.charlie, **accept)
+
+    assert answered(CALL.values - 100).status == 200
+    assert answered(CALL.values).status == 413
+
+
 def test_memory_comes_back_after_large_bodies(site: Site) -> None:
     text = b'{"code":"1","files":[{"path":"a","content_base64":"' + b"AAAA" * (10 * MIB)
     bodies = [text + b'"},{}]}', names("{", "}", 60 * MIB), BODIES["files"][1]()]
@@ -252,9 +265,31 @@ def test_the_values_are_counted_before_any_is_made() -> None:
     # What is in a text is no value.
     inside = json.dumps({"code": "[{," * 200_000}).encode()
     assert json_values.check(inside, MOST_VALUES, 10) <= 10
-    for bounds in (TINY, SMALL, LARGE):
+    for bounds in (TINY, SMALL, CALL, LARGE):
         with pytest.raises(TooMuch):
             read_text(members("[", "1", "]", 2 * bounds.values + 10), bounds)
+
+
+def test_a_text_that_is_cut_off_is_searched_once() -> None:
+    """Read where all threads wait for it: from each of its quotes to the end it took seconds."""
+    quotes = rb"\"" * 30_000
+    cut_off = b"[]" * 401 + b'"' + quotes
+    assert json_reading.is_plain(cut_off)
+    # Its only match has the whole rest, up to the end.
+    assert [found.span() for found in json_values._STRINGS.finditer(cut_off)] == [
+        (cut_off.index(b'"'), len(cut_off))
+    ]
+    for end in (b"", b"\\", b'"'):
+        assert len(list(json_values._MARKS.finditer(cut_off + end))) <= 804
+        with pytest.raises(ValueError, match="Extra data"):
+            read_text(cut_off + end)
+    # What is cut off is no text, however long it is, and no base64.
+    for text in (b'{"a": "' + b"x" * (2 * MIB), b'{"a": "' + b"x" * (2 * MIB) + rb"\""):
+        with pytest.raises(ValueError, match="Unterminated"):
+            read_bytes(text)
+    file = b'{"files": [{"content_base64": "' + b"AAAA" * MIB + b"A"
+    with pytest.raises(ValueError, match="Unterminated"):
+        read_bytes(file, ("content_base64",))
 
 
 def test_what_is_read_apart_is_what_is_read_here() -> None:
@@ -280,6 +315,28 @@ def test_files_are_decoded_where_they_are_read() -> None:
     found = read_bytes(json.dumps({"files": files}).encode(), ("content_base64",)).value["files"]
     assert found[0]["content_base64"] == Base64(b"ABC" * 500_000)
     assert found[1]["content_base64"] == Base64(None)
+
+
+def test_what_has_the_name_of_a_files_content_stays_the_callers_own() -> None:
+    own = {"content_base64": "QUJD" * 50_000, "files": [{"content_base64": "!" * 50_000}]}
+    sent = {"request": {"files": [own], "arguments": own}, "result": [own], "content_base64": "A"}
+    found = read_bytes(json.dumps([sent] + [","] * 20_000).encode(), ("content_base64",)).value
+    assert found[0] == sent
+    padding = "x" * MIB
+    found = read_bytes(json.dumps({**sent, "a": padding}).encode(), ("content_base64",)).value
+    assert found["request"]["files"][0] == {**own, "content_base64": Base64(b"ABC" * 50_000)}
+    del found["request"]["files"]
+    del sent["request"]["files"]
+    assert found == {**sent, "a": padding}
+
+
+def test_arguments_may_have_the_names_of_files(site: Site) -> None:
+    own = {"content_base64": "QUJD" * 10_000}
+    file = {"path": "a", "content_base64": "AAAA" * (MIB // 4)}
+    code = "print(len(arguments['content_base64']))"
+    body = json.dumps({"code": code, "arguments": own, "files": [file]}).encode()
+    answer = post(site, EXECUTIONS, body, site.charlie)
+    assert (answer.status, answer.json.get("stdout")) == (200, "40000\n"), answer.body
 
 
 def test_a_text_that_no_field_takes_is_not_brought_back() -> None:

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
+from executions.api import rendering
 from executions.models import Execution
+from executions.services import live, rich_outputs
 from executions.services.keys import create_api_key
+from executions.services.live import EventLog
+from executions.text import to_json
+from providers.values import Event, RunLimits
 from tests.conftest import Caller
+from tests.support.held import ended
 from tests.support.held import opened as queued
 from tests.support.running import run
 from tests.support.sessions import URL, cell, opened
@@ -131,3 +137,40 @@ def test_changing_a_session_tells_a_key_without_read_nothing_of_anothers(
     own = opened(blind, name="own")
     answer = blind.client.patch(f"{URL}/{own['id']}", {"idle_seconds": 700})
     assert answer.json()["name"] == "own"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_program_made_is_not_read_anew_for_each_who_asks_for_it(
+    alice: Caller, bob: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of values in one record held all threads for seconds, as often as a key asked."""
+    shown = [{"application/json": [[]] * 3, "text/plain": 'é"x"'}]
+    execution = queued(alice, "async")
+    written = {"outputs": to_json(shown), "result": to_json({"a": [1.5, None]})}
+    ended(execution, has_result=True, **written)
+    read: list[str] = []
+    monkeypatch.setattr(rendering, "from_json", read.append)
+    answer = bob.client.get(f"{EXECUTIONS}/{execution.pk}").json()
+    assert (answer["outputs"], answer["result"]) == (shown, {"a": [1.5, None]})
+    assert read == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stream_leaves_what_has_too_many_values_to_the_record(
+    alice: Caller, bob: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = [{"application/json": [[]] * 30, "text/plain": "x"}]
+    for most, told in ((1000, shown), (20, [])):
+        monkeypatch.setattr(rich_outputs, "MOST_VALUES", most)
+        monkeypatch.setattr(live, "MOST_VALUES", most)
+        execution = queued(alice, "async")
+        ended(execution, outputs=to_json(shown))
+        events = b"".join(bob.client.get(f"{EXECUTIONS}/{execution.pk}/events")).splitlines()
+        said = [json.loads(each) for each in events]
+        assert [each["data"] for each in said if each["type"] == "output"] == told
+        assert said[-1]["execution"]["outputs"] == shown
+        log = EventLog(RunLimits())
+        log.emit(Event("output", output=shown[0]))
+        assert [each.said for each in log.read(0, 10**9)[0] if each.type == "output"] == [
+            {"data": each} for each in told
+        ]

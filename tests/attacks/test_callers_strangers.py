@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,10 +17,13 @@ from django.contrib.auth.hashers import MD5PasswordHasher
 from django.contrib.auth.models import User
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
+from executions.api.later import LATER, Later
+from executions.services.waiting import Waits
 from sandbox_site import description as described
 from sandbox_site import strangers
 from sandbox_site.description import Description
@@ -292,6 +295,42 @@ def test_strangers_hold_no_thread_of_callers_administrators_and_monitors() -> No
             assert set(await asyncio.gather(*flood)) == {LOGIN.encode()}
 
     asyncio.run(play())
+
+
+def test_work_that_waits_goes_on_for_a_person_whom_this_process_does_not_know_yet() -> None:
+    """As in the first request after a start: it is served where strangers are."""
+    awaited: Future[None] = Future()
+
+    def handler(environ: Any, start: Any) -> HttpResponseBase:
+        def work() -> Waits[HttpResponseBase]:
+            yield awaited
+            return HttpResponse("done")
+
+        later: Later = environ[LATER]
+        return later.take(work())
+
+    limits = Limits(body_bytes=1000, spool_bytes=1000, body_seconds=10)
+    bridge = Bridge(cast("WSGIHandler", handler), 4, limits)
+    sent: list[bytes] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def play() -> None:
+        page = scope("/admin/executions/execution/x/events", "of-another-process")
+        asked = asyncio.create_task(bridge(page, receive, send))
+        async with asyncio.timeout(60):
+            while not bridge._waiting:
+                await asyncio.sleep(0.01)
+            awaited.set_result(None)
+            await asked
+
+    asyncio.run(play())
+    assert b"".join(sent) == b"done"
+    until(lambda: not bridge.open)
 
 
 def test_a_session_is_known_once_somebody_was_signed_in_with_it(admin_client: Client) -> None:

@@ -10,14 +10,15 @@ import pytest
 from django.contrib.auth.hashers import PBKDF2PasswordHasher, make_password
 from django.contrib.auth.models import Group, Permission, User
 from django.core.exceptions import ValidationError
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, models, transaction
 from django.test import Client
 from django.urls import reverse
 from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import LedgerEntry, Schedule, Session, Tenant
+from executions.models import LedgerEntry, LegalHold, Schedule, Session, Tenant
+from executions.services.holds import held_by_ledger
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, model_of
 from executions.services.ledger.entering import enter_row, look_at
@@ -176,6 +177,44 @@ def test_an_authenticator_that_was_written_lets_nobody_in(column: str) -> None:
     assert [each.startswith(f"otp_totp.totpdevice {device.pk} ") for each in alterations()] == [
         True
     ]
+    assert others() == []
+
+
+@pytest.mark.parametrize("how", ["removed", "given away"])
+def test_an_authenticator_that_was_taken_away_lets_nobody_in_without_it(how: str) -> None:
+    user, other = superuser("erin"), superuser("frank")
+    device = TOTPDevice.objects.create(user=user, name="phone", confirmed=True)
+    honest = TOTPDevice.objects.create(user=other, name="phone", confirmed=True)
+    row = models.QuerySet(TOTPDevice).filter(pk=device.pk)
+    if how == "removed":
+        row._raw_delete("default")
+    else:
+        row.update(user=other)
+    assert sign_in("erin") is None
+    assert [each.startswith(f"otp_totp.totpdevice {device.pk} ") for each in alterations()] == [
+        True
+    ]
+    call_command("accept_row", "otp_totp.totpdevice", str(device.pk), "--reason", "a lost phone")
+    assert sign_in("erin") is not None
+    # Nobody is locked out by an authenticator that was removed honestly.
+    honest.delete()
+    if how == "removed":
+        assert sign_in("frank") is not None
+    assert len(alterations()) == 1
+    assert others() == []
+
+
+def test_a_removal_is_accepted_once_and_lifts_no_hold() -> None:
+    hold = LegalHold.objects.create(tenant_slug="held", reason="a case")
+    models.QuerySet(LegalHold).filter(pk=hold.pk)._raw_delete("default")
+    accept = ("accept_row", "executions.legalhold", str(hold.pk), "--reason", "an accident")
+    call_command(*accept)
+    assert held_by_ledger(thorough=True)["held"].everything
+    with pytest.raises(CommandError, match="no row"):
+        call_command(*accept)
+    with pytest.raises(CommandError, match="no row"):
+        call_command("accept_row", "executions.tenant", "no number", "--reason", "none")
+    assert [each.startswith(f"executions.legalhold {hold.pk} ") for each in alterations()] == [True]
     assert others() == []
 
 

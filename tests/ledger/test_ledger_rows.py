@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
+from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, transaction
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
@@ -314,3 +315,20 @@ def test_no_update_of_our_own_passes_by_the_ledger() -> None:
     exec(compile(source, str(ROOT / "executions" / "made_up.py"), "exec"), space)
     with pytest.raises(AssertionError, match="look_at"):
         space["forgetful"](Tenant.objects.filter(pk=tenant.pk))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_permissions_are_saved_outside_of_a_transaction_too() -> None:
+    take_stock()
+    role, person = Group.objects.create(name="role"), User.objects.create(username="erin")
+    permission = Permission.objects.create(
+        codename="own", name="Own", content_type=ContentType.objects.get_for_model(User)
+    )
+    role.permissions.add(permission)
+    person.user_permissions.add(permission)
+    for name in ("name", "codename"):
+        setattr(permission, name, "another")
+        permission.save()
+    assert verify().findings == []
+    permission.delete()
+    assert verify().findings == []

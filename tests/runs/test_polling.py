@@ -220,6 +220,20 @@ def test_who_waits_is_let_go_when_the_service_stops(
     assert waiter.ended.done()
 
 
+def test_a_call_that_waits_for_an_end_waits_for_it_also_when_the_service_stops(
+    alice: Caller, poll: Poll, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = opened(alice)
+    waiter = Waiter(execution.pk, is_urgent=True)
+    stack.enter_context(poll.joined(waiter))
+    monkeypatch.setattr(draining, "is_draining", lambda: True)
+    poll._tick()
+    assert not waiter.ended.done()
+    ended(execution)
+    poll._tick()
+    assert waiter.ended.done()
+
+
 def test_nobody_polls_when_nobody_waits(alice: Caller, poll: Poll) -> None:
     with poll.joined(Waiter(opened(alice).pk)):
         assert poll._tick() is not None

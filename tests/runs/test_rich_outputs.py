@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from providers.guest.display import CHART
+from providers.pool import outputs
 from providers.pool.outputs import read_outputs
 from providers.values import RunLimits
 from tests.conftest import require
@@ -243,6 +245,32 @@ CLAIMS = {
 @pytest.mark.parametrize(("parts", "accepted"), CLAIMS.values(), ids=CLAIMS)
 def test_the_host_believes_no_claim_unchecked(parts: dict[str, bytes], accepted: int) -> None:
     assert len(read_outputs(parts, RunLimits())) == accepted
+
+
+def test_values_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MOST_VALUES", 20)
+    read: list[bytes] = []
+
+    def parse(text: bytes) -> object:
+        read.append(text)
+        return json.loads(text)
+
+    monkeypatch.setattr(outputs, "parse_json", parse)
+    few, many = b'["[[[,,,,,,,,,,,,,,,,,,,,,,,,", 1]', b"[" + b",".join([b"[]"] * 12) + b"]"
+    parts = {
+        "output:0:application/json": many,
+        "output:0:text/plain": b"x",
+        "output:1:application/vnd.x+json": few,
+        "output:2:application/json": b"[1]",
+        "output:3:application/json": b"[" + b",".join([b"1"] * 16) + b"]",
+    }
+    shown = read_outputs(parts, RunLimits())
+    assert shown == [
+        {"text/plain": "x"},
+        {"application/vnd.x+json": json.loads(few)},
+        {"application/json": [1]},
+    ]
+    assert many not in read
 
 
 def test_text_is_made_safe_to_keep() -> None:

@@ -109,6 +109,23 @@ def test_a_queue_has_an_end_for_what_is_new(gate: Gate, monkeypatch: pytest.Monk
     handlers.submit("api", gate.job, has_begun=True)
 
 
+def test_no_owner_fills_the_queue(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not one whose clients leave, so that others have their places while the jobs wait."""
+    monkeypatch.setattr(threads, "LONGEST_QUEUE", 4)
+    handlers = HandlerThreads(1, {"api": 1})
+    handlers.submit("api", gate.job)
+    gate.wait_for(1)
+    for _ in range(2):
+        handlers.submit("api", gate.job, owner="greedy")
+    with pytest.raises(LaneFull):
+        handlers.submit("api", gate.job, owner="greedy")
+    handlers.submit("api", gate.job, owner="greedy", has_begun=True)
+    for owner in ("honest", ""):
+        handlers.submit("api", gate.job, owner=owner)
+    with pytest.raises(LaneFull):
+        handlers.submit("api", gate.job, owner="late")
+
+
 def test_a_thread_survives_whatever_a_job_does() -> None:
     handlers = HandlerThreads(1, {"api": 1})
 

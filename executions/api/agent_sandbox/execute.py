@@ -22,9 +22,10 @@ from executions.services import conversations
 from executions.services.away import DatabaseAway
 from executions.services.bodies import LARGE
 from executions.services.conversations import path_of
+from executions.services.rich_outputs import bundles_of
 from executions.services.run import running
 from executions.services.waiting import Waits
-from executions.text import from_json, storable
+from executions.text import storable
 from providers.errors import SandboxError
 from providers.guest.display import TEXT_LIMIT
 
@@ -113,7 +114,7 @@ def _output(execution: Execution) -> str:
 
 def _values(execution: Execution) -> list[str]:
     """What was shown, as text. A figure is none: there, drawing one prints nothing."""
-    outputs = from_json(execution.outputs) if execution.outputs else []
+    outputs = bundles_of(execution)
     texts = [each["text/plain"] for each in outputs if isinstance(each.get("text/plain"), str)]
     return [text for text in texts if not _FIGURE.fullmatch(text)]
 

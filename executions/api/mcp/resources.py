@@ -17,7 +17,7 @@ from django.http import Http404
 from executions.api.files import download_response
 from executions.api.mcp.door import Door, lacks, require, tenant_of
 from executions.api.mcp.results import artifact_uri
-from executions.api.rendering import execution_detail
+from executions.api.rendering import execution_in_full, json_text
 from executions.api.scopes import NEEDS
 from executions.models import Artifact, Execution
 from executions.services.declared import refuse
@@ -108,7 +108,8 @@ def _record(door: Door, uri: str, execution_id: str) -> Contents:
     execution = executions_of(tenant_of(door)).filter(pk=UUID(execution_id)).first()
     if execution is None:
         raise Http404
-    return _json(uri, execution_detail(execution))
+    text = json_text(execution_in_full(execution, str))
+    return types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)
 
 
 def _artifact(door: Door, uri: str, execution_id: str, name: str) -> Contents:

@@ -14,6 +14,7 @@ import mcp_types as types
 from executions.api.mcp.door import Door, Tell
 from executions.models import Execution, Scope
 from executions.services.declared import refuse, shown
+from executions.services.rich_outputs import bundles_of
 from executions.services.summaries import error_of
 from executions.text import from_json
 from providers.slices import json_text
@@ -185,7 +186,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         for name in ("stdout", "stderr", "result", "outputs")
         if len(getattr(execution, name)) > MOST_CHARACTERS
     ]
-    shown = from_json(execution.outputs) if execution.outputs else []
+    shown = bundles_of(execution)
     texts = [str(each["text/plain"]) for each in shown if "text/plain" in each]
     artifacts = list(execution.artifacts.all()[:MOST_LINKS]) if execution.artifact_count else []
     has_result = bool(execution.result) and "result" not in cut

@@ -25,7 +25,7 @@ from executions.api.rendering import json_response
 from executions.models import ApiKey, Execution, Scope
 from executions.services.bodies import (
     BODY,
-    LARGE,
+    CALL,
     TINY,
     BodyTooLarge,
     reading,
@@ -139,7 +139,7 @@ def _message_in(request: Request, content: bytes, key: ApiKey) -> Mapping[str, A
     Raises BadMessage, NoMessage, and BodyTooLarge: only a call of a tool is large, and only by a
     key that does more than to read.
     """
-    bounds = LARGE if any(map(key.has_scope, _WRITING)) else TINY
+    bounds = CALL if any(map(key.has_scope, _WRITING)) else TINY
     require_size(content, bounds)
     read: Future[Read] | None = request.META.get(BODY)
     if read is None:

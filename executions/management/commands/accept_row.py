@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.receivers import said_of
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.bindings import BINDINGS, model_of
-from executions.services.ledger.entering import accept
+from executions.services.ledger.entering import accept, accept_removal
 from providers.checks import BEFORE_WORK
 
 
@@ -31,15 +31,18 @@ class Command(BaseCommand):
             raise CommandError(f"The ledger binds no rows of {label!r}.")
         try:
             row = model._base_manager.filter(pk=key).first()
+            if row is None:
+                entry = accept_removal(model, key, options["reason"])
+            else:
+                entry = accept(row, options["reason"], said_of(row))
         except (ValueError, ValidationError):
-            row = None
-        if row is None:
-            raise CommandError(f"There is no row {key!r} of {label}.")
-        try:
-            entry = accept(row, options["reason"], said_of(row))
+            row = entry = None
         except LedgerUnavailable as error:
             raise CommandError(error.message) from error
+        if row is None and entry is None:
+            raise CommandError(f"There is no row {key!r} of {label}.")
         if entry is None:
             self.stdout.write(f"{label} {key} is as it was entered.")
         else:
-            self.stdout.write(f"entry {entry.sequence}: {label} {key} is accepted as it is")
+            how = "as it is" if row is not None else "as removed"
+            self.stdout.write(f"entry {entry.sequence}: {label} {key} is accepted {how}")

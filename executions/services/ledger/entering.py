@@ -179,6 +179,33 @@ def accept(row: Model, reason: str, said: Mapping[str, Any]) -> LedgerEntry | No
         return enter_row(row, ACCEPTED, before, told)
 
 
+def accept_removal(model: type[Model], pk: Any, reason: str) -> LedgerEntry | None:
+    """The same for a row that was removed past the service. None where it was not, or is there.
+
+    Raises LedgerUnavailable.
+    """
+    label, name = _label(model), str(pk)
+    with transaction.atomic():
+        before = look_at(model, pk)
+        last = last_entry(label, name)
+        if before.altered_at is None or last is None or last.is_there:
+            return None
+        content = {
+            **{known: last.stated[known] for known in _told_of_removed(label, last.stated)},
+            "reason": reason,
+            "accepts": before.altered_at,
+            "action": ACCEPTED,
+            "model": label,
+            "row": name,
+            "columns": [],
+            "row_hash": None,
+            "before": before.said,
+        }
+        entry = append(BINDINGS[label].kind, str(last.stated["subject"]), content)
+        note_written(label, name, entry)
+        return entry
+
+
 def enter_row(
     row: Model, action: str, before: Before, said: Mapping[str, Any] | None = None
 ) -> LedgerEntry | None:
@@ -285,7 +312,7 @@ def _enter_altered(
         except (DecryptionError, ValueError):
             columns = []
     else:
-        facts = {name: stated[name] for name in binding.shown or () if name in stated}
+        facts = {name: stated[name] for name in _told_of_removed(label, stated)}
         subject = str(stated.get("subject", pk))
     content = {
         **facts,
@@ -312,6 +339,11 @@ def _enter_altered(
         },
     )
     return Before(found, entry.sequence)
+
+
+def _told_of_removed(label: str, stated: Mapping[str, Any]) -> list[str]:
+    """Which columns the last entry of a row that is gone says in clear."""
+    return [name for name in BINDINGS[label].shown or () if name in stated]
 
 
 def _differing(facts: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:

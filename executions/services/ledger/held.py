@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from executions.models import LedgerEntry
 from executions.services.ledger.formats import parse, signed_bytes
 from executions.services.ledger.keyring import is_signed_by
-from executions.services.ledger.rows import ALTERED, DELETED
+from executions.services.ledger.rows import ACCEPTED, ALTERED, DELETED
 
 _KIND, _MODEL = "legal_hold", "executions.legalhold"
 # By the row of each hold, its tenant and its execution; None is all of the tenant's.
@@ -44,8 +44,9 @@ def note_hold(holds: Holds, stated: Mapping[str, Any]) -> None:
     """Take in what an authentic entry says of a hold, if it is of one."""
     if (stated.get("kind"), stated.get("model")) != (_KIND, _MODEL):
         return
-    if stated["action"] == ALTERED:
-        # Nobody who may has placed or lifted it.
+    is_removal = stated["action"] == ACCEPTED and stated["row_hash"] is None
+    if stated["action"] == ALTERED or is_removal:
+        # Nobody who may has placed or lifted it: to lift one takes two, and its row.
         return
     if stated["action"] == DELETED:
         holds.pop(stated["row"], None)

@@ -90,6 +90,16 @@ def _read(entry: LedgerEntry, label: str, row: str) -> LastEntry:
     return LastEntry(entry.sequence, nothing, problem, is_forged=True)
 
 
+def rows_entered_with(kind: str, label: str, column: str, value: int) -> list[str]:
+    """The rows of a model, of which some entry says in clear that a column has this value. They
+    may have another by now, or be gone."""
+    entries = LedgerEntry.objects.filter(
+        kind=kind, bound_row__startswith=f"{label} ", statement__contains=f'"{column}":{value}'
+    )
+    stated = filter(None, (parse(entry.statement) for entry in entries))
+    return sorted({str(each["row"]) for each in stated if each.get(column) == value})
+
+
 def has_adopted(label: str) -> bool:
     """Whether stock was taken of the rows of this model, so that each must have an entry."""
     baselines = LedgerEntry.objects.filter(kind=BASELINE).order_by("-sequence")
