@@ -80,9 +80,11 @@ class JSONInSlices(json.JSONEncoder):
         return pieces
 
 
-def json_text(value: Any) -> str:
-    """A value as compact JSON. Raises what `json.dumps` does."""
-    return json.dumps(value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"))
+def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """A value as compact JSON. `default` and what is raised are those of `json.dumps`."""
+    return json.dumps(
+        value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"), default=default
+    )
 
 
 def _has_long(value: Any, depth: int = 3) -> bool:

@@ -20,7 +20,7 @@ from executions.services.sessions.finding import expires_at
 from executions.services.summaries import error_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
 from executions.text import from_json
-from providers.slices import json_text
+from providers import slices
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def json_text(body: Any) -> str:
         written.append(value.text)
         return f"{nonce}.{len(written) - 1}"
 
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), default=named)
+    text = slices.json_text(body, default=named)
     for number, value in enumerate(written):
         text = text.replace(f'"{nonce}.{number}"', value, 1)
     return text
