@@ -107,9 +107,11 @@ def test_who_waits_too_long_for_his_turn_is_told_and_nothing_of_his_runs(
     alice: Caller, settings: Any
 ) -> None:
     session = opened(alice)
-    thread = in_thread(lambda: cell(alice, session, "import time; time.sleep(30)"))
+    code = "import time; open('begun', 'w').close(); time.sleep(30)"
+    thread = in_thread(lambda: cell(alice, session, code, timeout=60))
     (sandbox,) = kept_here.sandboxes()
-    wait_for(lambda: sandbox.known["default"][1].busy)
+    # Before that an interrupt might come too early for it.
+    wait_for((sandbox.folder / "begun").exists)
     settings.SESSION_QUEUE_TIMEOUT = 0.2
     refused = cell(alice, session, "x = 1")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
