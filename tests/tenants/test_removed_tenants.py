@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,13 +35,23 @@ from tests.conftest import Caller
 from tests.support.saved_files import sleeping
 from tests.support.sessions import URL
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database, pytest.mark.usefixtures("kept_here")]
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.database,
+    pytest.mark.usefixtures("_storage", "kept_here"),
+]
 
 LIST = "/api/v1/executions"
 
 
 class Killed(BaseException):
     pass
+
+
+@pytest.fixture
+def _storage(tmp_path: Path, settings: Any) -> None:
+    """Files of other tests are not counted."""
+    settings.DATA_DIR = tmp_path
 
 
 @pytest.fixture
