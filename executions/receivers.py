@@ -46,12 +46,12 @@ def connect() -> None:
     configuration_tried.connect(_trial, dispatch_uid="ledger")
     pre_delete.connect(_tenant_goes, sender=Tenant, dispatch_uid="holds")
     pre_save.connect(_tenant_saves, sender=Tenant, dispatch_uid="removal")
-    others: set[type[Model]] = set()
+    saved_whole: set[type[Model]] = set()
     for label, binding in BINDINGS.items():
         model = model_of(label)
         if model is None:
             continue
-        _save_whole(model)
+        saved_whole.add(model)
         for signal, receiver in _OF_ROW:
             signal.connect(receiver, sender=model, dispatch_uid="ledger")
         for name in binding.related:
@@ -59,10 +59,8 @@ def connect() -> None:
             m2m_changed.connect(_relation, sender=relation.through, dispatch_uid="ledger")
             for signal, receiver in _OF_RELATED:
                 signal.connect(receiver, sender=relation.model, dispatch_uid="ledger of others")
-            if relation.model._meta.label_lower not in BINDINGS:
-                others.add(relation.model)
-    for model in others:
-        _save_whole(model)
+            saved_whole.add(relation.model)
+    _save_whole(tuple(saved_whole))
     LogEntryManager.bulk_create = _save_each  # type: ignore[assignment]
 
 
@@ -89,17 +87,21 @@ def _trial(sender: Any, **sent: Any) -> None:
     append("trial", str(sent["provider_id"]), storable_value(content))
 
 
-def _save_whole(model: type[Model]) -> None:
-    """Have a row compared, written and entered in one transaction, whoever saves it."""
-    save_base = model.save_base
+def _save_whole(models: tuple[type[Model], ...]) -> None:
+    """Have rows of these models compared, written and entered in one transaction, whoever saves
+    them: `loaddata` calls the method of `Model` itself."""
+    save_base = Model.save_base
 
     @wraps(save_base)
     def save_whole(row: Model, *args: Any, **options: Any) -> None:
+        if not isinstance(row, models):
+            save_base(row, *args, **options)
+            return
         using = options.get("using") or router.db_for_write(type(row), instance=row)
         with transaction.atomic(using=using, savepoint=False), saving(row):
             save_base(row, *args, **options)
 
-    model.save_base = save_whole  # type: ignore[assignment,method-assign]
+    Model.save_base = save_whole  # type: ignore[method-assign]
 
 
 def _saves(sender: Any, instance: Model, update_fields: Any = None, **sent: Any) -> None:
