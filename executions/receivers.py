@@ -101,7 +101,7 @@ def _save_whole(models: tuple[type[Model], ...]) -> None:
         with transaction.atomic(using=using, savepoint=False), saving(row):
             save_base(row, *args, **options)
 
-    Model.save_base = save_whole  # type: ignore[method-assign]
+    Model.save_base = save_whole  # type: ignore[assignment,method-assign]
 
 
 def _saves(sender: Any, instance: Model, update_fields: Any = None, **sent: Any) -> None:
