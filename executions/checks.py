@@ -8,16 +8,15 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from executions.services.journal_files import left_over
-from executions.services.ledger.keyring import LedgerUnavailable
+from executions.services.ledger.keyring import LedgerUnavailable, keyring
 from executions.services.ledger.trust import configured_keys
 
 
 @register(Tags.security)
 def ledger_can_be_signed(**_: Any) -> list[CheckMessage]:
-    """LEDGER_KEYS holds keys, and LEDGER_TRUSTED_KEYS none that is no key. Otherwise no execution
-    could ever end, and nobody sign in."""
+    """LEDGER_KEYS holds keys. Otherwise no execution could ever end."""
     try:
-        configured_keys()
+        keyring()
     except LedgerUnavailable as error:
         return [
             Error(
@@ -27,6 +26,17 @@ def ledger_can_be_signed(**_: Any) -> list[CheckMessage]:
                 id="executions.E001",
             )
         ]
+    return []
+
+
+# Not among what every command checks: `verify_ledger` says itself that it could not verify.
+@register("ledger")
+def trusted_keys_are_keys(**_: Any) -> list[CheckMessage]:
+    """LEDGER_TRUSTED_KEYS has none that is no key. Otherwise nobody could sign in."""
+    try:
+        configured_keys()
+    except LedgerUnavailable as error:
+        return [Error(error.message, hint="Mend LEDGER_TRUSTED_KEYS.", id="executions.E002")]
     return []
 
 
