@@ -89,6 +89,7 @@ lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@for name in requirements requirements-otel requirements-dev \
 			$(basename $(wildcard examples/adapters/*/requirements.in)); do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
+			$$( case $$name in examples/*) ;; *) echo --override requirements-overrides.in ;; esac ) \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
 	done
@@ -108,7 +109,9 @@ venv venv-dev:
 	@$(or $(PYTHON),false) -c $(IS_RECENT) 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed. Install it, or name it: make $@ PYTHON=..." >&2; \
 		exit 1; }
-	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+	@# Debian's venv module adds setuptools, which nothing imports.
+	@$(PY) -c 'import pip' 2>/dev/null || { $(PYTHON) -m venv --clear $(VENV) && \
+		$(PY) -m pip uninstall -qq --yes setuptools; } || { \
 		echo "$(PYTHON) lacks its venv module. On Debian: apt-get install python3-venv" >&2; \
 		exit 1; }
 	@changed=; for lock in $(LOCKS); do cmp -s $$lock $(VENV)/$$lock || changed=yes; done; \
