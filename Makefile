@@ -27,7 +27,7 @@ help: ## List the targets
 run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000)
 	@# What it has made it says itself.
 	@LOG_LEVEL=$${LOG_LEVEL:-WARNING} $(PY) manage.py bootstrap
-	@exec $(PY) manage.py up
+	@exec $(PY) manage.py up --packages
 
 # Both at once: each waits more than it works.
 test: venv-dev bubblewrap lint ## Check and run what decides a change (LANE=unit for one lane, ARGS: pytest's)
@@ -86,10 +86,10 @@ adapters: venv bubblewrap ## Run examples/adapters, each over its framework (ARG
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv
-	@for name in requirements requirements-otel requirements-dev \
+	@for name in requirements requirements-otel requirements-dev providers/local/packages \
 			$(basename $(wildcard examples/adapters/*/requirements.in)); do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
-			$$( case $$name in examples/*) ;; *) echo --override requirements-overrides.in ;; esac ) \
+			$$( case $$name in requirements*) echo --override requirements-overrides.in ;; esac ) \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
 	done
@@ -98,7 +98,7 @@ bundle: venv ## Make one archive in var/ that installs without a network (ARGS: 
 	@$(PY) bundle/build.py $(ARGS)
 
 clean: ## Remove the virtual environment and the caches; the data stays
-	@rm -rf $(VENV) .venv-adapters .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-adapters .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each lock that was installed is kept in the environment: installing is for when one has changed.

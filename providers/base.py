@@ -24,6 +24,7 @@ from providers.values import (
     ExecutionResult,
     InputFile,
     Job,
+    Packages,
     RunLimits,
     SandboxSpec,
 )
@@ -200,6 +201,10 @@ class SandboxProvider(ABC):
     @abstractmethod
     def get_supported_languages(self) -> list[str]:
         """The languages that really run here now."""
+
+    def get_packages(self) -> Packages | None:
+        """Return what Python programs can import here, None where that is not known."""
+        return None
 
     @property
     def isolation(self) -> str:

@@ -23,6 +23,16 @@ class InputFile:
 
 
 @dataclass(frozen=True)
+class Packages:
+    """What Python programs can import beyond the standard library: versions by name, whether
+    they are all there (`ready`, `preparing`, `failed`), and why not."""
+
+    state: Literal["ready", "preparing", "failed"]
+    reason: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ArtifactFile:
     """A regular file the code left under `artifacts/`. `name` is relative to that folder."""
 

@@ -80,13 +80,22 @@ class ProcessGroup:
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process in a session of its own, so that Ctrl-C reaches it through us alone."""
+        self._children[name] = self._spawn(command, environment)
+
+    def start_helper(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process whose end ends nothing; it is killed with the rest."""
+        self._spawn(command, environment)
+
+    def _spawn(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         parent = os.getpid()
 
         def prepare() -> None:
             die_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
 
-        self._children[name] = subprocess.Popen(
+        return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,

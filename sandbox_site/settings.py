@@ -335,7 +335,12 @@ TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
 MINIMUM_ISOLATION = env.choice(
     "MINIMUM_ISOLATION", "namespaces", ("microvm", "gvisor", "namespaces", "none")
 )
-SANDBOX_LOCAL_PYTHON = env.str("SANDBOX_LOCAL_PYTHON", default="")
+# `manage.py packages` makes it.
+PACKAGES_DIR = BASE_DIR / ".venv-packages"
+_packages_python = PACKAGES_DIR / "bin" / "python"
+SANDBOX_LOCAL_PYTHON = env.str(
+    "SANDBOX_LOCAL_PYTHON", default=str(_packages_python) if _packages_python.exists() else ""
+)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
 # Of a form, without its files.
 DATA_UPLOAD_MAX_MEMORY_SIZE = min(SANDBOX_MAX_BODY_BYTES, 2_621_440)

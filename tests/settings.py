@@ -18,6 +18,7 @@ os.environ.pop("DEBUG", None)
 from sandbox_site.settings import *  # noqa: E402, F403
 from sandbox_site.settings import DATA_DIR, DATABASES  # noqa: E402
 
+SANDBOX_LOCAL_PYTHON = ""
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # A file, so that threads and child processes of a test see the same rows.
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):

@@ -272,8 +272,18 @@ class ExecutionPageSerializer(serializers.Serializer[Any]):
     next = serializers.URLField(allow_null=True)
 
 
+class PackagesSerializer(serializers.Serializer[Any]):
+    state = serializers.ChoiceField(["ready", "preparing", "failed"])
+    reason = serializers.CharField(allow_blank=True, help_text="Why they could not be installed.")
+    versions = serializers.DictField(child=serializers.CharField(), help_text="By name.")
+
+
 class LanguagesSerializer(serializers.Serializer[Any]):
     languages = serializers.ListField(child=serializers.CharField())
+    packages = serializers.DictField(
+        child=PackagesSerializer(),
+        help_text="What Python programs can import, by the id of a provider that knows its own.",
+    )
 
 
 class LedgerKeySerializer(serializers.Serializer[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -198,9 +199,13 @@ class LanguagesView(ApiView):
     @answered_later
     def get(self, request: Request) -> Waits[HttpResponse]:
         key = self.api_key
-        languages = yield from languages_for(key.tenant.slug, partial(key.allows, "providers"))
+        may_use = partial(key.allows, "providers")
+        languages, packages = yield from languages_for(key.tenant.slug, may_use)
         allowed = languages_of(key.tenant.slug, allowed_languages(key, languages))
-        return json_response({"languages": allowed})
+        known = packages if "python" in allowed else {}
+        return json_response(
+            {"languages": allowed, "packages": {name: asdict(each) for name, each in known.items()}}
+        )
 
 
 @extend_schema(exclude=True)

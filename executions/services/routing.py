@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError
@@ -32,6 +33,7 @@ from providers.manager import Lease, StillStarting, manager
 from providers.services import ahead, breaker
 from providers.services.probing import doubt
 from providers.services.route_order import planned, reachable
+from providers.values import Packages
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +73,20 @@ def steps_for(
 
 def languages_for(
     tenant_slug: str, may_use: Callable[[str], bool] = lambda provider_id: True
-) -> Waits[list[str]]:
+) -> Waits[tuple[list[str], dict[str, Packages]]]:
     """Every language that a request of the tenant can be served in now, by the providers that it
-    `may_use`. Raises SandboxError.
+    `may_use`, and the packages by the id of the provider that knows its own. Raises SandboxError.
 
     Providers that cannot be asked are left out, unless there is no other.
     """
-    offered, failure = yield from _offers(tenant_slug, may_use, patient=not ahead.is_on())
+    packages: dict[str, Packages] = {}
+    offers = partial(_offers, tenant_slug, may_use, packages)
+    offered, failure = yield from offers(patient=not ahead.is_on())
     if not offered and isinstance(failure, StillStarting):
-        offered, failure = yield from _offers(tenant_slug, may_use, patient=True)
+        offered, failure = yield from offers(patient=True)
     if not offered and failure is not None:
         raise failure
-    return sorted(
+    languages = sorted(
         language
         for language in set().union(*offered.values())
         if any(
@@ -90,10 +94,15 @@ def languages_for(
             for step in steps_for(language, tenant_slug)
         )
     )
+    return languages, packages
 
 
 def _offers(
-    tenant_slug: str, may_use: Callable[[str], bool], *, patient: bool
+    tenant_slug: str,
+    may_use: Callable[[str], bool],
+    packages: dict[str, Packages],
+    *,
+    patient: bool,
 ) -> Waits[tuple[dict[str, list[str]], SandboxError | None]]:
     """What each provider offers, and why one does not."""
     offered: dict[str, list[str]] = {}
@@ -105,6 +114,8 @@ def _offers(
                 lease = yield from lent(step, held, lambda: patient)
                 if may_use(lease.provider_id):
                     offered[provider_id] = supported_languages(lease)
+                    if known := lease.provider.get_packages():
+                        packages[lease.provider_id] = known
         except SandboxError as error:
             if failure is None or isinstance(error, StillStarting):
                 failure = error

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -22,6 +23,7 @@ from providers.errors import (
 )
 from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.languages import normalize_language, offered_names
+from providers.local.packages import look
 from providers.local.sessions import LocalSessions
 from providers.pool.background import BackgroundLoop
 from providers.pool.launcher import Launcher
@@ -36,7 +38,14 @@ from providers.pool.settings import FIELDS, Isolation, module_names
 from providers.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
-from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
+from providers.values import (
+    Emit,
+    ExecutionResult,
+    Job,
+    Packages,
+    SandboxLimits,
+    SandboxSpec,
+)
 from providers.waiting import carried_out
 
 logger = logging.getLogger(__name__)
@@ -243,6 +252,10 @@ class LocalProvider(SandboxProvider):
         if self._launcher is None:
             return []
         return offered_names(self._launcher.languages())
+
+    def get_packages(self) -> Packages | None:
+        python = settings.SANDBOX_LOCAL_PYTHON
+        return look(Path(python).parent.parent) if python else None
 
     def close(self) -> None:
         loop, pool, launcher = self._loop, self._pool, self._launcher

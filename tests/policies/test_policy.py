@@ -91,7 +91,7 @@ def test_a_policy_of_all_holds_for_whoever_has_none_and_isolation_only_strengthe
 ) -> None:
     everybody = in_force(languages="bash", minimum_isolation="microvm")
     assert_blocked(run(charlie, "pass"), "language", "bash")
-    assert charlie.client.get("/api/v1/languages").json() == {"languages": []}
+    assert charlie.client.get("/api/v1/languages").json() == {"languages": [], "packages": {}}
     own = in_force(alice.tenant.slug, max_timeout=5, minimum_isolation="none")
     for caller in (alice, bob):
         answer = run(caller, "answer = ExecutionResult('', '', 0, 0.0)")

@@ -56,5 +56,12 @@ def test_the_service_loads_whole_with_the_locked_packages_alone() -> None:
 
 
 def test_what_only_tests_use_and_what_nobody_imports_is_not_installed() -> None:
-    unused = {"pytest", "litellm", "numpy", "mysql-connector-python", "sqlalchemy", "agentrun-mem0ai"}
+    unused = {
+        "pytest",
+        "litellm",
+        "numpy",
+        "mysql-connector-python",
+        "sqlalchemy",
+        "agentrun-mem0ai",
+    }
     assert not unused & _locked()

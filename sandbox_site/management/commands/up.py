@@ -14,6 +14,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.checks import BEFORE_WORK
+from providers.errors import ProviderUnavailable
+from providers.local.packages import create
 from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
 from sandbox_site import draining
@@ -37,8 +39,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=settings.HOST, help="address to listen on (HOST)")
         parser.add_argument("--port", type=int, default=settings.PORT, help="port (PORT)")
+        parser.add_argument(
+            "--packages",
+            action="store_true",
+            help="install common packages for programs in Python meanwhile (manage.py packages)",
+        )
 
-    def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+    def handle(self, *args: Any, host: str, port: int, packages: bool, **options: Any) -> None:
         # `python -m gunicorn` finds the project where it stands.
         os.chdir(settings.BASE_DIR)
         _refuse_taken_port(host, port)
@@ -46,7 +53,10 @@ class Command(BaseCommand):
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         environment = os.environ | {"HOST": host, "PORT": str(port)}
         manage = str(settings.BASE_DIR / "manage.py")
+        has_environment = packages and self._make_environment()
         with ProcessGroup() as processes:
+            if has_environment:
+                processes.start_helper([sys.executable, manage, "packages"], environment)
             pool = [sys.executable, manage, "pool"]
             sessions = [] if unix_socket.answers(_socket()) else ["--socket"]
             launcher = _launcher()
@@ -65,6 +75,17 @@ class Command(BaseCommand):
         if ended:
             name, code = ended
             raise CommandError(f"The {name} process ended (exit code {code}), so all did.")
+
+    def _make_environment(self) -> bool:
+        """Make the empty environment that the processes are to find; tell whether it is there."""
+        if settings.SANDBOX_LOCAL_PYTHON not in ("", str(settings.PACKAGES_DIR / "bin/python")):
+            return False
+        try:
+            create(settings.PACKAGES_DIR)
+        except ProviderUnavailable as error:
+            self.stdout.write(f"Packages: none are installed. {error.message}")
+            return False
+        return True
 
     def _stop(self, processes: ProcessGroup, *, in_order: bool) -> None:
         """The pool last, so that what runs in it can finish. Without one of them there is no

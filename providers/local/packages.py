@@ -1,0 +1,149 @@
+"""An environment of packages for programs in Python on this machine.
+
+It exists before its packages do: sandboxes see its folder whole, so a package is there for every
+new sandbox from the moment it is installed, and nothing has to be started anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from providers.errors import ProviderUnavailable
+from providers.pool.guest_files import find_python
+from providers.values import Packages
+
+LOCK_FILE = Path(__file__).with_suffix(".txt")
+# Files of the environment: why the last installation failed, and the lock of what is installed.
+_REASON, _INSTALLED, _RUNNING = "failed.txt", "installed.txt", "installing.lock"
+
+# Sandboxes have another user, who reads all of it.
+_UMASK = 0o022
+
+
+class InstallationFailed(Exception):
+    """The packages could not be installed; the text says why, in one line."""
+
+
+def create(folder: Path) -> Path:
+    """Make an environment without packages of its own, where there is none; return its interpreter.
+
+    The packages of the system's interpreter are seen in it. Raises ProviderUnavailable where
+    sandboxes could not see the folder, or no interpreter can make one.
+    """
+    python = folder / "bin" / "python"
+    if not _is_whole(python):
+        command = [find_python(), "-m", "venv", "--clear", "--without-pip"]
+        made = subprocess.run(
+            [*command, "--system-site-packages", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            umask=_UMASK,
+        )
+        if made.returncode:
+            raise ProviderUnavailable(f"No environment for packages: {_last_line(made.stderr)}")
+    try:
+        return Path(find_python(str(python)))
+    except ProviderUnavailable:
+        shutil.rmtree(folder)
+        raise
+
+
+def is_installed(folder: Path, lock_file: Path = LOCK_FILE) -> bool:
+    """Tell whether the environment holds what the lock file names."""
+    try:
+        return (folder / _INSTALLED).read_bytes() == lock_file.read_bytes()
+    except OSError:
+        return False
+
+
+def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
+    """Install the packages of the lock file into the environment, all at once at the end.
+
+    Raises InstallationFailed. A second installation at the same time waits for the first.
+    """
+    with _alone(folder):
+        if is_installed(folder, lock_file):
+            return
+        staging = folder / "staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        installed = subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")),
+                *("install", "--quiet", "--disable-pip-version-check", "--no-input"),
+                *("--no-deps", "--require-hashes", "--only-binary", ":all:"),
+                *("--target", str(staging), "--requirement", str(lock_file)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            umask=_UMASK,
+        )
+        if installed.returncode:
+            reason = _last_line(installed.stderr)
+            (folder / _REASON).write_text(reason)
+            raise InstallationFailed(reason)
+        (place,) = folder.glob("lib/python*/site-packages")
+        former = folder / "former"
+        shutil.rmtree(former, ignore_errors=True)
+        place.rename(former)
+        staging.rename(place)
+        shutil.rmtree(former)
+        (folder / _INSTALLED).write_bytes(lock_file.read_bytes())
+        (folder / _REASON).unlink(missing_ok=True)
+
+
+def look(folder: Path) -> Packages:
+    """Return what is in an environment, also in one that somebody else made."""
+    places = [str(place) for place in folder.glob("lib/python*/site-packages")]
+    found = metadata.distributions(path=places)
+    versions = dict(sorted((each.name, each.version) for each in found))
+    if _is_running(folder):
+        return Packages("preparing", "", versions)
+    try:
+        return Packages("failed", (folder / _REASON).read_text(), versions)
+    except OSError:
+        return Packages("ready", "", versions)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / _RUNNING).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_running(folder: Path) -> bool:
+    try:
+        lock = (folder / _RUNNING).open()
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _is_whole(python: Path) -> bool:
+    """Tell whether it has a folder for packages, which it has not after the system's interpreter
+    became another version."""
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return found.returncode == 0 and Path(found.stdout.strip()).is_dir()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "pip gave no reason"
