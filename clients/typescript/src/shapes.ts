@@ -145,6 +145,8 @@ export interface File {
 
 export interface Languages {
   languages: string[];
+  /** What Python programs can import, by the id of a provider that knows its own. */
+  packages: Record<string, unknown>;
 }
 
 /** What came of a run after its record had been closed. */
