@@ -33,6 +33,7 @@ KEY = "e2b_the-stored-key-0123456789"
 ENVIRONMENT_KEY = "acs-the-environments-key-0123456789"
 PASSWORD = "correct horse battery"
 
+NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 NOT_REACHABLE = "Not reachable. The server's log has the reason."
 
 
@@ -108,19 +109,35 @@ def deployed(folder: Path, **extra: str) -> Iterator[Deployment]:
     settings = {"PROVIDER_ALLOWED_NETWORKS": "127.0.0.0/8", **extra}
     ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
     environment = clean_environment(data_dir, **ports, **settings)
-    command = [sys.executable, "manage.py", "up"]
+    command = [
+        *(sys.executable, "-m", "gunicorn", "--config", "python:sandbox_site.gunicorn_conf"),
+        *("--bind", f"127.0.0.1:{ports['PORT']}", "tests.attacks.stepless:application"),
+    ]
     with started(command, environment, ROOT, folder / "log") as service:
         service.wait_until_ready()
         yield Deployment(service, data_dir, environment)
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def proxy() -> Iterator[Listener]:
+    """What the server's environment names as the proxy of all schemes, in every test."""
+    with Listener(answer=NO_CONTENT) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, proxy: Listener) -> Iterator[Deployment]:
+    proxies = {
+        name: proxy.url
+        for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        for name in (upper, upper.lower())
+    }
     with deployed(
         tmp_path_factory.mktemp("attacked"),
         AGENTRUN_ACCESS_KEY_ID=ENVIRONMENT_KEY,
         AGENTRUN_ACCESS_KEY_SECRET=ENVIRONMENT_KEY[::-1],
         AGENTRUN_ACCOUNT_ID="1234567890123456",
+        **proxies,
     ) as running:
         yield running
 
@@ -134,7 +151,7 @@ def honest() -> Iterator[Listener]:
 
 @pytest.fixture
 def attacker() -> Iterator[Listener]:
-    with Listener(answer=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as listener:
+    with Listener(answer=NO_CONTENT) as listener:
         yield listener
 
 
@@ -147,6 +164,16 @@ def pool(url: str, **more: Any) -> dict[str, Any]:
 
 
 MASKED = "••••" + KEY[-4:]
+IMPORT = """
+from django.core.management import CommandError, call_command
+for file in {files}:
+    try:
+        call_command("import_settings", file)
+    except CommandError as error:
+        print("refused:", *str(error).splitlines())
+    else:
+        print("imported", file)
+"""
 # The provider, its addresses, its secret; and how a secret may come back that was not entered.
 PROVIDERS = [("e2b", e2b, "api_key"), ("self_managed", pool, "token")]
 UNTOUCHED = [MASKED, "", None]
@@ -252,13 +279,15 @@ def test_an_imported_file_cannot_move_it(
 ) -> None:
     with deployment.by_key() as client:
         save(client, "self_managed", pool(honest.url, token=KEY))
-    for token in UNTOUCHED:
+    for number, token in enumerate(UNTOUCHED):
         value = json.dumps(pool(attacker.url) | ({} if token is None else {"token": token}))
         record = {"name": "sandbox.self_managed", "data_type": "json", "value": value}
-        (tmp_path / "settings.json").write_text(json.dumps({"system_settings": [record]}))
-        with pytest.raises(subprocess.CalledProcessError) as failed:
-            deployment.manage("import_settings", str(tmp_path / "settings.json"))
-        assert "token: Enter it again" in failed.value.stderr
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps({"system_settings": [record]}))
+    files = sorted(map(str, tmp_path.glob("*.json")))
+    told = deployment.manage("shell", "-v", "0", "-c", IMPORT.format(files=files)).splitlines()
+    assert len(told) == len(UNTOUCHED)
+    assert all(re.match("refused: .*token: Enter it again", line) for line in told), told
     with deployment.by_key() as client:
         trial_of(client, "self_managed")
     assert (attacker.connections, attacker.received) == (0, b"")
@@ -321,19 +350,14 @@ def test_under_the_two_person_rule_none_of_it_works_either(
 
 
 def test_a_proxy_of_the_environment_gets_nothing(
-    honest: Listener, attacker: Listener, tmp_path: Path
+    deployment: Deployment, honest: Listener, proxy: Listener
 ) -> None:
-    proxies = {
-        name: attacker.url
-        for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        for name in (upper, upper.lower())
-    }
-    with deployed(tmp_path, **proxies) as deployment, deployment.by_key() as client:
+    with deployment.by_key() as client:
         for provider, at, secret in PROVIDERS:
             trial_of(client, provider, at(honest.url, **{secret: KEY}))
     honest.settle()
     assert KEY.encode() in honest.received
-    assert (attacker.connections, attacker.received) == (0, b"")
+    assert (proxy.connections, proxy.received) == (0, b"")
 
 
 def test_a_try_tells_no_port_from_another(deployment: Deployment) -> None:
