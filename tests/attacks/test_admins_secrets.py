@@ -6,9 +6,7 @@ tries every way to have the stored key sent there. Over the real web server and 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import json
 import re
 import shutil
@@ -16,7 +14,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +24,8 @@ import pytest
 
 from providers.services.apart import AT_ONCE
 from tests.support.listener import Listener
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
+from tests.support.site import bootstrapped, credentials, kept_folder
 
 KEY = "e2b_the-stored-key-0123456789"
 ENVIRONMENT_KEY = "acs-the-environments-key-0123456789"
@@ -42,8 +40,7 @@ class Deployment:
 
     def __init__(self, service: Service, data_dir: Path, environment: dict[str, str]) -> None:
         self.service, self.data_dir, self.environment = service, data_dir, environment
-        lines = (data_dir / "credentials.txt").read_text().splitlines()
-        self.credentials = dict(line.split("=", 1) for line in lines)
+        self.credentials = credentials(data_dir)
         self.key = (data_dir.parent / "ops-key").read_text()
 
     def manage(self, *arguments: str) -> str:
@@ -87,32 +84,26 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     return ran.stdout.strip()
 
 
-@functools.cache
-def prepared() -> Path:
-    """An installation with a second administrator, and an operator's key, made once."""
-    folder = Path(tempfile.mkdtemp(prefix="cofferdam-attacked-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    environment = clean_environment(folder / "data", PORT=str(free_port()))
-    manage(environment, "bootstrap")
+def prepare(folder: Path) -> None:
+    """An installation with a second administrator, and an operator's key."""
+    bootstrapped(folder / "data")
+    environment = clean_environment(folder / "data")
     second = environment | {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
     manage(second, "createsuperuser", "--noinput", "--username", "second", "--email", "")
     key = manage(environment, "create_api_key", "demo", "--name", "ops", "--scope", "admin")
     (folder / "ops-key").write_text(key)
-    return folder
 
 
 @contextlib.contextmanager
 def deployed(folder: Path, **extra: str) -> Iterator[Deployment]:
-    shutil.copytree(prepared(), folder, dirs_exist_ok=True)
+    made = kept_folder("attacked-secrets", prepare, Path(__file__))
+    shutil.copytree(made, folder, dirs_exist_ok=True)
     data_dir = folder / "data"
     # The worst that whoever runs the server may have set.
     settings = {"PROVIDER_ALLOWED_NETWORKS": "127.0.0.0/8", **extra}
     ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
     environment = clean_environment(data_dir, **ports, **settings)
-    command = [
-        *(sys.executable, "-m", "gunicorn", "--config", "python:sandbox_site.gunicorn_conf"),
-        *("--bind", f"127.0.0.1:{ports['PORT']}", "tests.attacks.stepless:application"),
-    ]
+    command = web_server(ports["PORT"], "tests.attacks.stepless:application")
     with started(command, environment, ROOT, folder / "log") as service:
         service.wait_until_ready()
         yield Deployment(service, data_dir, environment)

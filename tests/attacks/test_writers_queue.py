@@ -25,6 +25,7 @@ from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted
 from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.site import bootstrapped, credentials
 
 pytestmark = pytest.mark.database
 
@@ -102,9 +103,8 @@ async_task("executions.services.ledger.append", "note", "x", {})
 def service(tmp_path: Path) -> Iterator[Service]:
     require("bwrap")
     data_dir = tmp_path / "data"
+    bootstrapped(data_dir)
     environment = clean_environment(data_dir, PORT=str(free_port()))
-    run = [sys.executable, "manage.py", "bootstrap"]
-    subprocess.run(run, env=environment, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     command = [sys.executable, "manage.py", "up"]
     with started(command, environment, ROOT, tmp_path / "log") as running:
         running.wait_until_ready(90)
@@ -141,10 +141,7 @@ def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
     assert "none of ours" in service.output
     assert sorted(path.name for path in canaries.iterdir()) == []
 
-    credentials = dict(
-        line.split("=", 1) for line in (data_dir / "credentials.txt").read_text().splitlines()
-    )
-    answer = run_async(service, credentials["API_KEY"])
+    answer = run_async(service, credentials(data_dir)["API_KEY"])
     assert (answer["status"], answer["stdout"]) == ("succeeded", "honest\n"), service.output[-4000:]
     assert sorted(path.name for path in canaries.iterdir()) == []
 
