@@ -76,7 +76,7 @@ def test_callers_past_the_service_do_not_take_the_whole_pool(tmp_path: Path) -> 
         pool.wait_until_healthy()
         with ThreadPoolExecutor(7) as threads:
             sleepers = [
-                threads.submit(pool.ragflow, "import time\ndef main():\n    time.sleep(10)")
+                threads.submit(pool.ragflow, "import time\ndef main():\n    time.sleep(6)")
                 for _ in range(4)
             ]
             pool.wait_for(lambda stats: stats["busy"] == 4)
