@@ -6,9 +6,7 @@ tries every way to have the stored key sent there. Over the real web server and 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import json
 import re
 import shutil
@@ -16,7 +14,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +24,14 @@ import pytest
 
 from providers.services.apart import AT_ONCE
 from tests.support.listener import Listener
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
+from tests.support.site import bootstrapped, credentials, kept_folder
 
 KEY = "e2b_the-stored-key-0123456789"
 ENVIRONMENT_KEY = "acs-the-environments-key-0123456789"
 PASSWORD = "correct horse battery"
 
+NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 NOT_REACHABLE = "Not reachable. The server's log has the reason."
 
 
@@ -41,8 +40,7 @@ class Deployment:
 
     def __init__(self, service: Service, data_dir: Path, environment: dict[str, str]) -> None:
         self.service, self.data_dir, self.environment = service, data_dir, environment
-        lines = (data_dir / "credentials.txt").read_text().splitlines()
-        self.credentials = dict(line.split("=", 1) for line in lines)
+        self.credentials = credentials(data_dir)
         self.key = (data_dir.parent / "ops-key").read_text()
 
     def manage(self, *arguments: str) -> str:
@@ -86,41 +84,51 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     return ran.stdout.strip()
 
 
-@functools.cache
-def prepared() -> Path:
-    """An installation with a second administrator, and an operator's key, made once."""
-    folder = Path(tempfile.mkdtemp(prefix="cofferdam-attacked-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    environment = clean_environment(folder / "data", PORT=str(free_port()))
-    manage(environment, "bootstrap")
+def prepare(folder: Path) -> None:
+    """An installation with a second administrator, and an operator's key."""
+    bootstrapped(folder / "data")
+    environment = clean_environment(folder / "data")
     second = environment | {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
     manage(second, "createsuperuser", "--noinput", "--username", "second", "--email", "")
     key = manage(environment, "create_api_key", "demo", "--name", "ops", "--scope", "admin")
     (folder / "ops-key").write_text(key)
-    return folder
 
 
 @contextlib.contextmanager
 def deployed(folder: Path, **extra: str) -> Iterator[Deployment]:
-    shutil.copytree(prepared(), folder, dirs_exist_ok=True)
+    made = kept_folder("attacked-secrets", prepare, Path(__file__))
+    shutil.copytree(made, folder, dirs_exist_ok=True)
     data_dir = folder / "data"
     # The worst that whoever runs the server may have set.
     settings = {"PROVIDER_ALLOWED_NETWORKS": "127.0.0.0/8", **extra}
     ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
     environment = clean_environment(data_dir, **ports, **settings)
-    command = [sys.executable, "manage.py", "up"]
+    command = web_server(ports["PORT"], "tests.attacks.stepless:application")
     with started(command, environment, ROOT, folder / "log") as service:
         service.wait_until_ready()
         yield Deployment(service, data_dir, environment)
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def proxy() -> Iterator[Listener]:
+    """What the server's environment names as the proxy of all schemes, in every test."""
+    with Listener(answer=NO_CONTENT) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, proxy: Listener) -> Iterator[Deployment]:
+    proxies = {
+        name: proxy.url
+        for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        for name in (upper, upper.lower())
+    }
     with deployed(
         tmp_path_factory.mktemp("attacked"),
         AGENTRUN_ACCESS_KEY_ID=ENVIRONMENT_KEY,
         AGENTRUN_ACCESS_KEY_SECRET=ENVIRONMENT_KEY[::-1],
         AGENTRUN_ACCOUNT_ID="1234567890123456",
+        **proxies,
     ) as running:
         yield running
 
@@ -134,7 +142,7 @@ def honest() -> Iterator[Listener]:
 
 @pytest.fixture
 def attacker() -> Iterator[Listener]:
-    with Listener(answer=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as listener:
+    with Listener(answer=NO_CONTENT) as listener:
         yield listener
 
 
@@ -147,6 +155,16 @@ def pool(url: str, **more: Any) -> dict[str, Any]:
 
 
 MASKED = "••••" + KEY[-4:]
+IMPORT = """
+from django.core.management import CommandError, call_command
+for file in {files}:
+    try:
+        call_command("import_settings", file)
+    except CommandError as error:
+        print("refused:", *str(error).splitlines())
+    else:
+        print("imported", file)
+"""
 # The provider, its addresses, its secret; and how a secret may come back that was not entered.
 PROVIDERS = [("e2b", e2b, "api_key"), ("self_managed", pool, "token")]
 UNTOUCHED = [MASKED, "", None]
@@ -252,13 +270,15 @@ def test_an_imported_file_cannot_move_it(
 ) -> None:
     with deployment.by_key() as client:
         save(client, "self_managed", pool(honest.url, token=KEY))
-    for token in UNTOUCHED:
+    for number, token in enumerate(UNTOUCHED):
         value = json.dumps(pool(attacker.url) | ({} if token is None else {"token": token}))
         record = {"name": "sandbox.self_managed", "data_type": "json", "value": value}
-        (tmp_path / "settings.json").write_text(json.dumps({"system_settings": [record]}))
-        with pytest.raises(subprocess.CalledProcessError) as failed:
-            deployment.manage("import_settings", str(tmp_path / "settings.json"))
-        assert "token: Enter it again" in failed.value.stderr
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps({"system_settings": [record]}))
+    files = sorted(map(str, tmp_path.glob("*.json")))
+    told = deployment.manage("shell", "-v", "0", "-c", IMPORT.format(files=files)).splitlines()
+    assert len(told) == len(UNTOUCHED)
+    assert all(re.match("refused: .*token: Enter it again", line) for line in told), told
     with deployment.by_key() as client:
         trial_of(client, "self_managed")
     assert (attacker.connections, attacker.received) == (0, b"")
@@ -321,19 +341,14 @@ def test_under_the_two_person_rule_none_of_it_works_either(
 
 
 def test_a_proxy_of_the_environment_gets_nothing(
-    honest: Listener, attacker: Listener, tmp_path: Path
+    deployment: Deployment, honest: Listener, proxy: Listener
 ) -> None:
-    proxies = {
-        name: attacker.url
-        for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        for name in (upper, upper.lower())
-    }
-    with deployed(tmp_path, **proxies) as deployment, deployment.by_key() as client:
+    with deployment.by_key() as client:
         for provider, at, secret in PROVIDERS:
             trial_of(client, provider, at(honest.url, **{secret: KEY}))
     honest.settle()
     assert KEY.encode() in honest.received
-    assert (attacker.connections, attacker.received) == (0, b"")
+    assert (proxy.connections, proxy.received) == (0, b"")
 
 
 def test_a_try_tells_no_port_from_another(deployment: Deployment) -> None:

@@ -6,8 +6,6 @@ import http.client
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +14,8 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from tests.conftest import require
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
+from tests.support.site import bootstrapped, credentials
 
 ADMIN, STRANGER = "203.0.113.9", "198.51.100.7"
 
@@ -27,16 +26,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
     data_dir = tmp_path_factory.mktemp("addresses") / "data"
     extra = {"PORT": str(free_port()), "TRUSTED_PROXIES": "127.0.0.1"}
     environment = clean_environment(data_dir, **extra)
-    manage = [sys.executable, "manage.py"]
-    subprocess.run([*manage, "bootstrap"], env=environment, cwd=ROOT, check=True)
-    with started([*manage, "up"], environment, ROOT, data_dir / "log") as running:
+    bootstrapped(data_dir)
+    # The web server alone: nothing here is queued, and the provider is `local`.
+    command = web_server(extra["PORT"])
+    with started(command, environment, ROOT, data_dir / "log") as running:
         running.wait_until_ready()
         yield running, data_dir
-
-
-def credentials(data_dir: Path) -> dict[str, str]:
-    lines = (data_dir / "credentials.txt").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines)
 
 
 def send(

@@ -16,8 +16,9 @@ from tests.attacks.two_tenants import Scene, at_once, two_tenants, wait_until
 from tests.conftest import require
 from tests.support.processes import ROOT, clean_environment
 
-# Twice what is enough for another process to be found dead.
-HELD_SECONDS = 20
+# More than is enough for another process to be found dead: ten without a beat, which is due every
+# two, and a look each.
+HELD_SECONDS = 14
 
 # PyDLL calls with the interpreter's lock held: no thread of the process does anything meanwhile,
 # as in a long call of a parser that is written in C.

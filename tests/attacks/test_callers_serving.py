@@ -19,11 +19,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import require
+from tests.support.processes import free_port, web_server
 from tests.support.raw_http import ask, connect, head, read, request
-from tests.support.site import EXECUTIONS, Site, running_site, sleeper
+from tests.support.site import EXECUTIONS, Site, prepare, running_site, serving, sleeper
 
 THREADS = 16
 SPOOL = 32 * 1024 * 1024
+# As /proc/net/tcp has it.
+TCP_ESTABLISHED = "01"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,20 @@ def readable(connections: list[socket.socket], seconds: float) -> list[socket.so
             selector.register(connection, selectors.EVENT_READ)
         ready = {key.fd for key, _ in selector.select(seconds)}
     return [connection for connection in connections if connection.fileno() in ready]
+
+
+def running(site: Site) -> list[str]:
+    """The executions of alice that run."""
+    path = f"{EXECUTIONS}?status=running&limit=100"
+    listed = ask(site.service, "GET", path, key=site.alice).json["results"]
+    return [each["id"] for each in listed]
+
+
+def cancel_running(site: Site) -> None:
+    """All of alice's."""
+    for each in running(site):
+        cancelled = ask(site.service, "POST", f"{EXECUTIONS}/{each}/cancel", {}, key=site.alice)
+        assert cancelled.status == 200, cancelled.body
 
 
 def assert_all_open(connections: list[socket.socket]) -> None:
@@ -109,23 +126,24 @@ def test_an_answer_to_head_has_no_body(site: Site) -> None:
 
 
 def test_long_runs_of_one_tenant_hold_nobody_up(site: Site) -> None:
-    body = request("POST", EXECUTIONS, sleeper(12), key=site.alice)
+    body = request("POST", EXECUTIONS, sleeper(50), key=site.alice)
     # More than there are threads, and within what one tenant may have running.
-    with held(site, 10, body) as first, held(site, 10, body) as second:
-        site.wait_for_running(len(first) + len(second))
+    with held(site, THREADS + 4, body) as slow:
+        site.wait_for_running(len(slow))
         site.assert_serves_others()
-        assert_all_open([*first, *second])
-        answers = [read(connection) for connection in [*first, *second]]
+        assert_all_open(slow)
+        cancel_running(site)
+        answers = [read(connection) for connection in slow]
     assert {answer.status for answer in answers} == {200}
-    assert {answer.json["status"] for answer in answers} == {"succeeded"}
+    assert {answer.json["status"] for answer in answers} == {"cancelled"}
     # What the middleware sets is on answers that come later too.
     assert {answer.headers["x-frame-options"] for answer in answers} == {"DENY"}
     assert all(answer.headers["x-request-id"] for answer in answers)
 
 
 def test_long_runs_by_another_api_hold_nobody_up(site: Site) -> None:
-    # One conversation: the first of them sleeps, and the others wait for their turn.
-    code = "import time; n = globals().get('n', 0) + 1; time.sleep(12 * (n == 1)); print('slept')"
+    # One conversation: the first of them waits for a file, and the others for their turn.
+    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('slept')"
     body = {"user_id": "a", "code": code}
     with held(site, THREADS + 4, request("POST", "/v1/execute", body, key=site.alice)) as slow:
         deadline = time.monotonic() + 60
@@ -134,6 +152,10 @@ def test_long_runs_by_another_api_hold_nobody_up(site: Site) -> None:
             time.sleep(0.05)
         site.assert_serves_others()
         assert_all_open(slow)
+        [session] = ask(site.service, "GET", "/api/v1/sessions", key=site.alice).json["results"]
+        path = f"/api/v1/sessions/{session['id']}/files/content?path=go"
+        put = ask(site.service, "PUT", path, {}, key=site.alice)
+        assert put.status in (200, 201), put.body
         answers = [read(connection) for connection in slow]
     assert {answer.json["output"] for answer in answers} == {"slept\n"}
     assert all(answer.headers["x-execution-id"] for answer in answers)
@@ -159,7 +181,10 @@ def test_answers_that_nobody_reads_hold_nobody_up_and_are_broken_off(site: Site)
             # The answer has begun; its rest waits for the reader.
             assert connection.recv(16).startswith(b"HTTP/1.1 200")
         site.assert_serves_others()
-        time.sleep(6)
+        deadline = time.monotonic() + 60
+        while open_of(site, unread):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         received = [_drained(connection) for connection in unread]
     assert max(received) < size
     whole = ask(site.service, "GET", path, key=site.alice)
@@ -219,8 +244,12 @@ def test_one_tenant_cannot_fill_what_bodies_are_kept_in(site: Site) -> None:
 
 def test_too_many_connections_close_the_ones_that_have_owed_longest(tmp_path: Path) -> None:
     require("bwrap")
-    limits = {"WEB_CONNECTIONS": "40", "WEB_HEADER_SECONDS": "60"}
-    with running_site(tmp_path, **limits) as site, held(site, 100, b"GET /") as slow:
+    limits = {"WEB_CONNECTIONS": "40", "WEB_HEADER_SECONDS": "60", "PORT": str(free_port())}
+    prepared, command = prepare(tmp_path / "data"), web_server(limits["PORT"])
+    with (
+        serving(prepared, tmp_path / "log", command, **limits) as site,
+        held(site, 100, b"GET /") as slow,
+    ):
         site.assert_serves_others()
         # 503 where nothing was read yet, and no answer where it had sent nothing.
         assert {read(connection).status for connection in slow[:50]} <= {408, 503, 0}
@@ -231,9 +260,9 @@ def test_ending_the_service_leaves_no_run_open(tmp_path: Path) -> None:
     require("bwrap")
     with running_site(tmp_path, SHUTDOWN_GRACE_SECONDS="1") as site:
         body = request("POST", EXECUTIONS, sleeper(60), key=site.alice)
-        with held(site, 5, body) as staying:
+        with held(site, 2, body) as staying:
             connect(site.service, body).close()
-            site.wait_for_running(6)
+            site.wait_for_running(3)
             site.service.process.send_signal(signal.SIGTERM)
             code, _ = site.service.wait_for_end()
             assert code == 0, site.service.output
@@ -257,6 +286,18 @@ def test_a_replay_in_the_admin_waits_without_a_thread(site: Site) -> None:
         answers = [read(connection) for connection in slow]
     assert {answer.status for answer in answers} == {302}
     assert all("?with=" in answer.headers["location"] for answer in answers)
+
+
+def open_of(site: Site, connections: list[socket.socket]) -> set[int]:
+    """The ports of those that the server has not closed. At this end it shows only behind what was
+    sent before."""
+    ours = {connection.getsockname()[1] for connection in connections}
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, remote, state = line.split()[1:4]
+        if int(local.partition(":")[2], 16) == site.service.port and state == TCP_ESTABLISHED:
+            found.add(int(remote.partition(":")[2], 16))
+    return found & ours
 
 
 def _drained(connection: socket.socket) -> int:

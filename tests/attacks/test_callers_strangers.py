@@ -29,7 +29,6 @@ from sandbox_site import strangers
 from sandbox_site.description import Description
 from sandbox_site.strangers import (
     OF_ONE_ADDRESS,
-    PAGES_AT_ONCE,
     PASSWORDS_AT_ONCE,
     Places,
     Rate,
@@ -42,9 +41,16 @@ from tests.conftest import Caller
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
+# A share of the size that a flood soon takes.
+PAGES_AT_ONCE = 20
 SCHEMA, LOGIN = "/api/schema", "/admin/login/"
 PASSWORD = "correct horse"
 ATTACKER, ELSEWHERE = "198.51.100.7", "203.0.113.9"
+
+
+@pytest.fixture
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "pages", Rate(PAGES_AT_ONCE, PAGES_AT_ONCE))
 
 
 @pytest.fixture
@@ -99,6 +105,7 @@ def statuses(count: int, ask: Callable[[], Any]) -> list[int]:
     return [ask().status_code for _ in range(count)]
 
 
+@pytest.mark.usefixtures("few_pages")
 def test_a_flood_for_pages_is_refused_and_nobody_else_is(
     alice: Caller, admin_client: Client
 ) -> None:
@@ -131,6 +138,7 @@ def until_refused(path: str, address: str) -> Any:
     raise AssertionError(f"{path} was never refused")
 
 
+@pytest.mark.usefixtures("few_pages")
 def test_one_ipv6_client_has_one_share() -> None:
     for number in range(PAGES_AT_ONCE):
         Client().get("/nowhere", REMOTE_ADDR=f"2001:db8::{number + 1:x}")

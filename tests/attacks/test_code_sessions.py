@@ -156,33 +156,37 @@ def _launcher(kind: str, folder: Path) -> Launcher:
     return BubblewrapLauncher(folder)
 
 
-@pytest.fixture(params=NOT_APART)
-def session(
+@pytest.fixture(scope="module", params=NOT_APART)
+def launched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Session]:
+) -> Iterator[tuple[str, BackgroundLoop, Launcher]]:
+    """A kind, and a launcher of it that is ready."""
     kind: str = request.param
     if kind in ("bubblewrap", "runc", "docker with runc"):
         _need_landlock()
     if kind.startswith("docker"):
         get: Callable[[str], Containers] = request.getfixturevalue("containers_of")
         containers = get(kind.removeprefix("docker with "))
-        session = Session(kind, containers.loop, containers.launcher)
-        yield session
-        session.close()
+        yield kind, containers.loop, containers.launcher
         return
     folder = tmp_path_factory.mktemp("sessions")
     (folder / "run").mkdir()
     launcher, loop = _launcher(kind, folder), BackgroundLoop("session")
     loop.call(launcher.prepare())
-    session = Session(kind, loop, launcher)
-    yield session
-    session.close()
+    yield kind, loop, launcher
 
     async def close() -> None:
         launcher.close()
 
     loop.call(close())
     loop.stop()
+
+
+@pytest.fixture
+def session(launched: tuple[str, BackgroundLoop, Launcher]) -> Iterator[Session]:
+    session = Session(*launched)
+    yield session
+    session.close()
 
 
 def _need_landlock() -> None:

@@ -7,8 +7,10 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,33 +95,28 @@ def test_nothing_in_the_data_directory_is_open_to_others(
 
 
 def test_what_a_process_of_ours_writes_is_private_from_its_first_byte(tmp_path: Path) -> None:
-    """Watched by a thread that looks at the file as fast as it can."""
-    watch = """
-import os, threading, sys
-os.umask(0o022)
-os.environ["DJANGO_SETTINGS_MODULE"] = "sandbox_site.settings"
-seen, done = set(), threading.Event()
-def look():
-    while not done.is_set():
-        for name in ("", "-wal", "-shm"):
-            try:
-                seen.add(os.stat(os.environ["DATA_DIR"] + "/cofferdam.sqlite3" + name).st_mode & 0o777)
-            except OSError:
-                pass
-thread = threading.Thread(target=look)
-thread.start()
-import django
-from django.core.management import call_command
-django.setup()
-call_command("bootstrap", stdout=open(os.devnull, "w"))
-done.set()
-thread.join()
-assert seen == {0o600}, seen
-"""
+    """Watched by a thread of another process, which looks much faster than a file is written."""
     data_dir = tmp_path / "data"
     data_dir.mkdir(mode=0o755)
-    environment = clean_environment(data_dir)
-    subprocess.run([sys.executable, "-c", watch], env=environment, cwd=ROOT, check=True)
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.0002):
+            for name in ("", "-wal", "-shm"):
+                with suppress(OSError):
+                    seen.add(os.stat(data_dir / f"cofferdam.sqlite3{name}").st_mode & 0o777)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        bootstrap = with_loose_umask([sys.executable, "manage.py", "bootstrap"])
+        environment = clean_environment(data_dir)
+        subprocess.run(bootstrap, env=environment, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    finally:
+        done.set()
+        thread.join()
+    assert seen == {0o600}
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

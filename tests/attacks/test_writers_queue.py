@@ -24,7 +24,8 @@ from sandbox_site import keys
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted
 from tests.conftest import require
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
+from tests.support.site import bootstrapped, credentials
 
 pytestmark = pytest.mark.database
 
@@ -99,16 +100,19 @@ async_task("executions.services.ledger.append", "note", "x", {})
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def serving(tmp_path: Path) -> Iterator[tuple[Service, Service]]:
+    """The web server and the worker."""
     require("bwrap")
     data_dir = tmp_path / "data"
+    bootstrapped(data_dir)
     environment = clean_environment(data_dir, PORT=str(free_port()))
-    run = [sys.executable, "manage.py", "bootstrap"]
-    subprocess.run(run, env=environment, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    command = [sys.executable, "manage.py", "up"]
-    with started(command, environment, ROOT, tmp_path / "log") as running:
-        running.wait_until_ready(90)
-        yield running
+    work = [sys.executable, "-m", "tests.attacks.hurried_worker"]
+    with (
+        started(web_server(environment["PORT"]), environment, ROOT, tmp_path / "log") as web,
+        started(work, environment, ROOT, tmp_path / "worker-log") as worker,
+    ):
+        web.wait_until_ready(90)
+        yield web, worker
 
 
 def wait_for(condition: Callable[[], bool], service: Service, seconds: float = 90) -> None:
@@ -120,8 +124,9 @@ def wait_for(condition: Callable[[], bool], service: Service, seconds: float = 9
 
 
 def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
-    service: Service, tmp_path: Path
+    serving: tuple[Service, Service], tmp_path: Path
 ) -> None:
+    web, worker = serving
     canaries, data_dir = tmp_path / "canaries", tmp_path / "data"
     canaries.mkdir()
     attack(data_dir, canaries)
@@ -136,16 +141,13 @@ def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
             )
 
     # The scheduler has looked, and everything that was queued is done with.
-    wait_for(lambda: not left("django_q_schedule", "name IN ('v', 'w', 'x', 'y', 'z')"), service)
-    wait_for(lambda: not left("django_q_ormq", "1"), service)
-    assert "none of ours" in service.output
+    wait_for(lambda: not left("django_q_schedule", "name IN ('v', 'w', 'x', 'y', 'z')"), worker)
+    wait_for(lambda: not left("django_q_ormq", "1"), worker)
+    assert "none of ours" in worker.output
     assert sorted(path.name for path in canaries.iterdir()) == []
 
-    credentials = dict(
-        line.split("=", 1) for line in (data_dir / "credentials.txt").read_text().splitlines()
-    )
-    answer = run_async(service, credentials["API_KEY"])
-    assert (answer["status"], answer["stdout"]) == ("succeeded", "honest\n"), service.output[-4000:]
+    answer = run_async(web, credentials(data_dir)["API_KEY"])
+    assert (answer["status"], answer["stdout"]) == ("succeeded", "honest\n"), worker.output[-4000:]
     assert sorted(path.name for path in canaries.iterdir()) == []
 
 

@@ -24,6 +24,7 @@ from executions.models import Artifact, Execution, LedgerEntry, Tenant
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.services.ledger.verification import verify
+from executions.services.replay import replay
 from providers.fields import EncryptedTextField
 from providers.guarded import guarded_row, values_of, write
 from providers.models import Route
@@ -149,14 +150,40 @@ def test_every_bound_column_of_every_row_that_is_entered_shows(everything: None)
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("model", [Execution, Artifact, LedgerEntry])
+def test_every_bound_column_of_an_execution_shows(everything: None) -> None:
+    """One column of each of some alike, at a time: what is found names the execution."""
+    without_checks()
+    # A replay has a value in every column.
+    original = Execution.objects.get(replay_of__isnull=False).replay_of
+    assert original is not None
+    alike = [replay(original).execution for _ in range(8)]
+    columns, missed = columns_bound(Execution), []
+    for start in range(0, len(columns), len(alike)):
+        with undone():
+            changed = list(zip(alike, columns[start : start + len(alike)], strict=False))
+            missed += [
+                f"{column.attname} was not changed"
+                for row, column in changed
+                if not change(Execution, column, row)
+            ]
+            details = [finding.detail for finding in verify().findings]
+        missed += [
+            column.attname
+            for row, column in changed
+            if not any(str(row.pk) in detail for detail in details)
+        ]
+    assert missed == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("model", [Artifact, LedgerEntry])
 def test_every_bound_column_of_a_record_shows(everything: None, model: type[models.Model]) -> None:
     without_checks()
     rows = list(model._base_manager.order_by("pk"))
-    if model in (LedgerEntry, Execution):
-        # The replay, which has a value in every column.
+    if model is LedgerEntry:
+        # That of the replay, which has a value in every column.
         replayed = Execution.objects.get(replay_of__isnull=False).pk
-        rows = [row for row in rows if replayed in (row.pk, getattr(row, "execution_id", None))]
+        rows = [row for row in rows if row.execution_id == replayed]
     missed = []
     for column in columns_bound(model):
         with undone():

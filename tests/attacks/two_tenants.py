@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.site import bootstrapped, kept_folder
 
 # Far more than anything here takes, on a machine that does much else.
 PATIENCE_SECONDS = 240
@@ -49,9 +47,21 @@ class Party:
         return self._ask(f"/api/v1/executions/{execution_id}", None).body
 
     def how_many(self, status: str) -> int:
+        return len(self.ids(status))
+
+    def ids(self, status: str) -> list[str]:
         """Of the tenant's executions, 200 at most."""
         listed = self._ask(f"/api/v1/executions?limit=200&status={status}", None).body
-        return len(listed["results"])
+        return [each["id"] for each in listed["results"]]
+
+    def cancel_all(self) -> None:
+        """Whatever is running or queued, which may end meanwhile."""
+        for status in ("queued", "running"):
+            for each in self.ids(status):
+                self.cancel(each)
+
+    def cancel(self, execution_id: str) -> Answer:
+        return self._ask(f"/api/v1/executions/{execution_id}/cancel", b"{}")
 
     def _ask(self, path: str, content: bytes | None) -> Answer:
         headers = {"X-API-Key": self.key, "Content-Type": "application/json"}
@@ -67,24 +77,36 @@ class Party:
 
 @dataclass(frozen=True)
 class Scene:
+    """`raised` and `narrow` are tenants whose bounds an administrator has changed."""
+
     service: Service
     greedy: Party
     other: Party
+    raised: Party
+    narrow: Party
     data_dir: Path
 
 
-@cache
-def _prepared() -> tuple[Path, list[str]]:
-    """A data directory with both tenants, made once for all tests, and a key of each."""
-    folder = Path(tempfile.mkdtemp(prefix="cofferdam-two-tenants-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    environment = clean_environment(folder / "data", PORT=str(free_port()))
-    _manage(environment, "bootstrap")
-    keys = []
-    for slug in ("greedy", "other"):
-        _manage(environment, "create_tenant", slug)
-        keys.append(_manage(environment, "create_api_key", slug, "--name", "attack"))
-    return folder / "data", keys
+TENANTS: dict[str, dict[str, int]] = {
+    "greedy": {},
+    "other": {},
+    "raised": {"max_running": 64},
+    "narrow": {"max_running": 1, "max_queued": 5},
+}
+MAKE_TENANTS = """
+from executions.models import Tenant
+from executions.services.keys import create_api_key
+for slug, bounds in {tenants}.items():
+    tenant = Tenant.objects.create(slug=slug, name=slug, **bounds)
+    print(create_api_key(tenant, "attack")[1])
+"""
+
+
+def _prepare(folder: Path) -> None:
+    bootstrapped(folder / "data")
+    environment = clean_environment(folder / "data")
+    make = MAKE_TENANTS.format(tenants=TENANTS)
+    (folder / "keys").write_text(_manage(environment, "shell", "-v", "0", "-c", make))
 
 
 def _manage(environment: dict[str, str], *arguments: str) -> str:
@@ -97,25 +119,31 @@ def _manage(environment: dict[str, str], *arguments: str) -> str:
 
 @contextmanager
 def two_tenants(
-    tmp_path: Path, *, data_dir: Path | None = None, bounds: str = "", **extra: str
+    tmp_path: Path,
+    *,
+    data_dir: Path | None = None,
+    local: Mapping[str, int] | None = None,
+    **extra: str,
 ) -> Iterator[Scene]:
-    """`manage.py up` with the local provider. `bounds` are the greedy tenant's own, as Python's
-    keyword arguments; `extra` are settings."""
-    prepared, keys = _prepared()
+    """`manage.py up` with the local provider. `local` is its configuration, `extra` are
+    settings."""
+    made = kept_folder("attacked-tenants", _prepare, Path(__file__))
+    keys = (made / "keys").read_text().split()
     folder = data_dir or tmp_path / "data"
-    shutil.copytree(prepared, folder)
+    shutil.copytree(made / "data", folder)
     environment = clean_environment(folder, PORT=str(free_port()), **extra)
-    if bounds:
-        change = "from executions.models import Tenant; "
-        change += f"Tenant.objects.filter(slug='greedy').update({bounds})"
+    if local:
+        change = "from providers.services import save_config; "
+        change += f"save_config('local', {dict(local)})"
         _manage(environment, "shell", "-c", change)
     command = [sys.executable, "manage.py", "up"]
     with started(command, environment, ROOT, tmp_path / "log") as service:
         service.wait_until_ready()
-        greedy, other = (Party(service.url, key) for key in keys)
-        for party in (greedy, other):  # the first run waits for the first sandboxes
+        parties = {name: Party(service.url, key) for name, key in zip(TENANTS, keys, strict=True)}
+        # The first run waits for the first sandboxes.
+        for party in (parties["greedy"], parties["other"]):
             assert party.post("pass").status == 200, service.output
-        yield Scene(service, greedy, other, folder)
+        yield Scene(service, **parties, data_dir=folder)
         service.process.terminate()
         service.process.wait(30)
 
@@ -131,7 +159,7 @@ def wait_until(condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def bytes_below(folder: Path) -> int:

@@ -146,7 +146,7 @@ def test_a_body_that_is_valid_by_its_description_is_read(name: str) -> None:
     schema = next(schema for _, _, schema in bodies().values() if schema["name"] in names_of(name))
     given_by_python = {"session": "0" * 32} if name == "Cell" else {}
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(documents(schema))
     def reads(body: dict[str, Any]) -> None:
         # As it comes over the network.
@@ -165,7 +165,7 @@ def test_a_query_that_is_valid_by_its_description_is_read(name: str) -> None:
     query = QUERIES[name]
     schema = query.schema()
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(objects(schema))
     def reads(wanted: dict[str, Any]) -> None:
         texts = {

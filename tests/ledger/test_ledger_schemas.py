@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,62 +31,101 @@ OLD = "dGhlIGZpcnN0IGtleSBvZiB0aGUgZml4dHVyZSwgMzI"
 OLD_PUBLIC = "37pPROaI0NlRfeUsxM2rURGPUO9E+Qcw9DPUUREL3bI="
 
 
+# One process for all commands: each begins as in one of its own.
+COMMANDS = """
+import json, sys
+from django.core.management import execute_from_command_line
+for arguments in json.loads(sys.argv[1]):
+    code = 0
+    try:
+        execute_from_command_line(["manage.py", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    print(f"ended with {code}", flush=True)
+"""
+
+
 class Installation:
     """The kept installation, with today's code."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @classmethod
+    def migrated(cls, folder: Path) -> Installation:
         shutil.copytree(KEPT / "artifacts", folder / "artifacts")
         shutil.copytree(KEPT / "ledger", folder / "ledger")
         with gzip.open(KEPT / "database.sqlite3.gz") as packed:
             (folder / "cofferdam.sqlite3").write_bytes(packed.read())
+        kept = cls(folder)
+        code, said = kept.manage("migrate", "--verbosity", "0")
+        assert code == 0, said
+        return kept
 
     def manage(self, *arguments: str, keys: str = f"{NEW},{OLD}", **extra: str) -> tuple[int, str]:
+        """The exit code, and what the command said."""
+        [found] = self.manage_all(list(arguments), keys=keys, **extra)
+        return found
+
+    def manage_all(
+        self, *commands: list[str], keys: str = f"{NEW},{OLD}", **extra: str
+    ) -> list[tuple[int, str]]:
         environment = clean_environment(self.folder) | {
             "SECRET_KEY": "a key for tests that is as long as Django wants its keys to be",
             "FERNET_KEYS": "another key for tests",
             "LEDGER_KEYS": keys,
+            "DJANGO_SETTINGS_MODULE": "sandbox_site.settings",
             **extra,
         }
         done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
+            [sys.executable, "-c", COMMANDS, json.dumps(commands)],
             env=environment,
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout
+        said = re.split(r"^ended with (\d+)\n", done.stdout, flags=re.MULTILINE)
+        assert len(said) == 2 * len(commands) + 1, done.stdout
+        return [(int(code), text) for text, code in zip(said[::2], said[1::2], strict=False)]
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its data directory, of which each test has a copy."""
+    return Installation.migrated(tmp_path_factory.mktemp("migrated")).folder
 
 
 @pytest.fixture
-def installation(tmp_path: Path) -> Installation:
-    (tmp_path / "data").mkdir()
-    kept = Installation(tmp_path / "data")
-    code, said = kept.manage("migrate", "--verbosity", "0")
-    assert code == 0, said
-    return kept
+def installation(migrated: Path, tmp_path: Path) -> Installation:
+    return Installation(Path(shutil.copytree(migrated, tmp_path / "data")))
 
 
 def test_a_ledger_of_the_first_schema_is_intact_after_an_upgrade(
     installation: Installation,
 ) -> None:
-    code, said = installation.manage("verify_ledger")
-    assert code == 0, said
-    assert "Intact: 23 entries, 6 executions" in said
-    assert "NOT PROVEN" in said
-
-    code, said = installation.manage("bootstrap")
-    assert code == 0, said
-    assert "entered in it as found" in said
-    code, said = installation.manage("verify_ledger")
-    assert code == 0, said
+    codes, texts = zip(
+        *installation.manage_all(
+            ["verify_ledger"],
+            ["bootstrap"],
+            ["verify_ledger"],
+            ["bootstrap"],
+            ["apply_retention"],
+            ["verify_ledger"],
+        ),
+        strict=True,
+    )
+    assert codes == (0,) * 6, texts
+    first, made, second, again, *_ = texts
+    assert "Intact: 23 entries, 6 executions" in first
+    assert "NOT PROVEN" in first
+    assert "entered in it as found" in made
     # The one from before there was a ledger is in it now.
-    assert " 7 executions" in said
-    assert "NOT PROVEN" not in said
-    assert "entered in it" not in installation.manage("bootstrap")[1]
-    assert installation.manage("apply_retention")[0] == 0
-    assert installation.manage("verify_ledger")[0] == 0
+    assert " 7 executions" in second
+    assert "NOT PROVEN" not in second
+    assert "entered in it" not in again
     # The former key is not needed any more: the present one has vouched for it.
     code, said = installation.manage("verify_ledger", keys=NEW)
     assert code == 0, said

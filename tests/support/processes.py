@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,14 @@ def clean_environment(data_dir: Path, **extra: str) -> dict[str, str]:
     environment = {name: os.environ[name] for name in inherited if name in os.environ}
     environment |= {"DOCKER_HOST": NO_DOCKER, "ENV_FILE": os.devnull}
     return environment | {"DATA_DIR": str(data_dir)} | extra
+
+
+def web_server(port: str, application: str = "sandbox_site.asgi:application") -> list[str]:
+    """The command of the web server alone: `up` starts a worker and a pool service too."""
+    return [
+        *(sys.executable, "-m", "gunicorn", "--config", "python:sandbox_site.gunicorn_conf"),
+        *("--bind", f"127.0.0.1:{port}", application),
+    ]
 
 
 class Service:

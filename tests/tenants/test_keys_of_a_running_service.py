@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -18,7 +19,8 @@ import pytest
 from providers import key_ring
 from providers.key_file import KeyFile
 from sandbox_site import keys
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
+from tests.support.site import bootstrapped, kept_folder
 
 TOKEN = "tok-that-is-stored"
 CONFIG = {"endpoint": "http://127.0.0.1:9385", "token": TOKEN, "pool_size": 3}
@@ -35,15 +37,29 @@ def new_key() -> str:
     return secrets.token_urlsafe(32)
 
 
+def _prepare(folder: Path) -> None:
+    bootstrapped(folder / "data")
+    made = subprocess.run(
+        [sys.executable, "manage.py", "create_api_key", "demo", "--name", "t", "--scope", "admin"],
+        env=clean_environment(folder / "data"),
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (folder / "key").write_text(made.stdout.strip())
+
+
 class Installation:
     """A data directory, and the commands on it as an operator calls them."""
 
     def __init__(self, folder: Path) -> None:
         self.data_dir = folder / "data"
         self.environment = clean_environment(self.data_dir, PORT=str(free_port()))
-        self.manage("bootstrap")
-        key = self.manage("create_api_key", "demo", "--name", "t", "--scope", "admin")
-        self.headers = {"X-API-Key": key.strip(), "Content-Type": "application/json"}
+        made = kept_folder("operators-key", _prepare, Path(__file__))
+        shutil.copytree(made / "data", self.data_dir)
+        key = (made / "key").read_text()
+        self.headers = {"X-API-Key": key, "Content-Type": "application/json"}
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -66,7 +82,7 @@ class Installation:
 
     @contextmanager
     def serving(self, log: Path, **environment: str) -> Iterator[Service]:
-        command = [sys.executable, str(ROOT / "manage.py"), "up"]
+        command = web_server(self.environment["PORT"])
         with started(command, self.environment | environment, ROOT, log) as service:
             service.wait_until_ready()
             yield service
@@ -114,10 +130,8 @@ def test_keys_in_the_data_directory_are_taken_up_while_the_service_runs(
         assert "unreadable" not in installation.shown(service)
         assert installation.shown(service)["self_managed"]["pool_size"] == 3
         assert installation.save(service, UNTOUCHED)[0] == 200
-        assert installation.stored() == CONFIG | installation.stored() | {
-            "token": TOKEN,
-            "pool_size": 4,
-        }
+        stored = installation.stored()
+        assert stored == CONFIG | stored | {"token": TOKEN, "pool_size": 4}
         # What it writes from now on is under the new key: the old one can go.
         left = json.loads(installation.manage("rotate_keys", "--dry-run", "--json"))["columns"]
         assert sum(entry["rotated"] for entry in left) == 0
