@@ -1,15 +1,19 @@
-"""A running service with two tenants, for tests of what many callers see of it."""
+"""A running service with two tenants, for tests of what many callers see of it.
+
+Preparing a data directory costs four seconds of a processor, most of them migrations. It is done
+once for the code as it is, and kept beside pytest's own cache; a test gets a copy.
+"""
 
 from __future__ import annotations
 
-import atexit
+import fcntl
+import hashlib
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +25,8 @@ from tests.support.processes import ROOT, Service, clean_environment, free_port,
 from tests.support.raw_http import ask
 
 EXECUTIONS = "/api/v1/executions"
+CACHE = ROOT / ".pytest_cache" / "d" / "data-directories"
+KEPT_SECONDS = 24 * 3600
 MANAGE = (sys.executable, "manage.py")
 
 CONFIGURE = """
@@ -85,6 +91,21 @@ class Prepared:
         return clean_environment(self.data_dir, **{**ports, **extra})
 
 
+def bootstrapped(data_dir: Path) -> dict[str, str]:
+    """Make `data_dir` what `manage.py bootstrap` leaves; its credentials by name.
+
+    It has the tenant `demo` and the provider `local`, and nothing was ever started over it.
+    """
+    made = _kept("bootstrapped", lambda folder: _bootstrap(folder / "data"))
+    shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+    return credentials(data_dir)
+
+
+def credentials(data_dir: Path) -> dict[str, str]:
+    lines = (data_dir / "credentials.txt").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
 def prepare(
     data_dir: Path,
     log: IO[str] | None = None,
@@ -93,21 +114,25 @@ def prepare(
 ) -> Prepared:
     """`log` has what the commands say, which else is said here."""
     if provider is LOCAL and not extra:
-        folder, *keys = _prepared_locally()
-        return Prepared(Path(shutil.copytree(folder, data_dir)), *keys)
-    return Prepared(data_dir, *_prepare(data_dir, log, provider, extra))
+        made = _kept("two-tenants", _prepare_locally)
+        shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+        return Prepared(data_dir, *(made / "keys").read_text().split())
+    _bootstrap(data_dir, log, **extra)
+    return Prepared(data_dir, *_configure(data_dir, log, provider, extra))
 
 
-@cache
-def _prepared_locally() -> tuple[Path, str, str]:
-    """One for all tests of this process, which get a copy each."""
-    folder = Path(tempfile.mkdtemp(prefix="cofferdam-site-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with (folder / "log").open("w") as log:
-        return folder / "data", *_prepare(folder / "data", log, LOCAL, {})
+def _prepare_locally(folder: Path) -> None:
+    bootstrapped(folder / "data")
+    (folder / "keys").write_text(" ".join(_configure(folder / "data", None, LOCAL, {})))
 
 
-def _prepare(
+def _bootstrap(data_dir: Path, log: IO[str] | None = None, **extra: str) -> None:
+    environment = clean_environment(data_dir, **extra)
+    command = [*MANAGE, "bootstrap"]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=log, stderr=log)
+
+
+def _configure(
     data_dir: Path,
     log: IO[str] | None,
     provider: tuple[str, Mapping[str, object]],
@@ -116,12 +141,47 @@ def _prepare(
     """The tenants' keys."""
     environment = clean_environment(data_dir, **extra)
     configure = CONFIGURE.format(provider=provider[0], config=dict(provider[1]))
-    first, second = [*MANAGE, "bootstrap"], [*MANAGE, "shell", "-c", configure]
-    subprocess.run(first, env=environment, cwd=ROOT, check=True, stdout=log, stderr=log)
-    done = subprocess.run(second, env=environment, cwd=ROOT, check=True, stdout=PIPE, stderr=log)
+    command = [*MANAGE, "shell", "-c", configure]
+    done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=PIPE, stderr=log)
     # Django says first what it has imported.
     alice, charlie = done.stdout.decode().split()[-2:]
     return alice, charlie
+
+
+def _kept(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is made once for the code as it is, whoever asks first."""
+    folder = CACHE / _digest_of_the_code() / name
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            draft = folder.with_name(f"{name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            make(draft)
+            draft.rename(folder)
+            _forget_former(folder.parent)
+    return folder
+
+
+def _forget_former(current: Path) -> None:
+    """Remove what was made for other states of the code, unless it is of a run that goes on."""
+    for other in CACHE.iterdir():
+        if other != current and other.stat().st_mtime < time.time() - KEPT_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+@cache
+def _digest_of_the_code() -> str:
+    """Of all that decides what is in a data directory."""
+    digest = hashlib.sha256(sys.version.encode())
+    files = [ROOT / "requirements.txt", Path(__file__)]
+    for package in ("executions", "providers", "sandbox_site"):
+        files += sorted((ROOT / package).rglob("*.py"))
+    for path in files:
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
