@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -96,7 +97,7 @@ def bootstrapped(data_dir: Path) -> dict[str, str]:
 
     It has the tenant `demo` and the provider `local`, and nothing was ever started over it.
     """
-    made = _kept("bootstrapped", lambda folder: _bootstrap(folder / "data"))
+    made = kept_folder("bootstrapped", lambda folder: _bootstrap(folder / "data"))
     shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
     return credentials(data_dir)
 
@@ -114,7 +115,7 @@ def prepare(
 ) -> Prepared:
     """`log` has what the commands say, which else is said here."""
     if provider is LOCAL and not extra:
-        made = _kept("two-tenants", _prepare_locally)
+        made = kept_folder("two-tenants", _prepare_locally)
         shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
         return Prepared(data_dir, *(made / "keys").read_text().split())
     _bootstrap(data_dir, log, **extra)
@@ -148,9 +149,12 @@ def _configure(
     return alice, charlie
 
 
-def _kept(name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that is made once for the code as it is, whoever asks first."""
-    folder = CACHE / _digest_of_the_code() / name
+def kept_folder(name: str, make: Callable[[Path], None], *sources: Path) -> Path:
+    """A folder that `make` fills once for the code as it is, whoever asks first.
+
+    `sources` are the files that say how it is filled, beside this one. Nobody writes to it.
+    """
+    folder = CACHE / _digest_of_the_code(*sources) / name
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -161,21 +165,22 @@ def _kept(name: str, make: Callable[[Path], None]) -> Path:
             make(draft)
             draft.rename(folder)
             _forget_former(folder.parent)
+    os.utime(folder.parent)
     return folder
 
 
 def _forget_former(current: Path) -> None:
-    """Remove what was made for other states of the code, unless it is of a run that goes on."""
+    """Remove what was made for other states of the code and was not used for a day."""
     for other in CACHE.iterdir():
         if other != current and other.stat().st_mtime < time.time() - KEPT_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
 
 
 @cache
-def _digest_of_the_code() -> str:
+def _digest_of_the_code(*sources: Path) -> str:
     """Of all that decides what is in a data directory."""
     digest = hashlib.sha256(sys.version.encode())
-    files = [ROOT / "requirements.txt", Path(__file__)]
+    files = [ROOT / "requirements.txt", Path(__file__), *sources]
     for package in ("executions", "providers", "sandbox_site"):
         files += sorted((ROOT / package).rglob("*.py"))
     for path in files:
