@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import require
 from tests.support.processes import ROOT, clean_environment, free_port, started
-from tests.support.site import bootstrapped
+from tests.support.site import prepare
 
 MANAGE = str(ROOT / "manage.py")
 SLASH = Path("/")
@@ -36,7 +36,7 @@ def manage(data_dir: Path, *arguments: str) -> str:
 def test_the_commands_and_the_service_run_code(tmp_path: Path) -> None:
     require("bwrap")
     data_dir = tmp_path / "data"
-    bootstrapped(data_dir)
+    prepare(data_dir)
     # It has nothing left to do, and finds all of it.
     manage(data_dir, "bootstrap")
     manage(data_dir, "check")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.conftest import require
 from tests.support.backups import SCRIPT, manage, rows, succeeded
 from tests.support.processes import ROOT, clean_environment, free_port, started
-from tests.support.site import MANAGE, bootstrapped
+from tests.support.site import MANAGE, prepare
 
 pytest_plugins = ["tests.site.backup_fixtures"]
 
@@ -51,7 +51,7 @@ def writers(url: str, api_key: str, count: int) -> Iterator[list[str]]:
 def test_a_backup_of_a_service_at_work_is_whole(tmp_path: Path) -> None:
     require("bwrap")
     data_dir, target = tmp_path / "data", tmp_path / "restored"
-    api_key = bootstrapped(data_dir)["API_KEY"]
+    api_key = prepare(data_dir).alice
     environment = clean_environment(data_dir, PORT=str(free_port()))
     with started([*MANAGE, "up"], environment, ROOT, tmp_path / "log") as service:
         service.wait_until_ready()

@@ -25,7 +25,7 @@ from tests.support.processes import (
     free_port,
     started,
 )
-from tests.support.site import MANAGE, bootstrapped
+from tests.support.site import MANAGE, prepare
 
 UP = (*MANAGE, "up")
 ONE_WORKER = {"Q_WORKERS": "1"}
@@ -48,7 +48,7 @@ execute_from_command_line(["manage.py", "up"])
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("up") / "data"
-    bootstrapped(path)
+    prepare(path)
     return path
 
 
