@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import require
 from tests.support import backups
 from tests.support.backups import SCRIPT, manage, succeeded
-from tests.support.site import bootstrapped, kept_folder
+from tests.support.site import kept_folder, prepare
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def backed_up() -> Path:
 
 def _back_up(folder: Path) -> None:
     data_dir = folder / "data"
-    bootstrapped(data_dir)
+    prepare(data_dir)
     (folder / "script.py").write_text(SCRIPT)
     for _ in range(2):
         succeeded(manage(data_dir, "execute", str(folder / "script.py"), "--language", "python"))
