@@ -131,7 +131,7 @@ def django_db_keepdb(django_db_modify_db_settings: None) -> bool:
     """Whether the tables are there: SQLite's file is a copy of one that the migrations made."""
     if connection.vendor != "sqlite":
         return False
-    migrated = kept_folder("migrated", _migrate, TESTS / "settings.py")
+    migrated = kept_folder("tables-of-tests", _migrate, TESTS / "settings.py")
     shutil.copyfile(migrated / "db.sqlite3", connection.settings_dict["TEST"]["NAME"])
     return True
 

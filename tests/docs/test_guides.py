@@ -22,6 +22,7 @@ from executions.models import Execution
 from executions.services.webhooks.signing import signed_headers
 from providers.errors import CODES
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.site import migrated
 
 DOCS = ROOT / "docs"
 # In the order in which a reader comes to them: the first one starts the service of all.
@@ -112,7 +113,7 @@ def pattern_of(text: str) -> re.Pattern[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands are typed: as the project's folder, with data of its own."""
     folder = tmp_path_factory.mktemp("guides")
-    (folder / "data").mkdir()
+    migrated(folder / "data")
     for name, target in {
         "manage.py": ROOT / "manage.py",
         "clients": ROOT / "clients",

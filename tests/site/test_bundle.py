@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.processes import ROOT
 from tests.support.required import missing, require
+from tests.support.site import migrated
 
 BUILD = str(ROOT / "bundle" / "build.py")
 NOWHERE = "unix:///nowhere/docker.sock"
@@ -153,6 +154,7 @@ def install_without_network(archive: Path, tmp_path: Path) -> None:
     folder = unpacked(archive, tmp_path)
     home = tmp_path / "home"
     home.mkdir()
+    migrated(tmp_path / "data")
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
     alone = ["--net"] if os.geteuid() == 0 else ["--net", "--map-root-user"]
     done = subprocess.run(
@@ -165,7 +167,8 @@ def install_without_network(archive: Path, tmp_path: Path) -> None:
             str(folder),
             str(tmp_path),
         ],
-        env=environment | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE},
+        env=environment
+        | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE, "DATA_DIR": str(tmp_path / "data")},
         cwd=ROOT,
         capture_output=True,
         text=True,
