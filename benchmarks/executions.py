@@ -39,8 +39,8 @@ def process_caller(command: list[str]) -> Callable[[], Callable[[], None]]:
     return lambda: call
 
 
-def measure_all(service: Service, calls: int) -> list[Figures]:
-    """The named peers first, then the service at 1, 8 and 32 callers."""
+def measure_all(service: Service, calls: int, callers_at_once: list[int]) -> list[Figures]:
+    """The named peers first, then the service at so many callers."""
 
     def post() -> Callable[[], None]:
         return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
@@ -52,9 +52,7 @@ def measure_all(service: Service, calls: int) -> list[Figures]:
         (f"{PYTHON} -c 'print(1)'", bare, 1),
         ("bwrap ... python3 -c 'print(1)'", by_hand, 1),
         ("bwrap ... python3 -c 'print(1)'", by_hand, 8),
-        ("POST /api/v1/executions, local, audited", post, 1),
-        ("POST /api/v1/executions, local, audited", post, 8),
-        ("POST /api/v1/executions, local, audited", post, 32),
+        *(("POST /api/v1/executions, local, audited", post, each) for each in callers_at_once),
     ):
         print(f"measuring {name} with {callers} caller(s) ...", file=sys.stderr)
         rows.append(measure(name, caller, callers=callers, calls=calls))
@@ -68,7 +66,7 @@ def soak(service: Service, runs: int) -> dict[str, object]:
         return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
 
     print(f"running {runs} executions for their memory ...", file=sys.stderr)
-    measure("warm-up", post, callers=4, calls=max(40, runs // 10))
+    measure("warm-up", post, callers=4, calls=max(8, runs // 10))
     before = service.memory_bytes()
     measure("soak", post, callers=4, calls=runs)
     after = service.memory_bytes()
@@ -78,6 +76,7 @@ def soak(service: Service, runs: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
     parser.add_argument("--calls", type=int, default=400, help="counted calls per row (400)")
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 8, 32], help="(1 8 32)")
     parser.add_argument("--soak", type=int, default=10_000, help="runs for memory (10000; 0: none)")
     parser.add_argument("--launcher", default="bubblewrap", choices=("bubblewrap", "gvisor"))
     parser.add_argument("--json", type=Path, default=Path("var/bench/executions.json"))
@@ -88,7 +87,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
         running_service(Path(folder), config) as service,
     ):
-        rows = measure_all(service, options.calls)
+        rows = measure_all(service, options.calls, options.callers)
         if options.soak:
             extra["soak"] = soak(service, options.soak)
     print("measuring the ledger ...", file=sys.stderr)

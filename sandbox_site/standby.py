@@ -48,6 +48,7 @@ class Standby:
             "database": {key: database[key] for key in _DATABASE_KEYS if key in database},
             "logs": logs,
             "answer_seconds": answer_seconds,
+            "silence_seconds": SILENCE_SECONDS,
         }
         # By a pipe and not as an argument: it has the password.
         self._first = json.dumps(first)
@@ -104,7 +105,7 @@ def raise_beats(
     lines: int,
     beat: Callable[[str], None],
     *,
-    silence_seconds: float = SILENCE_SECONDS,
+    silence_seconds: float,
     held_seconds: float = HELD_SECONDS,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -164,9 +165,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     stdin = sys.stdin.fileno()
-    first = _read_line(stdin)
-    if first:
-        raise_beats(stdin, _beat_of(json.loads(first)))
+    if line := _read_line(stdin):
+        first = json.loads(line)
+        raise_beats(stdin, _beat_of(first), silence_seconds=first["silence_seconds"])
 
 
 if __name__ == "__main__":

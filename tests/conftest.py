@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +27,7 @@ from providers.services.kept import forget_all
 from sandbox_site import strangers
 from tests.support.emptying import empty_database
 from tests.support.required import require as require
+from tests.support.site import MANAGE, kept_folder
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -120,6 +124,23 @@ def pytest_runtest_teardown() -> None:
     """What is saved or done behind an answer is done before the test's rows go."""
     assert threads.wait_until_idle(60)
     assert in_background.wait_until_idle(60)
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb(django_db_modify_db_settings: None) -> bool:
+    """Whether the tables are there: SQLite's file is a copy of one that the migrations made."""
+    if connection.vendor != "sqlite":
+        return False
+    migrated = kept_folder("tables-of-tests", _migrate, TESTS / "settings.py")
+    shutil.copyfile(migrated / "db.sqlite3", connection.settings_dict["TEST"]["NAME"])
+    return True
+
+
+def _migrate(folder: Path) -> None:
+    database = {"DATABASE_URL": f"sqlite:///{folder / 'db.sqlite3'}"}
+    environment = os.environ | database | {"DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [*MANAGE, "migrate", "--verbosity", "0"]
+    subprocess.run(command, env=environment, cwd=TESTS.parent, check=True)
 
 
 @pytest.fixture(scope="session")

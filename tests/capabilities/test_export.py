@@ -139,7 +139,7 @@ def test_nothing_to_export_is_a_file_all_the_same(file_format: str) -> None:
 def test_many_rows_take_no_more_memory_than_few(
     file_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_ROWS", 200)
+    monkeypatch.setattr(service, "_ROWS", 100)
 
     def peak() -> int:
         tracemalloc.start()
@@ -149,9 +149,9 @@ def test_many_rows_take_no_more_memory_than_few(
         tracemalloc.stop()
         return peak
 
-    make_rows(600)
+    make_rows(300)
     few = peak()
-    make_rows(3000)
+    make_rows(1500)
     assert peak() < few * 1.3 + 100_000
 
 

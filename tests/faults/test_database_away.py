@@ -16,13 +16,28 @@ import pytest
 
 from tests.faults.away_site import Answer, Site, wait_for
 from tests.support.postgres_server import PostgresServer
+from tests.support.site import EXECUTIONS
 
 NO_EXECUTION = "/api/v1/executions/00000000-0000-7000-8000-000000000000"
 
 
+@pytest.fixture(scope="module")
+def on_postgres(
+    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """A service at work, which each test leaves with its database."""
+    folder = tmp_path_factory.mktemp("on-postgres")
+    site = Site(folder, folder / "data", {"DATABASE_URL": postgres.url})
+    with site.up():
+        yield site
+
+
 @pytest.fixture
-def on_postgres(postgres: PostgresServer, tmp_path: Path) -> Site:
-    return Site(tmp_path, tmp_path / "data", {"DATABASE_URL": postgres.url})
+def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """Runs again when the test has ended, however that ended."""
+    yield postgres
+    if postgres.process is None:
+        postgres.start()
 
 
 @pytest.fixture
@@ -64,18 +79,22 @@ def assert_away(answer: Answer, *, ran: bool | None) -> str | None:
 
 
 def assert_every_endpoint_says_so(site: Site) -> None:
+    """Asked at once: each waits for as long as the database may take."""
     ours = ("/api/v1/executions", NO_EXECUTION, "/api/v1/languages", f"{NO_EXECUTION}/artifacts/a")
-    for path in ours:
-        assert_away(site.ask(path), ran=False)
+    of_admins = [f"/api/admin/sandbox/{path}" for path in ("providers", "config")]
+    pages = ("/admin/", "/admin/executions/execution/")
+    cookie = {"Cookie": "sessionid=" + "x" * 32}
+    api = [site.threads.submit(site.ask, path) for path in (*ours, *of_admins)]
     # Its key is looked up before its body is read.
-    assert_away(site.run("pass #" + "x" * 100_000), ran=False)
-    for path in ("providers", "config"):
-        assert_away(site.ask(f"/api/admin/sandbox/{path}"), ran=False)
-    other = site.ask("/v1/execute", {"user_id": "u", "code": "pass"})
-    assert (other.status, other.body["ran"], other.body["id"]) == (503, False, None)
-    assert other.body["error"].startswith("SB009: ")
-    for path in ("/admin/", "/admin/executions/execution/"):
-        page = site.ask(path, Cookie="sessionid=" + "x" * 32)
+    api.append(site.threads.submit(site.run, "pass #" + "x" * 100_000))
+    other = site.threads.submit(site.ask, "/v1/execute", {"user_id": "u", "code": "pass"})
+    shown = [site.threads.submit(site.ask, path, **cookie) for path in pages]
+    for answer in api:
+        assert_away(answer.result(), ran=False)
+    refused = other.result()
+    assert (refused.status, refused.body["ran"], refused.body["id"]) == (503, False, None)
+    assert refused.body["error"].startswith("SB009: ")
+    for page in (each.result() for each in shown):
         assert (page.status, page.headers["Retry-After"]) == (503, "5"), page.text
         assert "The database cannot be reached." in page.text
         assert "Traceback" not in page.text
@@ -85,56 +104,55 @@ def assert_every_endpoint_says_so(site: Site) -> None:
 
 
 def test_what_ran_while_postgresql_was_stopped_is_recorded_when_it_is_back(
-    on_postgres: Site, postgres: PostgresServer
+    on_postgres: Site, server: PostgresServer
 ) -> None:
     site = on_postgres
-    with site.up():
-        sync = site.begin("sync", output="'a secret of the caller'")
-        queued = site.begin("queued", mode="async").result().body["id"]
-        postgres.stop()
-        site.let_go("sync")
-        site.let_go("queued")
+    sync = site.begin("sync", output="'a secret of the caller'")
+    queued = site.begin("queued", mode="async").result().body["id"]
+    server.stop()
+    site.let_go("sync")
+    site.let_go("queued")
 
-        execution_id = assert_away(sync.result(), ran=True)
-        assert execution_id is not None
-        wait_for(lambda: len([f for f in site.journal if f.suffix == ".ended"]) == 2)
-        for file in site.journal:
-            assert file.stat().st_mode & 0o777 == 0o600
-            assert b"secret" not in file.read_bytes()
-        assert_away(site.run("print('again')", idempotency_key="again"), ran=False)
-        assert_every_endpoint_says_so(site)
+    execution_id = assert_away(sync.result(), ran=True)
+    assert execution_id is not None
+    wait_for(lambda: len([f for f in site.journal if f.suffix == ".ended"]) == 2)
+    for file in site.journal:
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert b"secret" not in file.read_bytes()
+    assert_away(site.run("print('again')", idempotency_key="again"), ran=False)
+    assert_every_endpoint_says_so(site)
 
-        postgres.start()
-        record = site.ended(execution_id)
-        assert (record["status"], record["stdout"]) == ("succeeded", "a secret of the caller\n")
-        assert record["receipt"]["subject"] == execution_id
-        assert record["late_result"] is None
-        assert site.ended(queued)["status"] == "succeeded"
-        again = site.run("print('again')", idempotency_key="again")
-        assert (again.status, again.body["stdout"]) == (200, "again\n")
-        assert (site.times_run("sync"), site.times_run("queued")) == (1, 1)
-        site.assert_in_order()
+    server.start()
+    record = site.ended(execution_id)
+    assert (record["status"], record["stdout"]) == ("succeeded", "a secret of the caller\n")
+    assert record["receipt"]["subject"] == execution_id
+    assert record["late_result"] is None
+    assert site.ended(queued)["status"] == "succeeded"
+    again = site.run("print('again')", idempotency_key="again")
+    assert (again.status, again.body["stdout"]) == (200, "again\n")
+    assert (site.times_run("sync"), site.times_run("queued")) == (1, 1)
+    site.assert_in_order()
 
 
 def test_a_postgresql_that_takes_everything_and_answers_nothing_keeps_nobody_waiting(
-    on_postgres: Site, postgres: PostgresServer
+    on_postgres: Site, server: PostgresServer
 ) -> None:
     site = on_postgres
-    with site.up():
-        running = site.begin("sync")
-        postgres.pause()
-        try:
-            site.let_go("sync")
-            execution_id = assert_away(running.result(), ran=True)
-            assert_away(site.run(), ran=False)
-            assert_away(site.ask("/api/v1/executions"), ran=False)
-            assert site.ask("/healthz").status == 503
-        finally:
-            postgres.resume()
-        assert execution_id is not None
-        assert site.ended(execution_id)["stdout"] == "kept\n"
-        assert site.times_run("sync") == 1
-        site.assert_in_order()
+    running = site.begin("paused")
+    server.pause()
+    try:
+        site.let_go("paused")
+        refused = [site.threads.submit(site.run), site.threads.submit(site.ask, EXECUTIONS)]
+        execution_id = assert_away(running.result(), ran=True)
+        for answer in refused:
+            assert_away(answer.result(), ran=False)
+        assert site.ask("/healthz").status == 503
+    finally:
+        server.resume()
+    assert execution_id is not None
+    assert site.ended(execution_id)["stdout"] == "kept\n"
+    assert site.times_run("paused") == 1
+    site.assert_in_order()
 
 
 def test_what_ran_while_another_process_held_sqlites_lock_is_recorded_when_it_lets_go(

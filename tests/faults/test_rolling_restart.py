@@ -1,4 +1,4 @@
-"""Two instances behind a proxy are restarted one after the other, and no call is lost."""
+"""Of two instances behind a proxy one is restarted, then the other ends, and no call is lost."""
 
 from __future__ import annotations
 
@@ -153,15 +153,15 @@ def test_no_call_is_lost(prepared: Prepared, tmp_path: Path) -> None:
         load = Load(port, prepared.alice)
         stack.callback(load.stop)
         load.start(4, 0)
-        load.start(4, 3)
-        for number, site in enumerate(sites):
+        load.start(4, 2)
+        for site in sites:
             load.wait_for_more(10)
             site.service.process.send_signal(signal.SIGTERM)
             code, _ = site.service.wait_for_end()
             assert code == 0, site.service.output
             load.wait_for_more(10)
-            again = instance(prepared, ports[number], tmp_path / f"again-{number}")
-            assert ask(stack.enter_context(again).service, "GET", "/readyz").status == 200
-        load.wait_for_more(10)
+            if site is sites[0]:
+                again = stack.enter_context(instance(prepared, ports[0], tmp_path / "again"))
+                assert ask(again.service, "GET", "/readyz").status == 200
         load.stop()
     assert set(load.answers) == {"200 ran"}, (load.answers, (tmp_path / "errors").read_text())

@@ -8,20 +8,31 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
+from tests.support import backups
 from tests.support.backups import SCRIPT, manage, succeeded
+from tests.support.site import kept_folder, prepare
 
 
-@pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with two executions and their artifacts."""
+@pytest.fixture(scope="session")
+def backed_up() -> Path:
+    """A folder with `data`, a data directory with two executions and their artifacts, and
+    `backup.tar` of it. The same for all: a test that changes it has a copy."""
     require("bwrap")
-    folder = tmp_path_factory.mktemp("installation")
+    return kept_folder("backed-up", _back_up, Path(backups.__file__), Path(__file__))
+
+
+def _back_up(folder: Path) -> None:
     data_dir = folder / "data"
-    succeeded(manage(data_dir, "bootstrap"))
+    prepare(data_dir)
     (folder / "script.py").write_text(SCRIPT)
     for _ in range(2):
         succeeded(manage(data_dir, "execute", str(folder / "script.py"), "--language", "python"))
-    return data_dir
+    succeeded(manage(data_dir, "backup", str(folder / "backup.tar")))
+
+
+@pytest.fixture
+def installation(backed_up: Path) -> Path:
+    return backed_up / "data"
 
 
 @pytest.fixture
@@ -29,8 +40,6 @@ def data_dir(installation: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(installation, tmp_path / "data"))
 
 
-@pytest.fixture(scope="module")
-def archive(installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("backups") / "backup.tar"
-    succeeded(manage(installation, "backup", str(target)))
-    return target
+@pytest.fixture
+def archive(backed_up: Path) -> Path:
+    return backed_up / "backup.tar"

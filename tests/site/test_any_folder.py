@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import require
 from tests.support.processes import ROOT, clean_environment, free_port, started
+from tests.support.site import prepare
 
 MANAGE = str(ROOT / "manage.py")
 SLASH = Path("/")
@@ -32,12 +33,17 @@ def manage(data_dir: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_service_starts_and_serves_sync_and_async_runs(tmp_path: Path) -> None:
+def test_the_commands_and_the_service_run_code(tmp_path: Path) -> None:
     require("bwrap")
     data_dir = tmp_path / "data"
+    prepare(data_dir)
+    # It has nothing left to do, and finds all of it.
     manage(data_dir, "bootstrap")
     manage(data_dir, "check")
     key = manage(data_dir, "create_api_key", "demo", "--name", "any").strip()
+    script = tmp_path / "script.py"
+    script.write_text("print(6 * 7)\n")
+    assert "42" in manage(data_dir, "execute", str(script))
     environment = clean_environment(data_dir, PORT=str(free_port()))
     with started([sys.executable, MANAGE, "up"], environment, SLASH, tmp_path / "log") as service:
         service.wait_until_ready()
@@ -53,14 +59,6 @@ def test_the_service_starts_and_serves_sync_and_async_runs(tmp_path: Path) -> No
         os.killpg(service.process.pid, signal.SIGINT)
         service.wait_for_end()
         assert service.survivors() == []
-
-
-def test_a_command_runs_code(tmp_path: Path) -> None:
-    require("bwrap")
-    manage(tmp_path / "data", "bootstrap")
-    script = tmp_path / "script.py"
-    script.write_text("print(6 * 7)\n")
-    assert "42" in manage(tmp_path / "data", "execute", str(script))
 
 
 @pytest.mark.parametrize(

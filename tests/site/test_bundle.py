@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ensurepip
 import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT
 from tests.support.required import missing, require
+from tests.support.site import migrated
 
 BUILD = str(ROOT / "bundle" / "build.py")
 NOWHERE = "unix:///nowhere/docker.sock"
@@ -54,14 +59,39 @@ def wheels(committed: None) -> Path:
     return folder
 
 
-def test_the_same_commit_makes_the_same_bytes(committed: None, tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    (wheels / "some_package-1.0-py3-none-any.whl").write_bytes(b"a wheel")
-    digests = set()
-    for attempt in ("first", "second"):
-        archive = build(tmp_path / attempt, wheels)
-        digests.add(hashlib.sha256(archive.read_bytes()).hexdigest())
+@pytest.fixture(scope="module")
+def few_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pip, as Python brings it, and one that leads to the packages of the environment here."""
+    folder = tmp_path_factory.mktemp("wheels")
+    of_debian = Path("/usr/share/python-wheels").glob("pip-*.whl")
+    of_python = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    if not (found := [*of_debian, *of_python]):
+        missing("Python brings no wheel of pip: python3-venv is not installed")
+    shutil.copy(found[0], folder)
+    name = "packages_here-1.0"
+    files = {
+        "packages_here.pth": f"{sysconfig.get_path('purelib')}\n",
+        f"{name}.dist-info/METADATA": "Metadata-Version: 2.1\nName: packages-here\nVersion: 1.0\n",
+        f"{name}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{name}.dist-info/RECORD"] = "".join(f"{path},,\n" for path in files)
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(committed: None, few_wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with these wheels."""
+    return build(tmp_path_factory.mktemp("small"), few_wheels)
+
+
+def test_the_same_commit_makes_the_same_bytes(
+    small: Path, few_wheels: Path, tmp_path: Path
+) -> None:
+    archive = build(tmp_path, few_wheels)
+    digests = {hashlib.sha256(each.read_bytes()).hexdigest() for each in (archive, small)}
     assert len(digests) == 1
     with tarfile.open(archive) as packed:
         members = packed.getmembers()
@@ -83,12 +113,9 @@ def test_the_same_commit_makes_the_same_bytes(committed: None, tmp_path: Path) -
 
 
 def test_what_was_altered_or_made_for_another_machine_is_not_installed(
-    committed: None, tmp_path: Path
+    small: Path, tmp_path: Path
 ) -> None:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    (wheels / "some_package-1.0-py3-none-any.whl").write_bytes(b"a wheel")
-    folder = unpacked(build(tmp_path, wheels), tmp_path)
+    folder = unpacked(small, tmp_path)
     target = tmp_path / "target"
 
     def install() -> subprocess.CompletedProcess[str]:
@@ -96,11 +123,12 @@ def test_what_was_altered_or_made_for_another_machine_is_not_installed(
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     wheel = next((folder / "wheels").iterdir())
+    content = wheel.read_bytes()
     wheel.write_bytes(b"another wheel")
     refused = install()
     assert refused.returncode == 1
     assert "damaged" in refused.stderr
-    wheel.write_bytes(b"a wheel")
+    wheel.write_bytes(content)
     made_for = folder / "made-for.json"
     text = made_for.read_text()
     made_for.write_text(text.replace('"machine": "', '"machine": "another-'))
@@ -119,12 +147,14 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar")
 
 
-def test_it_installs_and_runs_code_where_there_is_no_network(wheels: Path, tmp_path: Path) -> None:
+def install_without_network(archive: Path, tmp_path: Path) -> None:
+    """Install it, and carry out an audited run, in a network namespace of its own."""
     require("bwrap")
     unshare = require("unshare")
-    folder = unpacked(build(tmp_path, wheels), tmp_path)
+    folder = unpacked(archive, tmp_path)
     home = tmp_path / "home"
     home.mkdir()
+    migrated(tmp_path / "data")
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
     alone = ["--net"] if os.geteuid() == 0 else ["--net", "--map-root-user"]
     done = subprocess.run(
@@ -137,7 +167,8 @@ def test_it_installs_and_runs_code_where_there_is_no_network(wheels: Path, tmp_p
             str(folder),
             str(tmp_path),
         ],
-        env=environment | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE},
+        env=environment
+        | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE, "DATA_DIR": str(tmp_path / "data")},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -153,3 +184,12 @@ def test_it_installs_and_runs_code_where_there_is_no_network(wheels: Path, tmp_p
     assert told["ledger"].startswith("Intact: ")
     assert told["seconds"]["all"] < MOST_SECONDS, told["seconds"]
     print(told["seconds"])
+
+
+def test_it_installs_and_runs_code_where_there_is_no_network(small: Path, tmp_path: Path) -> None:
+    install_without_network(small, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheels_of_the_lock_are_all_that_it_needs(wheels: Path, tmp_path: Path) -> None:
+    install_without_network(build(tmp_path, wheels), tmp_path)

@@ -24,6 +24,7 @@ from sandbox_site import installation
 from sandbox_site.installation import DoesNotFit, join, refuse_foreign
 from sandbox_site.models import InstallationMark
 from tests.support.processes import ROOT, clean_environment, free_port
+from tests.support.site import bootstrapped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
@@ -197,9 +198,8 @@ def test_of_many_first_instances_with_directories_of_their_own_one_starts(
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a whole installation, as `manage.py bootstrap` makes it."""
     data_dir = tmp_path_factory.mktemp("installation") / "embedded"
-    environment = clean_environment(data_dir, PORT=str(free_port()))
-    manage(environment, "bootstrap")
-    return environment
+    bootstrapped(data_dir)
+    return clean_environment(data_dir, PORT=str(free_port()))
 
 
 def manage(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -21,11 +21,13 @@ from tests.support.processes import (
     free_port,
     started,
 )
+from tests.support.site import migrated
 
 # The environment that runs the tests is complete, so `make` has nothing to install into it.
 VENV = Path(sys.prefix)
 
-READY_SECONDS = 20
+# However busy the machine is.
+READY_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,7 @@ def press_ctrl_c(service: Service) -> None:
 
 def test_two_starts_and_two_ends(checkout: Path, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
+    migrated(data_dir)
     environment = clean_environment(data_dir, PORT=str(free_port()))
     command = ["make", "run", f"VENV={VENV}"]
 
@@ -86,21 +89,15 @@ def test_two_starts_and_two_ends(checkout: Path, tmp_path: Path) -> None:
         assert seconds < STOP_SECONDS
         assert first.survivors() == []
 
-    quickest = float("inf")
-    for attempt in ("second", "third", "fourth"):
-        with started(command, environment, checkout, tmp_path / attempt) as again:
-            quickest = min(quickest, again.wait_until_ready())
-            assert "Installing" not in again.output
-            assert credentials["API_KEY"] not in again.output
-            again.look()
-            press_ctrl_c(again)
-            _, seconds = again.wait_for_end()
-            assert seconds < STOP_SECONDS
-            assert again.survivors() == []
-        if quickest < READY_SECONDS:
-            break
-    # Any one of them: what else the machine does at the moment is not what is tested.
-    assert quickest < READY_SECONDS
+    with started(command, environment, checkout, tmp_path / "second") as again:
+        assert again.wait_until_ready() < READY_SECONDS
+        assert "Installing" not in again.output
+        assert credentials["API_KEY"] not in again.output
+        again.look()
+        press_ctrl_c(again)
+        _, seconds = again.wait_for_end()
+        assert seconds < STOP_SECONDS
+        assert again.survivors() == []
 
 
 def test_production_without_keys_does_not_start(checkout: Path, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def row(transactional_db: None) -> Process:
 @pytest.fixture
 def beside(row: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
     monkeypatch.setattr(standby, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "SILENCE_SECONDS", 0.05)
     found = Standby(connection.settings_dict, settings.LOGGING, 10)
     yield found
     found.stop()
@@ -147,9 +148,10 @@ def test_gunicorn_ends_no_worker_that_still_has_its_lease() -> None:
 
 PARENT = """
 import json, os, signal, sys
-from sandbox_site.standby import Standby
+from sandbox_site import standby
 from sandbox_site.logs import configuration
-beside = Standby(json.loads(sys.argv[1]), configuration("INFO", "json"), 10)
+standby.SILENCE_SECONDS = 0.05
+beside = standby.Standby(json.loads(sys.argv[1]), configuration("INFO", "json"), 10)
 beside.tell("x")
 print(beside.pid, flush=True)
 signal.pause()

@@ -11,8 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,35 +25,55 @@ from tests.support.processes import (
     free_port,
     started,
 )
+from tests.support.site import MANAGE, prepare
+
+UP = (*MANAGE, "up")
+ONE_WORKER = {"Q_WORKERS": "1"}
+# Of the worker with one worker process.
+PROCESSES = 5
+# Of whoever does not end by itself, which is waited for.
+IMPATIENT = """
+import os
+import django
+os.environ["DJANGO_SETTINGS_MODULE"] = "sandbox_site.settings"
+django.setup()
+from django.core.management import execute_from_command_line
+from sandbox_site import draining
+from sandbox_site.management.commands import up
+draining.ENDING_SECONDS = up.EXIT_SECONDS = 0.5
+execute_from_command_line(["manage.py", "up"])
+"""
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("up") / "data"
-    subprocess.run(
-        [sys.executable, "manage.py", "bootstrap"],
-        env=clean_environment(path),
-        cwd=ROOT,
-        check=True,
-    )
+    prepare(path)
     return path
 
 
-def up(data_dir: Path, tmp_path: Path, **extra: str) -> AbstractContextManager[Service]:
-    environment = clean_environment(data_dir, PORT=str(free_port()), **extra)
-    command = [sys.executable, "manage.py", "up"]
+def up(
+    data_dir: Path, tmp_path: Path, command: Sequence[str] = UP, **extra: str
+) -> AbstractContextManager[Service]:
+    environment = clean_environment(data_dir, PORT=str(free_port()), **ONE_WORKER, **extra)
     return started(command, environment, ROOT, tmp_path / "log")
+
+
+@contextmanager
+def working(data_dir: Path, tmp_path: Path, command: Sequence[str] = UP) -> Iterator[Service]:
+    """A service that answers and whose worker has started all of its processes."""
+    with up(data_dir, tmp_path, command) as running:
+        running.wait_until_ready()
+        deadline = time.monotonic() + 60
+        while len(worker_processes(running)) < PROCESSES and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(worker_processes(running)) >= PROCESSES, running.output
+        yield running
 
 
 @pytest.fixture
 def service(data_dir: Path, tmp_path: Path) -> Iterator[Service]:
-    """A service that answers and whose worker has started all of its processes."""
-    with up(data_dir, tmp_path) as running:
-        running.wait_until_ready()
-        deadline = time.monotonic() + 60
-        while len(worker_processes(running)) < 5 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(worker_processes(running)) >= 5, running.output
+    with working(data_dir, tmp_path) as running:
         yield running
 
 
@@ -104,15 +124,16 @@ print(gc.get_freeze_count(), len(gc.get_objects()), len(renewal))
     assert renewing == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything_in_time_and_counts_as_success(
-    service: Service, number: signal.Signals
-) -> None:
+def end_in_order(service: Service, number: signal.Signals) -> None:
     service.process.send_signal(number)
     code, seconds = service.wait_for_end()
     assert code == 0, service.output
     assert seconds < STOP_SECONDS
     assert_nothing_survives(service)
+
+
+def test_ctrl_c_ends_everything_in_time_and_counts_as_success(service: Service) -> None:
+    end_in_order(service, signal.SIGINT)
 
 
 def test_a_second_signal_does_not_interrupt_the_ending(service: Service) -> None:
@@ -140,23 +161,27 @@ def test_nothing_outlives_a_killed_supervisor(service: Service) -> None:
     assert_nothing_survives(service)
 
 
-def test_a_process_that_ignores_the_request_to_end_is_killed(service: Service) -> None:
-    for pid in worker_processes(service):
-        os.kill(pid, signal.SIGSTOP)
-    service.process.terminate()
-    deadline = time.monotonic() + 30
-    while "Stopping: what runs in worker may go on" not in service.output:
-        assert time.monotonic() < deadline, service.output
-        time.sleep(0.05)
-    service.process.terminate()
-    code, _ = service.wait_for_end()
-    assert code == 0
-    assert_nothing_survives(service)
+def test_a_process_that_ignores_the_request_to_end_is_killed(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    with working(data_dir, tmp_path, [sys.executable, "-c", IMPATIENT]) as service:
+        for pid in worker_processes(service):
+            os.kill(pid, signal.SIGSTOP)
+        service.process.terminate()
+        deadline = time.monotonic() + 30
+        while "Stopping: what runs in worker may go on" not in service.output:
+            assert time.monotonic() < deadline, service.output
+            time.sleep(0.05)
+        service.process.terminate()
+        code, _ = service.wait_for_end()
+        assert code == 0
+        assert_nothing_survives(service)
 
 
-def test_every_line_on_stderr_is_json_and_holds_no_key(service: Service, data_dir: Path) -> None:
-    service.process.terminate()
-    service.wait_for_end()
+def test_a_signal_to_end_does_so_in_time_and_every_line_is_json_without_a_key(
+    service: Service, data_dir: Path
+) -> None:
+    end_in_order(service, signal.SIGTERM)
     assert f"Cofferdam: {service.url}/ (Ctrl-C ends it)" in service.output.splitlines()
     for line in log_lines(service):
         assert {"time", "level", "logger", "message"} <= set(json.loads(line))

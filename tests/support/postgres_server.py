@@ -106,9 +106,9 @@ def _programs() -> Path:
     return (installed[-1] if installed else Path(os.path.realpath(require("postgres")))).parent
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    """Running, and empty."""
+    """Running, and empty at first. A test that stops it starts it again."""
     folder = Path(tempfile.mkdtemp(prefix="cofferdam-postgres-"))
     folder.chmod(0o711)
     server = PostgresServer(folder / "server")

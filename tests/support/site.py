@@ -22,6 +22,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
+from sandbox_site import keys
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.raw_http import ask
 
@@ -90,6 +91,25 @@ class Prepared:
     def environment(self, **extra: str) -> dict[str, str]:
         ports = {"PORT": str(free_port()), "POOL_PORT": str(free_port())}
         return clean_environment(self.data_dir, **{**ports, **extra})
+
+
+def migrated(data_dir: Path) -> None:
+    """Make `data_dir` one in which `manage.py bootstrap` finds its keys and its tables, as after
+    a start that was cut off. It has everything else to do."""
+    shutil.copytree(migrated_folder(), data_dir, dirs_exist_ok=True)
+
+
+def migrated_folder() -> Path:
+    """What `migrated` copies."""
+    return kept_folder("migrated", _migrate) / "data"
+
+
+def _migrate(folder: Path) -> None:
+    data_dir = folder / "data"
+    data_dir.mkdir(mode=0o700)
+    keys.create(data_dir)
+    command = [*MANAGE, "migrate", "--verbosity", "0"]
+    subprocess.run(command, env=clean_environment(data_dir), cwd=ROOT, check=True)
 
 
 def bootstrapped(data_dir: Path) -> dict[str, str]:
