@@ -10,10 +10,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
-from tests.support.browser import browser, complaints, page
 from tests.support.query_budgets import BUDGETS, names
 
-__all__ = ("browser", "complaints", "names", "page")
+__all__ = ("names",)
 
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 # Put into a page by a script, and no pages.
