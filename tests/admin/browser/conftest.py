@@ -11,5 +11,6 @@ from tests.support.browser import (
     own_page,
     page,
 )
+from tests.support.query_budgets import names
 
-__all__ = ("browser", "caller", "complaints", "contexts", "other_page", "own_page", "page")
+__all__ = ("browser", "caller", "complaints", "contexts", "names", "other_page", "own_page", "page")

@@ -10,9 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
-from tests.support.query_budgets import BUDGETS, names
-
-__all__ = ("names",)
+from tests.support.query_budgets import BUDGETS
 
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 ONLY_FAULTS = {"resultTypes": ["violations"]}

@@ -16,11 +16,9 @@ from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.browser import keep_picture
 from tests.support.playground import PAGE
-from tests.support.policies import in_force, policies_forgotten
+from tests.support.policies import in_force
 from tests.support.running import LOCAL, activate
 from tests.support.sessions import cell, in_thread, opened
-
-__all__ = ("policies_forgotten",)
 
 CODE = """import sys
 

@@ -18,8 +18,6 @@ from tests.conftest import Caller
 from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, run
 
-pytest_plugins = ["tests.support.remote_providers"]
-
 
 @pytest.fixture(autouse=True)
 def _quiet(complaints: list[str]) -> Iterator[None]:
