@@ -110,9 +110,13 @@ PLAUSIBLE = (("ListDir", "404"), ("read", "bad_json"))
 FILES = [{"path": "given", "content_base64": "eA=="}]
 
 
+# Of the services whose code is not ours one is tried at every step, the other at the run.
+SLOW = [life for life in LIVES if life[0] == "aliyun_codeinterpreter" and life[1] != "execute"]
+
+
 @pytest.mark.parametrize(
     ("provider", "operation", "faults"),
-    LIVES,
+    [pytest.param(*life, marks=pytest.mark.slow if life in SLOW else ()) for life in LIVES],
     ids=lambda value: value if type(value) is str else "",
 )
 def test_code_runs_once_whatever_fails(

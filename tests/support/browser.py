@@ -35,7 +35,8 @@ def browser() -> Iterator[Browser]:
             executable_path=chromium,
             args=[
                 *("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"),
-                "--disable-gpu",
+                # There is none, and a process for it is one more. No renderer is kept in reserve.
+                *("--disable-gpu", "--in-process-gpu", "--renderer-process-limit=1"),
             ],
         )
 
