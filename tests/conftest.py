@@ -42,7 +42,6 @@ pytest_plugins = [
     "tests.support.bound_updates",
     "tests.support.sandboxes",
     "tests.support.kept_guest",
-    "tests.support.kept_service",
     "tests.support.docker_engine",
     "tests.support.remote_providers",
     "tests.support.routing",

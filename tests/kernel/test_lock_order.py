@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -22,14 +20,8 @@ from tests.support.saved_files import stored
 from tests.support.sessions import cell, in_thread, opened, row, wait_for
 from tests.support.snapshots import taken
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
 pytestmark = [
-    pytest.mark.usefixtures("_storage", "kept_here"),
+    pytest.mark.usefixtures("own_storage", "kept_here"),
     pytest.mark.only_on("postgresql"),
     pytest.mark.database,
 ]

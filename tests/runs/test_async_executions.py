@@ -251,19 +251,14 @@ def status_is(execution_id: str, *wanted: str) -> Execution:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_real_worker_runs_it(local_active: None, alice: Caller) -> None:
-    body = run(alice, "def main():\n    return 6 * 7", mode="async").json()
-    with real_worker():
-        assert status_is(body["id"], "succeeded").result == "42"
-    assert get_broker().queue_size() == 0
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_worker_that_is_told_to_end_finishes_what_it_runs_and_begins_nothing(
+def test_a_real_worker_runs_it_and_told_to_end_finishes_that_and_begins_nothing(
     local_active: None, alice: Caller
 ) -> None:
-    code = "import time\ntime.sleep(3)\nprint('finished')"
+    body = run(alice, "def main():\n    return 6 * 7", mode="async").json()
+    code = "import time\ntime.sleep(2)\nprint('finished')"
     with real_worker():
+        assert status_is(body["id"], "succeeded").result == "42"
+        assert get_broker().queue_size() == 0
         first = run(alice, code, mode="async").json()["id"]
         status_is(first, "running")
     assert Execution.objects.get(pk=first).stdout == "finished\n"

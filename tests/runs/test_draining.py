@@ -303,7 +303,7 @@ def test_while_it_says_so_whoever_comes_is_served(prepared: Prepared, tmp_path: 
 
 
 def test_connections_are_served_to_their_end(prepared: Prepared, tmp_path: Path) -> None:
-    limits = {"WEB_CONCURRENCY": "2", "WEB_HEADER_SECONDS": "4", "WEB_BODY_SECONDS": "50"}
+    limits = {"WEB_CONCURRENCY": "2", "WEB_HEADER_SECONDS": "2", "WEB_BODY_SECONDS": "50"}
     with serving(prepared, tmp_path / "log", **limits) as site:
         whole = request("POST", EXECUTIONS, {"code": "print(6 * 7)"}, key=site.alice)
         quiet = connect(site.service, request("GET", "/healthz"))

@@ -59,7 +59,7 @@ results = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(results)
 def test_whatever_comes_in_what_goes_out_can_be_recorded(claimed: ExecutionResult) -> None:
     checked = check(claimed, LIMITS)

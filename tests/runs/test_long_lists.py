@@ -22,9 +22,7 @@ from executions.admin.searching import searched
 from executions.ids import first_uuid7
 from executions.models import CodeText, Execution, LedgerEntry, SavedFilter
 from providers.admin import sifting
-from tests.support.execution_rows import LIST, auditor, make_rows, shown
-
-__all__ = ["auditor"]
+from tests.support.execution_rows import LIST, make_rows, shown
 
 pytestmark = pytest.mark.django_db
 

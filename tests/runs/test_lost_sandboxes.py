@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,7 @@ from tests.support import kept_here
 from tests.support.saved_files import actions, write
 from tests.support.sessions import URL, cell, in_thread, opened, row, wait_for
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 def test_a_lost_sandbox_with_something_saved_is_a_session_asleep(alice: Caller) -> None:

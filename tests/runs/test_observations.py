@@ -93,7 +93,7 @@ def test_an_exit_code_a_refused_call_and_ordinary_code_are_no_observation(
 def test_a_fork_bomb_is_seen_at_its_limit_and_its_neighbour_with_nothing(
     bubblewrap: Local,
 ) -> None:
-    result = bubblewrap.survive(FORK_BOMB, timeout=5)
+    result = bubblewrap.survive(FORK_BOMB, timeout=2)
     (found,) = result.metadata[OBSERVATIONS]
     assert (found["kind"], found["seen_by"]) == ("process_limit", "supervisor")
     assert 62 <= found["count"] <= 64
@@ -108,7 +108,7 @@ def test_one_process_after_the_other_is_a_burst(bubblewrap: Local) -> None:
 
 
 def test_a_container_of_runc_is_seen_by_the_kernel_outside_of_it(under_runc: Containers) -> None:
-    result = under_runc.run(FORK_BOMB, timeout=5, processes=32)
+    result = under_runc.run(FORK_BOMB, timeout=3, processes=32)
     (found,) = result.metadata[OBSERVATIONS]
     assert (found["kind"], found["seen_by"]) == ("process_limit", "host")
 

@@ -17,7 +17,6 @@ from executions.models import (
     Execution,
 )
 from tests.support.query_budgets import BUDGETS, GOOD
-from tests.support.query_budgets import names as names
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

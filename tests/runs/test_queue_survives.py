@@ -27,8 +27,6 @@ from tests.support.processes import ROOT, Service, clean_environment, free_port,
 from tests.support.running import run
 from tests.support.servers import Servers, url_of_the_tests_database
 
-pytestmark = pytest.mark.database
-
 ANSWER_SECONDS = 60
 
 
@@ -126,6 +124,7 @@ def cluster(**extra: str) -> Iterator[subprocess.Popen[bytes]]:
         worker.wait(10)
 
 
+@pytest.mark.database
 @pytest.mark.django_db(transaction=True)
 def test_a_cluster_that_is_killed_loses_nothing_that_it_had_not_begun(
     local_active: None, alice: Caller, charlie: Caller
@@ -146,6 +145,7 @@ def test_a_cluster_that_is_killed_loses_nothing_that_it_had_not_begun(
     assert Execution.objects.filter(status="succeeded", stdout="hers\n").count() == 5
 
 
+@pytest.mark.database
 @pytest.mark.django_db(transaction=True)
 def test_a_cluster_with_another_key_deletes_nobodys_task() -> None:
     another = "a key of somebody else that is as long as Django wants it to be"

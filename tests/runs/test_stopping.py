@@ -63,7 +63,9 @@ def assert_all_ended_by_us(site: Site, newest: int) -> None:
     assert {status for status, *_ in found} <= {"succeeded", "error"}
 
 
-def test_what_runs_is_finished_and_answered(prepared: Prepared, tmp_path: Path) -> None:
+def test_what_runs_is_finished_and_answered_and_ended_when_its_grace_is_over(
+    prepared: Prepared, tmp_path: Path
+) -> None:
     with (
         serving(prepared, tmp_path / "log", Q_WORKERS="1", Q_THREADS="1") as site,
         asked(site, 8, sleeper(6)) as callers,
@@ -85,24 +87,23 @@ def test_what_runs_is_finished_and_answered(prepared: Prepared, tmp_path: Path) 
     # Nothing is begun any more, and so nothing is lost: the next worker runs it.
     assert (found.pop(first), found.pop(second)) == ("succeeded", "queued")
     assert set(found.values()) <= {"succeeded", "error"}
-    with serving(prepared, tmp_path / "again") as site:
+    with serving(prepared, tmp_path / "again", SHUTDOWN_GRACE_SECONDS="1") as site:
         deadline = time.monotonic() + 30
         while dict(rows(prepared.data_dir, "id", "status"))[second] != "succeeded":
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        assert_what_is_over_its_grace_is_ended(site)
 
 
-def test_what_runs_when_its_grace_is_over_is_ended_recorded_and_answered(
-    prepared: Prepared, tmp_path: Path
-) -> None:
-    with serving(prepared, tmp_path / "log", SHUTDOWN_GRACE_SECONDS="1") as site:
-        with asked(site, 8, sleeper(60)) as callers, asked(site, 1, sleeper(60)) as leaving:
-            enqueue(site, 60)
-            site.wait_for_running(10)
-            leaving[0].close()
-            site.service.process.send_signal(signal.SIGTERM)
-            answers = [read(caller) for caller in callers]
-        code, _ = site.service.wait_for_end()
+def assert_what_is_over_its_grace_is_ended(site: Site) -> None:
+    """It is recorded and answered, too."""
+    with asked(site, 8, sleeper(60)) as callers, asked(site, 1, sleeper(60)) as leaving:
+        enqueue(site, 60)
+        site.wait_for_running(10)
+        leaving[0].close()
+        site.service.process.send_signal(signal.SIGTERM)
+        answers = [read(caller) for caller in callers]
+    code, _ = site.service.wait_for_end()
     for answer in answers:
         assert_ended_by_us(answer)
     assert code == 0, site.service.output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,7 @@ from tests.support.saved_files import asleep, counts_are_right, listed, packed, 
 from tests.support.session_files import put
 from tests.support.sessions import URL
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.one_database]
 
 
 def said(records: bytes, times: int = 1) -> bytes:

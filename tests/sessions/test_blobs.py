@@ -59,12 +59,7 @@ def counted(tenant: Tenant) -> int:
     return rows
 
 
-@pytest.fixture
-def _storage(tmp_path: Path, settings: object) -> None:
-    settings.DATA_DIR = tmp_path  # type: ignore[attr-defined]
-
-
-pytestmark = [pytest.mark.usefixtures("_storage"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage"), pytest.mark.database]
 
 
 def test_a_content_goes_up_once_and_comes_back(alice: Caller) -> None:

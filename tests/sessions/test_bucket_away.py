@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,20 +14,37 @@ from executions import bucket
 from executions.services.workspaces import uploads
 from executions.storage import WORKSPACES, Kept, kept
 from executions.tasks import discard_unfinished_uploads
-from tests.support.bucket import Swift
+from tests.support.bucket import Swift, keep_in, swift_service
 
 MIB = 1024 * 1024
 KEY = "7/ab/abcdef-0123"
 WHOLE = "7/ab/abcdef-4567"
 
 
+@pytest.fixture(scope="module")
+def swift() -> Iterator[Swift]:
+    with swift_service() as service:
+        yield service
+
+
 @pytest.fixture
-def storage(own_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    """Of an impatient client, and never frozen for good."""
+def own_swift(swift: Swift, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swift]:
+    """One to be stopped, with a place of its own in it. It serves again afterwards."""
+    swift.prefix = secrets.token_hex(8)
+    keep_in(swift, settings, monkeypatch)
+    yield swift
+    assert swift.process is not None
+    if swift.process.poll() is None:
+        swift.process.send_signal(signal.SIGCONT)
+    else:
+        swift.start()
+
+
+@pytest.fixture
+def storage(own_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Of an impatient client."""
     monkeypatch.setattr(bucket, "_READ_SECONDS", 1)
-    yield kept(WORKSPACES)
-    if own_swift.process is not None and own_swift.process.poll() is None:
-        own_swift.process.send_signal(signal.SIGCONT)
+    return kept(WORKSPACES)
 
 
 def freeze(service: Swift) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +24,7 @@ from tests.support.saved_files import asleep, counts_are_right, listed, packed, 
 from tests.support.session_files import got, put
 from tests.support.sessions import URL, cell, opened, row
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = pytest.mark.usefixtures("_storage", "kept_here")
+pytestmark = pytest.mark.usefixtures("own_storage", "kept_here")
 
 
 def test_files_are_read_written_and_moved_while_it_sleeps_and_are_there_when_it_wakes(

@@ -26,7 +26,7 @@ FILL = (
 LOOK = "print(open('link').read(), open(b'n\\xff').read(), 'x' in globals())"
 
 
-@pytest.fixture(params=["runc", "runsc"])
+@pytest.fixture(params=[pytest.param("runc", marks=pytest.mark.slow), "runsc"])
 def place(
     request: pytest.FixtureRequest,
     transactional_db: None,

@@ -6,7 +6,6 @@ import io
 import itertools
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +20,7 @@ from tests.support import kept_here
 from tests.support.saved_files import counts_are_right, looked_at, saved
 from tests.support.sessions import opened, row
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.one_database]
 
 
 def archive(*members: tuple[str, bytes], kind: bytes = tarfile.REGTYPE) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +19,11 @@ from tests.support.sessions import URL, aged, cell, opened, row
 
 
 @pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
+def own_storage(own_storage: None, settings: Any) -> None:
     settings.DELETE_S3_ON_CLEANUP = False
 
 
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 _CONVERSATION = Conversation("user")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,7 @@ from tests.support import kept_here
 from tests.support.saved_files import asleep
 from tests.support.sessions import URL, in_thread, opened, row
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 def test_a_session_that_is_being_opened_makes_no_room_for_another(

@@ -19,10 +19,7 @@ from executions.storage import WORKSPACES, kept
 from tests.conftest import Caller
 from tests.support.saved_files import stored
 
-
-@pytest.fixture(autouse=True)
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
+pytestmark = pytest.mark.usefixtures("own_storage")
 
 
 def age_all(root: Path) -> None:

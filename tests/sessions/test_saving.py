@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,13 +32,7 @@ from tests.support import kept_here
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
 from tests.support.sessions import URL, aged, cell, in_thread, opened, row, wait_for
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 def tables_of(*models: type[Model]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +25,7 @@ from tests.support import kept_here
 from tests.support.saved_files import actions, asleep, saved, write
 from tests.support.sessions import URL, aged, cell, opened, row
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 def test_unused_it_sleeps_and_wakes_with_its_files_on_the_next_cell(

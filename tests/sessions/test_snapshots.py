@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -24,12 +23,7 @@ from tests.support.snapshots import taken
 SNAPSHOTS = "/api/v1/snapshots"
 
 
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 def with_files(caller: Caller, code: str = write("f", "kept")) -> dict[str, Any]:

@@ -41,7 +41,7 @@ print('x' in globals())
 """
 
 
-@pytest.fixture(params=["bubblewrap", "docker"])
+@pytest.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.slow)])
 def service(
     request: pytest.FixtureRequest, transactional_db: None, tmp_path: Path, settings: Any
 ) -> Iterator[None]:

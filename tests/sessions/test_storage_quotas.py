@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,7 @@ from tests.conftest import Caller
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
 from tests.support.sessions import URL, cell, opened
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 @pytest.mark.parametrize(

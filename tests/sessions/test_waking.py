@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +26,7 @@ from tests.support.held import bounded
 from tests.support.saved_files import asleep, saved, still_asleep, write
 from tests.support.sessions import URL, aged, cell, in_thread, opened, row, wait_for
 
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
 
 
 @pytest.mark.parametrize(

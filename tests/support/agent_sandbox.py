@@ -12,6 +12,7 @@ from django.test import Client
 
 from tests.conftest import Caller
 from tests.support.kept_service import kept_by
+from tests.support.kept_service import shared_service as shared_service
 
 
 @pytest.fixture(name="conversations")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from executions.models import Tenant
 from executions.services.keys import create_api_key
@@ -23,16 +24,46 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("dark", "light")
 expect.set_options(timeout=30_000)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """One for a folder: its event loop stays in this thread, where other tests start their own."""
     chromium = require("chromium")
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         # Playwright keeps an event loop in this thread, which Django takes for asynchronous code.
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         yield playwright.chromium.launch(
             executable_path=chromium,
-            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"],
+            args=[
+                *("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"),
+                # There is none, and a process for it is one more. No renderer is kept in reserve.
+                *("--disable-gpu", "--in-process-gpu", "--renderer-process-limit=1"),
+            ],
         )
+
+
+@pytest.fixture(scope="package")
+def contexts(browser: Browser, live_server: object) -> Iterator[tuple[BrowserContext, ...]]:
+    """Two, for two people. Scripts and styles stay loaded in them from test to test."""
+    made = [
+        browser.new_context(base_url=str(live_server), viewport={"width": 1280, "height": 860})
+        for _ in range(2)
+    ]
+    yield tuple(made)
+    for context in made:
+        context.close()
+
+
+@contextmanager
+def opened_page(context: BrowserContext) -> Iterator[Page]:
+    """A page in `context`, without what an earlier test has left there."""
+    context.clear_cookies()
+    context.clear_permissions()
+    page = context.new_page()
+    # What the theme has stored belongs to the address, which only a page of it may clear.
+    page.goto("/healthz")
+    page.evaluate("localStorage.clear()")
+    yield page
+    page.close()
 
 
 @pytest.fixture
@@ -43,29 +74,53 @@ def complaints() -> list[str]:
 
 @pytest.fixture
 def page(
+    contexts: tuple[BrowserContext, ...], transactional_db: None, complaints: list[str]
+) -> Iterator[Page]:
+    """A page of a superuser, admin."""
+    with opened_page(contexts[0]) as page:
+        sign_in_quickly(page, "admin")
+        note_complaints(page, complaints)
+        yield page
+
+
+@pytest.fixture
+def own_page(
     browser: Browser, live_server: object, transactional_db: None, complaints: list[str]
 ) -> Iterator[Page]:
-    admin = User.objects.create_superuser("admin", password=PASSWORD)
+    """As `page`, in a context of its own: for what cannot be undone there, such as its clock."""
     context = browser.new_context(
         base_url=str(live_server), viewport={"width": 1280, "height": 860}
     )
-    # Without the form, which has tests of its own: it is two pages more for every test.
+    with opened_page(context) as page:
+        sign_in_quickly(page, "admin")
+        note_complaints(page, complaints)
+        yield page
+    context.close()
+
+
+@pytest.fixture
+def other_page(contexts: tuple[BrowserContext, ...], transactional_db: None) -> Iterator[Page]:
+    """A page of somebody who is not signed in."""
+    with opened_page(contexts[1]) as page:
+        yield page
+
+
+def sign_in_quickly(page: Page, name: str) -> None:
+    """A new superuser, without the form, which has tests of its own."""
+    user = User.objects.create_superuser(name, password=PASSWORD)
     client = Client()
-    client.force_login(admin)
-    name = settings.SESSION_COOKIE_NAME
-    context.add_cookies(
-        [{"name": name, "value": client.cookies[name].value, "url": str(live_server)}]
-    )
-    page = context.new_page()
+    client.force_login(user)
+    cookie = settings.SESSION_COOKIE_NAME
+    value = client.cookies[cookie].value
+    page.context.add_cookies([{"name": cookie, "value": value, "url": page.url}])
+
+
+def note_complaints(page: Page, complaints: list[str]) -> None:
     page.on(
         "console",
         lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    # Its address names the server.
-    page.goto("/admin/auth/group/")
-    yield page
-    context.close()
 
 
 @pytest.fixture

@@ -28,6 +28,12 @@ from tests.support.running import activate
 URL = "/api/v1/sessions"
 
 
+@pytest.fixture
+def own_storage(tmp_path: Path, settings: Any) -> None:
+    """A place for files that has none of another test's."""
+    settings.DATA_DIR = tmp_path
+
+
 @pytest.fixture(name="kept_here")
 def provide_kept_here(
     transactional_db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

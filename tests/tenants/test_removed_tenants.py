@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ from tests.support.sessions import URL
 pytestmark = [
     pytest.mark.django_db,
     pytest.mark.database,
-    pytest.mark.usefixtures("_storage", "kept_here"),
+    pytest.mark.usefixtures("own_storage", "kept_here"),
 ]
 
 LIST = "/api/v1/executions"
@@ -46,12 +45,6 @@ LIST = "/api/v1/executions"
 
 class Killed(BaseException):
     pass
-
-
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    """Files of other tests are not counted."""
-    settings.DATA_DIR = tmp_path
 
 
 @pytest.fixture

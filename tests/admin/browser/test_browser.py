@@ -12,10 +12,8 @@ from playwright.sync_api import Page, expect
 from executions.models import Execution
 from providers.models import ProviderConfig
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, activate, run
-
-__all__ = ("browser", "caller", "complaints", "page")
 
 HOSTILE = "<script>document.title='owned'</script> <b>bold</b>"
 

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django_otp.plugins.otp_totp.models import TOTPDevice
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from executions.models import Budget, Tenant
 from executions.services.roles import ADMINISTRATOR, ensure_roles
 from providers.models import PendingChange
 from sandbox_site import recovery
-from tests.support.browser import browser, complaints, keep_picture, page, sign_in
+from tests.support.browser import keep_picture, sign_in, sign_in_quickly
 from tests.support.signing_in import code_of
-
-__all__ = ("browser", "complaints", "page")
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +26,13 @@ def _quiet(complaints: list[str]) -> Iterator[None]:
     assert not complaints
 
 
-def second(page: Page, browser: Browser, name: str = "ben") -> Page:
-    User.objects.create_superuser(name, password="another horse")
-    context = browser.new_context(
-        base_url=page.url.split("/admin")[0], viewport={"width": 1280, "height": 860}
-    )
-    other = context.new_page()
-    sign_in(other, name, "another horse")
-    return other
-
-
 def test_a_tenants_change_waits_and_is_approved(
-    page: Page, browser: Browser, settings: Any
+    page: Page, other_page: Page, settings: Any
 ) -> None:
     settings.TWO_PERSON_RULE = True
     tenant = Tenant.objects.create(slug="acme", name="Acme")
-    approver = second(page, browser)
+    approver = other_page
+    sign_in_quickly(approver, "ben")
     page.goto(f"/admin/executions/tenant/{tenant.pk}/change/")
     page.get_by_label("Keep code").fill("30")
     page.get_by_label("Reason").fill("The law.")
@@ -65,14 +54,13 @@ def test_a_tenants_change_waits_and_is_approved(
     page.get_by_role("link", name="Version 1").click()
     page.get_by_role("button", name="Restore version 1").click()
     expect(page.get_by_text("waits for a second administrator")).to_be_visible()
-    approver.context.close()
 
 
 def test_a_second_account_of_ones_own_is_told_so(
-    page: Page, browser: Browser, settings: Any
+    page: Page, other_page: Page, settings: Any
 ) -> None:
     settings.TWO_PERSON_RULE = True
-    other = second(page, browser)
+    sign_in_quickly(other_page, "ben")
     admin, ben = User.objects.get(username="admin"), User.objects.get(username="ben")
     from providers.services.approvers import hold
 
@@ -81,12 +69,11 @@ def test_a_second_account_of_ones_own_is_told_so(
     page.get_by_label("Limit").fill("500")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("waits for a second administrator")).to_be_visible()
-    other.goto(f"/admin/providers/pendingchange/{PendingChange.objects.get().pk}/change/")
-    expect(other.get_by_text("count as one person")).to_be_visible()
-    expect(other.get_by_role("button", name="Approve")).to_have_count(0)
-    other.goto(f"/admin/auth/user/{ben.pk}/change/")
-    expect(other.get_by_text("had in hand by")).to_be_visible()
-    other.context.close()
+    other_page.goto(f"/admin/providers/pendingchange/{PendingChange.objects.get().pk}/change/")
+    expect(other_page.get_by_text("count as one person")).to_be_visible()
+    expect(other_page.get_by_role("button", name="Approve")).to_have_count(0)
+    other_page.goto(f"/admin/auth/user/{ben.pk}/change/")
+    expect(other_page.get_by_text("had in hand by")).to_be_visible()
     assert not Budget.objects.exists()
 
 
@@ -105,7 +92,7 @@ def test_the_list_of_users_and_a_reset(page: Page, settings: Any) -> None:
 
 
 def test_recovery_codes_are_shown_when_an_authenticator_is_set_up(
-    page: Page, browser: Browser
+    page: Page, other_page: Page
 ) -> None:
     page.goto("/admin/authenticator/")
     page.get_by_label("Number").fill(code_of(TOTPDevice.objects.get()))
@@ -117,20 +104,15 @@ def test_recovery_codes_are_shown_when_an_authenticator_is_set_up(
     page.goto("/admin/authenticator/")
     expect(codes).to_have_count(0)
 
-    context = browser.new_context(base_url=page.url.split("/admin")[0])
-    again = context.new_page()
-    sign_in(again, "admin", code=code)
-    expect(again.get_by_text("A recovery code was used; 9 are left.")).to_be_visible()
-    context.close()
+    sign_in(other_page, "admin", code=code)
+    expect(other_page.get_by_text("A recovery code was used; 9 are left.")).to_be_visible()
 
 
-def test_the_login_page_itself_leads_to_the_dashboard(page: Page, browser: Browser) -> None:
-    context = browser.new_context(base_url=page.url.split("/admin")[0])
-    again = context.new_page()
+def test_the_login_page_itself_leads_to_the_dashboard(page: Page, other_page: Page) -> None:
+    again = other_page
     again.goto("/admin/login/")
     again.get_by_label("Username").fill("admin")
     again.get_by_label("Password").fill("correct horse")
     again.get_by_role("button", name="Log in").click()
     expect(again).to_have_url(re.compile("/admin/$"))
     expect(again.locator("#nav-sidebar")).to_be_attached()
-    context.close()

@@ -12,9 +12,7 @@ from executions.services.keys import create_api_key
 from executions.services.ledger.verification import Verification, verify
 from executions.services.ledger_checks import carry_out
 from providers.models import PendingChange
-from tests.support.browser import browser, complaints, keep_picture, page
-
-__all__ = ("browser", "complaints", "page")
+from tests.support.browser import keep_picture
 
 
 def test_the_front_page_says_what_waits_and_a_verification_shows_itself(

@@ -15,10 +15,8 @@ from executions.models import ExecutionCount, ExecutionLatency, ExecutionTenantC
 from providers.models import ProviderConfig
 from providers.services.health import check_all
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, activate, run
-
-__all__ = ("browser", "caller", "complaints", "page")
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,9 @@ from providers.models import ConfigVersion
 from providers.services import activate as switch_to
 from providers.services import save_config
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.execution_rows import LIST, make_rows
 from tests.support.running import LOCAL, activate, run
-
-__all__ = ["browser", "caller", "complaints", "page"]
 
 PLOT = """
 import os, struct, sys, zlib

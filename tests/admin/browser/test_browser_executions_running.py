@@ -15,17 +15,8 @@ from playwright.sync_api import Page, expect
 from executions.models import Execution
 from tests.conftest import Caller
 from tests.support import kept_here
-from tests.support.browser import (
-    browser,
-    caller,
-    complaints,
-    keep_picture,
-    look_on_every_screen,
-    page,
-)
+from tests.support.browser import keep_picture, look_on_every_screen
 from tests.support.sessions import cell, in_thread, opened, wait_for
-
-__all__ = ["browser", "caller", "complaints", "page"]
 
 SLOW = "import time\nprint('working on it')\nwhile True:\n    time.sleep(0.05)"
 

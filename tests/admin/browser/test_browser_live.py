@@ -11,11 +11,9 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import browser, keep_picture, sign_in
+from tests.support.browser import keep_picture, sign_in
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site
-
-__all__ = ["browser"]
 
 HOSTILE = "<img src=x onerror=alert(1)> \\x1b[2J a\\u202eb"
 PRINTS = f"""

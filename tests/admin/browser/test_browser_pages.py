@@ -9,16 +9,14 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.db.models.functions import Now
 from django_otp.plugins.otp_totp.models import TOTPDevice
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from executions.models import ApiKey, Process, Tenant
 from executions.services.keys import authenticate, create_api_key
 from executions.services.roles import AUDITOR, ensure_roles
 from providers.services import save_config
-from tests.support.browser import PASSWORD, browser, complaints, keep_picture, page, sign_in
+from tests.support.browser import PASSWORD, keep_picture, sign_in
 from tests.support.signing_in import code_of
-
-__all__ = ("browser", "complaints", "page")
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +67,7 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     assert ApiKey.objects.get(name="older").revoked_at is not None
 
 
-def test_a_user_is_made_an_auditor_who_can_only_look(page: Page, browser: Browser) -> None:
+def test_a_user_is_made_an_auditor_who_can_only_look(page: Page, other_page: Page) -> None:
     ensure_roles()
     row = save_config("local", {"pool_size": 2})
     page.goto("/admin/auth/user/add/")
@@ -84,15 +82,13 @@ def test_a_user_is_made_an_auditor_who_can_only_look(page: Page, browser: Browse
     ada.save()
     ada.groups.add(Group.objects.get(name=AUDITOR))
 
-    context = browser.new_context(base_url=page.url.split("/admin")[0])
-    auditor = context.new_page()
+    auditor = other_page
     sign_in(auditor, "ada", "a long and strange phrase")
     auditor.goto(f"/admin/providers/providerconfig/{row.pk}/change/")
     expect(auditor.get_by_text("Warm sandboxes")).to_be_visible()
     expect(auditor.get_by_role("button", name="Save", exact=True)).to_have_count(0)
     expect(auditor.get_by_role("button", name="Test connection")).to_have_count(0)
     keep_picture(auditor, "provider-auditor")
-    context.close()
 
 
 def test_roles_and_the_log_of_what_was_done(page: Page) -> None:
@@ -109,7 +105,7 @@ def test_roles_and_the_log_of_what_was_done(page: Page) -> None:
     keep_picture(page, "admin-actions")
 
 
-def test_an_authenticator_is_set_up_and_asked_for(page: Page, browser: Browser) -> None:
+def test_an_authenticator_is_set_up_and_asked_for(page: Page, other_page: Page) -> None:
     page.goto("/admin/authenticator/")
     expect(page.get_by_alt_text("QR code of the authenticator's secret")).to_be_visible()
     assert page.locator(".qr").evaluate("image => image.naturalWidth") > 0
@@ -119,8 +115,7 @@ def test_an_authenticator_is_set_up_and_asked_for(page: Page, browser: Browser) 
     page.get_by_role("button", name="Set up").click()
     expect(page.get_by_text("The authenticator was set up.")).to_be_visible()
 
-    context = browser.new_context(base_url=page.url.split("/admin")[0])
-    again = context.new_page()
+    again = other_page
     again.goto("/admin/")
     keep_picture(again, "login")
     again.get_by_label("Username").fill("admin")
@@ -129,12 +124,10 @@ def test_an_authenticator_is_set_up_and_asked_for(page: Page, browser: Browser) 
     expect(again.get_by_text("Please enter the correct username and password")).to_be_visible()
     TOTPDevice.objects.update(last_t=-1)
     sign_in(again, "admin", code=code_of(device))
-    context.close()
 
 
-def test_who_guesses_is_told_to_wait(page: Page, browser: Browser) -> None:
-    context = browser.new_context(base_url=page.url.split("/admin")[0])
-    guessing = context.new_page()
+def test_who_guesses_is_told_to_wait(page: Page, other_page: Page) -> None:
+    guessing = other_page
     for _ in range(5):
         guessing.goto("/admin/")
         guessing.get_by_label("Username").fill("admin")
@@ -142,7 +135,6 @@ def test_who_guesses_is_told_to_wait(page: Page, browser: Browser) -> None:
         guessing.get_by_role("button", name="Log in").click()
     expect(guessing.get_by_role("heading", name="Too many attempts")).to_be_visible()
     keep_picture(guessing, "locked-out")
-    context.close()
     page.goto("/admin/axes/accessattempt/")
     expect(page.get_by_role("row", name=re.compile("admin"))).to_be_visible()
     keep_picture(page, "login-attempts")

@@ -14,13 +14,11 @@ from playwright.sync_api import Locator, Page, expect
 from executions.models import Execution, Session
 from executions.services.worker import run_queued
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.playground import PAGE
-from tests.support.policies import in_force, policies_forgotten
+from tests.support.policies import in_force
 from tests.support.running import LOCAL, activate
 from tests.support.sessions import cell, in_thread, opened
-
-__all__ = ["browser", "caller", "complaints", "page", "policies_forgotten"]
 
 CODE = """import sys
 
@@ -112,9 +110,10 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
 
 @pytest.mark.usefixtures("policies_forgotten")
 def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
-    page: Page, caller: Caller, scripted: object, complaints: list[str]
+    own_page: Page, caller: Caller, scripted: object, complaints: list[str]
 ) -> None:
     in_force("wonderland", analysis="ask", calls="print")
+    page = own_page
     page.clock.install()
     page.goto(f"{PAGE}?tenant=wonderland")
     editor = editor_of(page)

@@ -9,10 +9,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from executions.models import Execution, ExecutionCount
-from tests.support.browser import browser, complaints, page
 from tests.support.execution_rows import LIST, make_rows
-
-__all__ = ["browser", "complaints", "page"]
 
 # Coming back to the page looks at once, where the clock would be waited for.
 COME_BACK = "document.dispatchEvent(new Event('visibilitychange'))"

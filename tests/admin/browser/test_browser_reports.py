@@ -7,10 +7,8 @@ from playwright.sync_api import Page, expect
 from executions.models import Report
 from executions.services.reports import asking
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, activate, run
-
-__all__ = ("browser", "caller", "complaints", "page")
 
 
 def test_a_report_is_asked_for_and_shows_by_itself_when_it_is_made(

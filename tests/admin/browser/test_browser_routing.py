@@ -15,13 +15,8 @@ from providers.errors import ConnectionFailed
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker, save_config
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, keep_picture, page
+from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, run
-
-pytest_plugins = ["tests.support.remote_providers"]
-
-# Fixtures of the other module.
-__all__ = ("browser", "caller", "complaints", "page")
 
 
 @pytest.fixture(autouse=True)

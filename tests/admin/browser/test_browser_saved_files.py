@@ -14,12 +14,10 @@ from executions.models import Session
 from executions.services.workspaces import sleeping, threads
 from tests.admin.browser.plots import plot
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, look_on_every_screen, page
+from tests.support.browser import look_on_every_screen
 from tests.support.session_files import put
 from tests.support.sessions import cell, opened
 from tests.support.snapshots import taken
-
-__all__ = ["browser", "caller", "complaints", "page"]
 
 FOLDERS = (
     "import os; os.makedirs('results/plots'); open('notes.txt', 'w').write('mean 7.25\\n' * 9)"

@@ -10,10 +10,8 @@ from playwright.sync_api import Page, expect
 from executions.models import Execution, Session
 from tests.admin.browser.plots import plot
 from tests.conftest import Caller
-from tests.support.browser import browser, caller, complaints, look_on_every_screen, page
+from tests.support.browser import look_on_every_screen
 from tests.support.sessions import cell, opened
-
-__all__ = ["browser", "caller", "complaints", "page"]
 
 WIDE = "print('=' * 400)\nprint('a bidi override: \\u202etxt.exe')"
 HOSTILE = "print('<script>document.title = \"owned\"</script>')"

@@ -17,7 +17,6 @@ from executions.models import ApiKey, Artifact, Execution, Tenant
 from providers.admin.sifting import MOST
 from tests.conftest import Caller
 from tests.support.execution_rows import LIST, make_rows, shown
-from tests.support.execution_rows import auditor as auditor
 from tests.support.running import run
 
 KEYS = "/admin/executions/apikey/"

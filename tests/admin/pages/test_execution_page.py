@@ -22,10 +22,8 @@ from executions.models import Approval, Artifact, Execution
 from executions.services.presentation import MAX_CHARACTERS, MAX_LINE, shown, visible
 from tests.admin.pages.execution_pages import page_of
 from tests.conftest import Caller
-from tests.support.execution_rows import auditor, make_rows
+from tests.support.execution_rows import make_rows
 from tests.support.running import run
-
-__all__ = ["auditor"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

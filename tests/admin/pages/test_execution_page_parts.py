@@ -20,10 +20,8 @@ from executions.services.page_time import PageTime
 from executions.services.presentation import shown, visible
 from providers.services import save_config
 from tests.admin.pages.execution_pages import page_of
-from tests.support.execution_rows import auditor, make_rows
+from tests.support.execution_rows import make_rows
 from tests.support.processes import ROOT
-
-__all__ = ["auditor"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 

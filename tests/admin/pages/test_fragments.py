@@ -7,9 +7,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from executions.models import Execution
-from tests.support.execution_rows import LIST, auditor, make_rows
-
-__all__ = ["auditor"]
+from tests.support.execution_rows import LIST, make_rows
 
 FIGURES = "/admin/figures/"
 PART = {"X-Fragment": "1"}

@@ -19,11 +19,8 @@ from executions.models import ApiKey, Execution, Schedule
 from executions.services.roles import AUDITOR
 from tests.admin.pages.key_pages import KEYS, SENT, shown_key
 from tests.conftest import Caller, require
-from tests.support.browser import caller
 from tests.support.roles import member
 from tests.support.running import LOCAL, activate
-
-__all__ = ("caller",)
 
 
 def shown_call(answer: Any) -> str:

@@ -17,7 +17,6 @@ from executions.storage import REPORTS, kept
 from executions.tasks import make_reports
 from tests.conftest import Caller
 from tests.support.report_pages import LIST, Login
-from tests.support.report_pages import login as login
 from tests.support.running import run
 
 pytestmark = pytest.mark.django_db

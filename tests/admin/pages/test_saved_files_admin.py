@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -27,12 +25,7 @@ from tests.support.snapshots import taken
 PNG = b"\x89PNG\r\n\x1a\n" + b"no real one"
 
 
-@pytest.fixture
-def _storage(tmp_path: Path, settings: Any) -> None:
-    settings.DATA_DIR = tmp_path
-
-
-pytestmark = [pytest.mark.usefixtures("_storage", "kept_here"), pytest.mark.one_database]
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.one_database]
 
 
 def at(pk: str, view: str = "", path: str = "", kind: str = "session") -> str:

@@ -9,9 +9,7 @@ from django.test import Client
 
 from executions.models import SavedFilter
 from executions.services import saved_filters
-from tests.support.execution_rows import LIST, auditor, make_rows, shown
-
-__all__ = ["auditor"]
+from tests.support.execution_rows import LIST, make_rows, shown
 
 pytestmark = pytest.mark.django_db
 
