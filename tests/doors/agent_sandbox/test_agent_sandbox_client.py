@@ -20,7 +20,9 @@ KEY = "a-key-of-the-operators-own-choice"
 _CONFIGURE = """
 import django
 django.setup()
+from django.core.management import call_command
 from providers.services import activate, save_config
+call_command("bootstrap")
 save_config("local", {"launcher": "bubblewrap", "pool_size": 1})
 activate("local")
 """
@@ -41,11 +43,7 @@ class Installation:
             DJANGO_SETTINGS_MODULE="sandbox_site.settings",
             URL_ALLOWED_NETWORKS=f"127.0.0.1:{pages.port}",
         )
-        self.run("manage.py", "bootstrap")
-        self.run("-c", _CONFIGURE)
-
-    def run(self, *arguments: str) -> None:
-        command = [sys.executable, *arguments]
+        command = [sys.executable, "-c", _CONFIGURE]
         subprocess.run(command, env=self.environment, cwd=ROOT, check=True, capture_output=True)
 
     def serving(self) -> Any:

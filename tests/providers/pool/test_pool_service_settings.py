@@ -21,7 +21,7 @@ def test_settings_are_converged_to_without_dropping_what_runs(tmp_path: Path) ->
     with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
         instance_id = pool.create()
         with ThreadPoolExecutor(1) as executor:
-            code = "import time\ntime.sleep(1.5)\nprint('undisturbed')"
+            code = "import time\ntime.sleep(0.8)\nprint('undisturbed')"
             answer = executor.submit(pool.run, instance_id, code)
             time.sleep(0.2)
             assert pool.ask("PUT", "/v1/settings", {"pool_size": 4}).status == 200
