@@ -41,7 +41,7 @@ def test_a_second_signal_ends_what_runs_and_tells_its_caller(
 
 def test_what_runs_when_its_grace_is_over_is_ended_and_its_caller_told(tmp_path: Path) -> None:
     with (
-        running(tmp_path / "log", SHUTDOWN_GRACE_SECONDS="0.2") as pool,
+        running(tmp_path / "log", SHUTDOWN_GRACE_SECONDS="1") as pool,
         ThreadPoolExecutor(1) as executor,
     ):
         answer = executor.submit(pool.run, pool.create(), SLEEP, timeout=60)
