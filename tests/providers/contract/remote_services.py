@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from providers.base import SandboxProvider
@@ -23,7 +23,7 @@ class RemoteService:
 
     provider: SandboxProvider
     server: E2BServer | AgentRunServer
-    secret: str
+    secret: str = field(repr=False)
     operations: Mapping[str, str]
     open: Callable[..., SandboxProvider]
     elsewhere: Callable[[str], dict[str, Any]]
