@@ -48,6 +48,9 @@ async def run_once(pool: Pool, code: str, timeout: float = 10) -> str:
         await pool.release(sandbox)
 
 
+@pytest.mark.parametrize(
+    "containers", ["runc", pytest.param("runsc", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_container_killed_during_a_run_is_a_failure_of_the_run(containers: Containers) -> None:
     sandbox = containers.start()
     (container,) = containers.present()
