@@ -140,7 +140,7 @@ def test_destroying_an_instance_ends_all_that_runs_in_it(opted_out: Local) -> No
         time.sleep(0.3)
         assert provider.destroy_instance(instance.instance_id)
         with pytest.raises(ProviderUnavailable):
-            running.result(3)
+            running.result(30)
     opted_out.assert_nothing_is_left()
 
 
@@ -151,7 +151,7 @@ def test_the_opt_out_ends_with_its_owner(tmp_path: Path) -> None:
     running = family(owner.process.pid)
     assert len(running) >= 3
     owner.process.kill()
-    owner.process.wait(5)
+    owner.process.wait(30)
     wait_until(lambda: gone(running), seconds=30)
 
 
