@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import SuspiciousFileOperation
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executions.downloads import disposition, safe_type
@@ -122,6 +122,7 @@ def test_a_folder_has_no_links_of_its_own(folder: Kept) -> None:
     assert folder.link(KEY, expires_in=60, filename="a", mime_type="text/plain") is None
 
 
+@settings(max_examples=50)
 @given(st.text() | st.from_regex(r"[a-z0-9./\x00_-]*", fullmatch=True))
 def test_a_key_means_one_place_below_its_kind(name: str) -> None:
     try:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from io import StringIO
@@ -82,15 +81,14 @@ def active() -> str:
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("providers.pool.service.docker_check.ANSWER_SECONDS", 0.3)
     monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
     assert find_docker() is Docker.ABSENT
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(f"{tmp_path}/silent")
     silent.listen()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/silent")
-    began = time.monotonic()
     assert find_docker() is Docker.ABSENT
-    assert time.monotonic() - began < 10
     silent.close()
 
 
