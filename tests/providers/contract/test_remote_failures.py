@@ -170,7 +170,8 @@ def test_what_could_not_be_destroyed_is_destroyed_later(service: RemoteService) 
     service.fail("destroy", "500", "503")
     with pytest.raises(SandboxError) as caught:
         service.provider.destroy_instance(instance)
-    assert service.secret not in shown_by(caught.value)
+    shown = shown_by(caught.value)
+    assert service.secret not in shown
     assert eventually(lambda: service.is_empty)
 
 
