@@ -12,8 +12,8 @@ import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.errors import InvalidConfiguration, SandboxError
-from tests.conftest import require
 from tests.support.agentrun_server import AgentRunServer
+from tests.support.certificates import Authority
 from tests.support.remote_providers import aliyun_config, open_aliyun
 
 Aliyun = AliyunCodeInterpreterProvider
@@ -85,59 +85,44 @@ def test_a_missing_sdk_is_told_with_the_line_that_installs_it(
         open_aliyun(aliyun_server)
 
 
-SWEEP = """
-import json, sys
+LEAVE_ONE = """
+import json, os, sys
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider as Aliyun
 provider = Aliyun()
 provider.initialize(Aliyun.check_config(json.loads(sys.argv[1])))
-if sys.argv[2] == "refused":
-    try:
-        print(provider.sweep())
-    except Exception as error:
-        print(getattr(error, "code", ""), error)
-    sys.exit()
-if sys.argv[2] == "leave":
-    print(provider.create_instance().instance_id)
-    import os; sys.stdout.flush(); os._exit(1)
-print(provider.sweep())
+print(provider.create_instance().instance_id, flush=True)
+os._exit(1)
 """
 
 
-def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(tmp_path: Path) -> None:
-    require("openssl")
-    certificate = tmp_path / "server.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-keyout", str(certificate), "-out", str(tmp_path / "ca.pem")),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    certificate.write_text(certificate.read_text() + (tmp_path / "ca.pem").read_text())
-    server = AgentRunServer(certificate=certificate)
+def test_what_a_dead_process_left_is_swept_and_a_missing_template_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    (tmp_path / "ca.pem").write_text(authority.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    server = AgentRunServer(certificate=authority.issue(tmp_path).path)
     right = {**aliyun_config(server), "template_name": ""}
-
-    def in_a_process(what: str, **config: str) -> str:
+    try:
         ran = subprocess.run(
-            [sys.executable, "-c", SWEEP, json.dumps(right | config), what],
+            [sys.executable, "-c", LEAVE_ONE, json.dumps(right)],
             capture_output=True,
             text=True,
-            env=os.environ | {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "PYTHONPATH": "."},
+            env=os.environ | {"PYTHONPATH": "."},
         )
-        assert ran.stdout, ran.stderr
-        return ran.stdout.strip().splitlines()[-1]
-
-    try:
-        left = in_a_process("leave")
-        assert left in server.sandboxes
+        left = ran.stdout.strip()
+        assert left in server.sandboxes, ran.stderr
         assert "cofferdam" in server.templates
         server.sandboxes["somebody-elses"] = server.sandboxes[left]
-        said = in_a_process("refused", access_key_secret="another-secret")
-        assert said.startswith("SB003"), said
+        stranger = open_aliyun(server, template_name="", access_key_secret="another-secret")
+        with pytest.raises(SandboxError) as refused:
+            stranger.sweep()
+        assert refused.value.code == "SB003"
         assert (left in server.sandboxes, server.unsigned > 0) == (True, True)
-        assert in_a_process("sweep") == "1"
+        stranger.close()
+        provider = open_aliyun(server, template_name="")
+        assert provider.sweep() == 1
         assert set(server.sandboxes) == {"somebody-elses"}
+        provider.close()
     finally:
         server.close()
