@@ -74,6 +74,29 @@ def table(walks: list[Walk]) -> str:
     return text
 
 
+def columns(walks: list[Walk]) -> dict[str, dict[str, str]]:
+    """What the page is to say of each method, by the name of the SDK that was walked through."""
+    return {
+        walk.sdk.name: {
+            snake(name): _mark(snake(name), outcome) for name, outcome in walk.outcomes.items()
+        }
+        for walk in walks
+    }
+
+
+def columns_of_page(text: str) -> dict[str, dict[str, str]]:
+    """The same, as the page has it."""
+    made = text.partition(BEGIN)[2].partition(END)[0]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in made.splitlines() if line
+    ]
+    return {
+        sdk: {row[0].strip("`"): row[at] for row in rows if row[at]}
+        for at, sdk in enumerate(head)
+        if 0 < at < len(head) - 1
+    }
+
+
 _GROUPS = ("Sandbox", "SandboxPaginator", "files", "watch", "commands", "handle", "pty", "git")
 
 

@@ -8,13 +8,14 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import tarfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.required import missing, require
+from tests.support.sandboxes import wait_until
 
 SMALL_IMAGE = "cofferdam-tests/small"
 
@@ -39,6 +41,26 @@ _pools = itertools.count()
 
 def new_pool_id() -> str:
     return f"test-{os.getpid()}-{next(_pools)}"
+
+
+# Each look is a child of its own: what it changes of itself is gone with it. OUTPUT is what the
+# program's output is.
+LOOKS = """
+import json, os
+seen, output = {}, os.readlink("/proc/self/fd/1")
+for name, code in WANTED.items():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        os.dup2(writer, 1)
+        exec(compile(code, name, "exec"), {"__name__": "__main__", "OUTPUT": output})
+        raise SystemExit
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        seen[name] = stream.read()
+    os.wait()
+print(json.dumps(seen))
+"""
 
 
 class Containers:
@@ -84,6 +106,15 @@ class Containers:
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)
 
+    def look_at_all_in(self, sandbox: Sandbox, codes: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON that each of these programs prints, all of them in one run."""
+        wanted = {name: textwrap.dedent(code) for name, code in codes.items()}
+        result = self.run_in(sandbox, LOOKS.replace("WANTED", repr(wanted)), timeout=60)
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        assert all(found.values()), (found, result.stderr)
+        return {name: json.loads(text) for name, text in found.items()}
+
     def present(self) -> list[Any]:
         """This pool's containers on the engine, whatever their state."""
         wanted = {"label": f"{POOL_LABEL}={self.settings.pool_id}"}
@@ -99,8 +130,11 @@ class Containers:
 
 
 @pytest.fixture(scope="session")
-def engine() -> docker.DockerClient:
-    """The engine that DOCKER_HOST names, with the images built."""
+def engine() -> Iterator[docker.DockerClient]:
+    """The engine that DOCKER_HOST names, with the images built.
+
+    What this process has found in an image under a runtime, it does not look for again.
+    """
     try:
         client = docker.from_env(timeout=60)
         client.ping()
@@ -112,7 +146,25 @@ def engine() -> docker.DockerClient:
         client.images.get("cofferdam/nodejs")
     except docker.errors.ImageNotFound:
         missing("the images are not built (manage.py build_images)")
-    return client
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DockerLauncher, "_probe", _probing_once())
+        yield client
+    client.close()
+
+
+def _probing_once() -> Callable[..., dict[str, Any]]:
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    probe = DockerLauncher._probe
+
+    def look(
+        self: DockerLauncher, runtime: str, image: Mapping[str, Any], sources: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        about = (self._settings.base_url, runtime, image["Id"], *sorted(sources))
+        if about not in found:
+            found[about] = probe(self, runtime, image, sources)
+        return found[about]
+
+    return look
 
 
 @pytest.fixture(scope="session")
@@ -152,14 +204,17 @@ def containers(
 
 
 class PrivateEngine:
-    """A Docker engine for one test, which may stop and start it. It has one small image."""
+    """A Docker engine for tests, which may stop and start it. It has one small image."""
 
     def __init__(self, folder: Path, runtimes: dict[str, Any] | None = None) -> None:
         self.folder = folder
         # A socket's path has to be short.
         self.url = f"unix://{folder}/s"
         self._process: subprocess.Popen[bytes] | None = None
-        (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes or {}}))
+        self._configure(runtimes or {})
+
+    def _configure(self, runtimes: dict[str, Any]) -> None:
+        (self.folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes}))
 
     def start(self) -> None:
         folder = self.folder
@@ -183,9 +238,23 @@ class PrivateEngine:
 
     def stop(self) -> None:
         if self._process is not None:
+            with self.client() as client:
+                running = [one.attrs["State"]["Pid"] for one in client.containers.list()]
             self._process.terminate()
+            for pid in running:
+                # The engine would wait 10 s for what does not end when it is told to.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait(60)
             self._process = None
+
+    def register(self, runtimes: dict[str, Any]) -> None:
+        """Have these runtimes beside runc, without a new start."""
+        self._configure(runtimes)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+        with self.client() as client:
+            wait_until(lambda: runtimes.keys() == _added(client.info()["Runtimes"]), seconds=30)
 
     @contextmanager
     def client(self) -> Iterator[docker.DockerClient]:
@@ -202,9 +271,13 @@ class PrivateEngine:
             )
 
 
-@pytest.fixture
+def _added(runtimes: dict[str, Any]) -> set[str]:
+    return runtimes.keys() - {"runc", "io.containerd.runc.v2"}
+
+
+@pytest.fixture(scope="module")
 def private_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
-    """A running engine that has runc only."""
+    """A running engine that has runc only, for a module's tests; each leaves it so."""
     require("dockerd")
     if os.geteuid() != 0:
         missing("an engine of one's own needs root")

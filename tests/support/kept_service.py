@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,8 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("service")
     with sessions_service(folder, folder / "log"):
         yield folder
+        # What it has loaded knows this service.
+        manager.close()
 
 
 @contextmanager
@@ -53,10 +56,17 @@ def kept_by(service: Path, data_dir: Path) -> Iterator[None]:
     (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
     socket_path(data_dir).symlink_to(socket_path(service))
     activate("local", LOCAL)
-    manager.close()
+    if not _serves(service):
+        manager.close()
     yield
     assert threads.wait_until_idle()
     for session in Session.objects.filter(released_at=None):
         wait_for(release(session))
     close_all()
-    manager.close()
+
+
+def _serves(service: Path) -> bool:
+    """Whether the provider that is loaded has its sessions there, wherever its own files are."""
+    with manager.lease() as lease:
+        provider: Any = lease.provider
+        return bool(provider._sessions._path.resolve() == socket_path(service))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ import pytest
 from tests.conftest import require
 
 COUNT = 65_536
+
+# A process may have several at a time.
+_numbers = itertools.count()
 
 
 def first_lent() -> int:
@@ -25,8 +29,9 @@ def ordinary_user(*, users: int = COUNT, groups: int = COUNT) -> Iterator[int]:
     require("newuidmap")
     if os.geteuid() != 0:
         pytest.skip("only root can make a user")
-    uid = 61_200 + os.getpid() % 4000
-    name = f"cofferdam-{os.getpid()}"
+    number = next(_numbers)
+    uid = 61_200 + (os.getpid() + 1000 * number) % 4000
+    name = f"cofferdam-{os.getpid()}-{number}"
     first = first_lent()
     entries = []
     if users:

@@ -45,10 +45,14 @@ class Place:
         config = {"pool_size": 1, "max_sandboxes": 10, "runtime": self.runtime, **config}
         return provider_of(url, **config)
 
-    def start(self) -> None:
+    def start(self, **constants: object) -> None:
+        """`constants` of the module that finds what is kept are set to other values."""
         self._starts += 1
         log = self.folder / f"log{self._starts}"
-        self.pool = self.held.enter_context(over_docker(self.port, log))
+        named = {f"providers.pool.service.keeping.{name}": constants[name] for name in constants}
+        # What was lent and is not used is not waited for.
+        starting = over_docker(self.port, log, named or None, SHUTDOWN_GRACE_SECONDS="0")
+        self.pool = self.held.enter_context(starting)
 
     def stop(self, number: signal.Signals) -> None:
         process = self.pool.service.process

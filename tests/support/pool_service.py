@@ -25,6 +25,19 @@ CODE = "print('ran')"
 SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
+# `manage.py` with constants of its modules, which are given as JSON, set to other values.
+_WITH_CONSTANTS = """
+import importlib, json, runpy, sys
+for name, value in json.loads(sys.argv.pop(1)).items():
+    module, _, constant = name.rpartition(".")
+    found = importlib.import_module(module)
+    getattr(found, constant)
+    setattr(found, constant, value)
+sys.argv[0] = "manage.py"
+runpy.run_path("manage.py", run_name="__main__")
+"""
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -35,8 +48,9 @@ class Answer:
 class PoolService:
     """A running `manage.py pool`."""
 
-    def __init__(self, service: Service, token: str = "") -> None:
+    def __init__(self, service: Service, token: str = "", data_dir: Path = Path()) -> None:
         self.service = service
+        self.data_dir = data_dir
         self.url = service.url
         self.token = token
 
@@ -104,36 +118,55 @@ def _answer(status: int, content: bytes, headers: Any) -> Answer:
     return Answer(status, json.loads(content) if content else None, dict(headers))
 
 
+def _manage(constants: Mapping[str, object] | None) -> list[str]:
+    """The command of `manage.py`, with module constants by their full names, set as they are
+    given: a time that would be waited for is as short as a test can have it.
+    """
+    if constants is None:
+        return [sys.executable, "manage.py"]
+    return [sys.executable, "-c", _WITH_CONSTANTS, json.dumps(constants)]
+
+
 def running(
-    log: Path, *arguments: str, port: int | None = None, data_dir: Path | None = None, **extra: str
+    log: Path,
+    *arguments: str,
+    port: int | None = None,
+    data_dir: Path | None = None,
+    constants: Mapping[str, object] | None = None,
+    **extra: str,
 ) -> AbstractContextManager[PoolService]:
     """`manage.py pool` with these arguments and this environment, healthy."""
-    return _running(log, arguments, port or free_port(), data_dir or log.parent / "data", extra)
+    command = [*_manage(constants), "pool", "--launcher", "bubblewrap"]
+    return _running(log, [*command, *arguments], port, data_dir or log.parent / "data", extra)
 
 
 @contextmanager
 def _running(
-    log: Path, arguments: tuple[str, ...], port: int, data_dir: Path, extra: Mapping[str, str]
+    log: Path, command: list[str], port: int | None, data_dir: Path, extra: Mapping[str, str]
 ) -> Iterator[PoolService]:
     require("bwrap")
+    port = port or free_port()
     environment = clean_environment(data_dir, PORT=str(port), **extra)
-    command = [sys.executable, "manage.py", "pool", "--launcher", "bubblewrap", "--port", str(port)]
-    with started([*command, *arguments], environment, ROOT, log) as service:
-        pool = PoolService(service, extra.get("POOL_TOKEN", ""))
+    command = [*command, "--port", str(port)]
+    with started(command, environment, ROOT, log) as service:
+        pool = PoolService(service, extra.get("POOL_TOKEN", ""), data_dir)
         pool.wait_until_healthy()
         yield pool
 
 
 @contextmanager
-def over_docker(port: int, log: Path) -> Iterator[PoolService]:
+def over_docker(
+    port: int, log: Path, constants: Mapping[str, object] | None = None, **extra: str
+) -> Iterator[PoolService]:
     """`manage.py pool` with containers of the engine that DOCKER_HOST names, healthy."""
     environment = clean_environment(
         log.parent / "data",
         PORT=str(port),
         DOCKER_HOST=os.environ["DOCKER_HOST"],
         SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
+        **extra,
     )
-    command = [sys.executable, "manage.py", "pool", "--launcher", "docker", "--port", str(port)]
+    command = [*_manage(constants), "pool", "--launcher", "docker", "--port", str(port)]
     with started(command, environment, ROOT, log) as service:
         pool = PoolService(service)
         pool.wait_until_healthy(60)

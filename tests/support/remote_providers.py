@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from providers.services import breaker
 from providers.services.kept import forget_all
 from providers.values import Event, ExecutionResult
 from tests.support.agentrun_server import AgentRunServer
+from tests.support.certificates import Authority
 from tests.support.e2b_server import E2BServer
 
 
@@ -51,8 +53,21 @@ def e2b_config(server: E2BServer) -> dict[str, Any]:
     return {"api_key": server.api_key, "api_url": server.url, "sandbox_url": server.url}
 
 
+@pytest.fixture(scope="session")
+def _authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("authority") / "ca.pem"
+    path.write_text(Authority().pem)
+    return path
+
+
 @pytest.fixture
-def e2b_server() -> Iterator[E2BServer]:
+def _few_authorities(_authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load all that a machine trusts takes each client longer than a run, and none is asked."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(_authority))
+
+
+@pytest.fixture
+def e2b_server(_few_authorities: None) -> Iterator[E2BServer]:
     server = E2BServer()
     yield server
     server.close()
@@ -86,7 +101,7 @@ def aliyun_config(server: AgentRunServer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def aliyun_server() -> Iterator[AgentRunServer]:
+def aliyun_server(_few_authorities: None) -> Iterator[AgentRunServer]:
     server = AgentRunServer()
     yield server
     server.close()

@@ -19,8 +19,8 @@ from providers.manager import manager
 from providers.values import ExecutionResult
 from tests.conftest import require
 
-# How much later than its deadline a run may end.
-GRACE_SECONDS = 1.0
+# How much later than its deadline a run may end on a machine that is busy with other things.
+GRACE_SECONDS = 10.0
 
 
 class Local:

@@ -11,7 +11,7 @@ from providers.errors import SandboxError
 from providers.values import Job, RunLimits, SandboxSpec
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[ShedServer]:
     with ShedServer("the-token") as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -19,16 +19,20 @@ def server() -> Iterator[ShedServer]:
         server.shutdown()
 
 
-@pytest.fixture
-def contract_provider(
-    server: ShedServer, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ShedProvider]:
-    monkeypatch.setenv(ADDRESS_VARIABLE, server.url)
-    provider = ShedProvider()
-    config = {"token": "the-token", "address": server.url}
-    provider.initialize(ShedProvider.check_config(config))
-    yield provider
-    provider.close()
+@pytest.fixture(scope="module")
+def contract_provider(server: ShedServer) -> Iterator[ShedProvider]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS_VARIABLE, server.url)
+        provider = ShedProvider()
+        config = {"token": "the-token", "address": server.url}
+        provider.initialize(ShedProvider.check_config(config))
+        yield provider
+        provider.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(server: ShedServer) -> Iterator[None]:
+    yield
     assert server.machines == {}
 
 

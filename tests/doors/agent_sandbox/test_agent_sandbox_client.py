@@ -4,7 +4,6 @@ that `make run` starts, over a socket and across a restart of it."""
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,17 +12,11 @@ from typing import Any
 
 from tests.conftest import require
 from tests.doors.agent_sandbox.agent_sandbox_client import AgentSandbox
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, started
+from tests.support.site import MANAGE, prepare
 from tests.support.web_server import WebServer, answer
 
 KEY = "a-key-of-the-operators-own-choice"
-_CONFIGURE = """
-import django
-django.setup()
-from providers.services import activate, save_config
-save_config("local", {"launcher": "bubblewrap", "pool_size": 1})
-activate("local")
-"""
 
 
 class Installation:
@@ -31,26 +24,16 @@ class Installation:
 
     def __init__(self, folder: Path, pages: WebServer) -> None:
         self.log = folder / "log"
-        self.environment = clean_environment(
-            folder / "data",
-            PORT=str(free_port()),
+        self.environment = prepare(folder / "data").environment(
             SANDBOX_API_KEY=KEY,
             PRESIGN_EXPIRES_SECONDS="2",
             POOL_LAUNCHER="bubblewrap",
-            POOL_PORT=str(free_port()),
-            DJANGO_SETTINGS_MODULE="sandbox_site.settings",
             URL_ALLOWED_NETWORKS=f"127.0.0.1:{pages.port}",
         )
-        self.run("manage.py", "bootstrap")
-        self.run("-c", _CONFIGURE)
-
-    def run(self, *arguments: str) -> None:
-        command = [sys.executable, *arguments]
-        subprocess.run(command, env=self.environment, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run([*MANAGE, "bootstrap"], env=self.environment, cwd=ROOT, check=True)
 
     def serving(self) -> Any:
-        command = [sys.executable, str(ROOT / "manage.py"), "up"]
-        return started(command, self.environment, ROOT, self.log)
+        return started([*MANAGE, "up"], self.environment, ROOT, self.log)
 
 
 def client(service: Service, user_id: str = "alice", key: str = KEY) -> AgentSandbox:

@@ -70,7 +70,7 @@ def test_its_time_is_not_that_of_our_own_api(
     conversations: None, alice: Caller, settings: Any
 ) -> None:
     settings.SANDBOX_TIMEOUT_SEC = 1
-    assert output(alice, "import time; time.sleep(1.5); print('done')") == "done\n"
+    assert output(alice, "import time; time.sleep(1.1); print('done')") == "done\n"
 
 
 def test_output_is_cut_where_it_may_be_no_longer(

@@ -24,7 +24,7 @@ async def _many() -> None:
     try:
         waiting = [
             sandbox.commands.run(
-                f"read -t 2 a; echo {n}; exit {n % 2}", stdin=True, background=True
+                f"read -t 1 a; echo {n}; exit {n % 2}", stdin=True, background=True
             )
             for sandbox in made
             for n in range(20)

@@ -22,11 +22,10 @@ UNKNOWN = "0" * 32
 
 
 def test_a_strangers_sandbox_is_not_there_whoever_asks(door: Site, sandbox: Sandbox) -> None:
-    theirs = httpx.post(
-        f"{door.service.url}/v2/sandboxes", json={}, headers={"X-API-KEY": door.charlie}
-    ).json()
-    token, real = theirs["envdAccessToken"], sandbox.sandbox_id
     api = httpx.Client(base_url=door.service.url, headers={"X-API-KEY": door.charlie})
+    bare = httpx.Client(base_url=door.service.url)
+    theirs = api.post("/v2/sandboxes", json={}).json()
+    token, real = theirs["envdAccessToken"], sandbox.sandbox_id
     for method, path in (
         ("GET", ""),
         ("DELETE", ""),
@@ -53,9 +52,9 @@ def test_a_strangers_sandbox_is_not_there_whoever_asks(door: Site, sandbox: Sand
     for credential in ({"X-Access-Token": token}, {"X-API-KEY": door.charlie}):
         for method, path, content in calls:
             told = [
-                httpx.request(
+                bare.request(
                     method,
-                    f"{door.service.url}{path}",
+                    path,
                     content=content,
                     headers={**credential, "E2b-Sandbox-Id": each},
                 )
@@ -66,11 +65,13 @@ def test_a_strangers_sandbox_is_not_there_whoever_asks(door: Site, sandbox: Sand
             assert "The sandbox was not found" in told[0].text
     for path in ("/health", "/contexts"):
         headers = {"E2b-Sandbox-Id": real}
-        assert httpx.get(f"{door.service.url}{path}", headers=headers).status_code == 401
+        assert bare.get(path, headers=headers).status_code == 401
     signed = sandbox.download_url("a")
     named = {"E2b-Sandbox-Id": theirs["sandboxID"]}
-    assert httpx.get(signed, headers=named).status_code == 401
+    assert bare.get(signed, headers=named).status_code == 401
     api.delete(f"/sandboxes/{theirs['sandboxID']}")
+    for client in (api, bare):
+        client.close()
 
 
 def test_what_is_no_token_of_a_sandbox_opens_nothing(door: Site, sandbox: Sandbox) -> None:

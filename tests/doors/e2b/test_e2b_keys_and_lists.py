@@ -87,7 +87,7 @@ def test_metadata_is_found_by_a_name_that_looks_like_a_place_or_a_path(
     assert (asked.status_code, len(asked.json())) == (200, 1)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_metadata_is_found_by_any_name_and_any_text(alice: Caller, data: st.DataObject) -> None:
     texts = st.text().filter(is_storable)

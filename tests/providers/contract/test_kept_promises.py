@@ -14,9 +14,12 @@ from providers.kept_promises import KEPT_CHECKS
 from providers.promises import Check
 from tests.conftest import require
 from tests.providers.contract.verdicts import is_told_as_not_offered
+from tests.support.agentrun_server import AgentRunServer
+from tests.support.e2b_server import E2BServer
 from tests.support.kept_service import sessions_service
 from tests.support.pool_service import PoolService, over_docker, provider_of
 from tests.support.processes import free_port
+from tests.support.remote_providers import open_aliyun, open_e2b
 from tests.support.sandboxes import Local
 
 pytest_plugins = ["tests.support.pool_fixtures"]
@@ -25,8 +28,25 @@ OURS = ("over_bubblewrap", "over_the_engine", "in_place", "in_place_gvisor")
 # The services that stand in for these keep the state of Python alone.
 SERVICES = ("e2b", "aliyun")
 
+# The same guest by the same means as over_bubblewrap, but for the way to the service.
+SAME_GUEST = "in_place"
+WAITS = ("that does not stop", "a deadline ends", "within their time")
+
+
+def marks(provider: str, check: Check, language: str) -> list[pytest.MarkDecorator]:
+    """What is waited for, and other languages, once for each guest."""
+    is_long = language != "python" or any(each in check.name for each in WAITS)
+    return [pytest.mark.slow] if provider == SAME_GUEST and is_long else []
+
+
 CASES = [
-    pytest.param(provider, check, language, id=f"{check.name}-{language}-{provider}")
+    pytest.param(
+        provider,
+        check,
+        language,
+        id=f"{check.name}-{language}-{provider}",
+        marks=marks(provider, check, language),
+    )
     for check in KEPT_CHECKS
     for language in check.codes
     for provider in (*OURS, *SERVICES)
@@ -71,6 +91,24 @@ def in_place_gvisor(service_of_up: None) -> Iterator[SandboxProvider]:
     local = Local("gvisor", pool_size=1)
     yield local.provider
     local.provider.close()
+
+
+@pytest.fixture(scope="module")
+def e2b() -> Iterator[SandboxProvider]:
+    server = E2BServer()
+    opened = open_e2b(server)
+    yield opened
+    opened.close()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def aliyun() -> Iterator[SandboxProvider]:
+    server = AgentRunServer()
+    opened = open_aliyun(server)
+    yield opened
+    opened.close()
+    server.close()
 
 
 @pytest.fixture

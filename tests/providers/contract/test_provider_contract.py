@@ -16,10 +16,11 @@ from providers.kept_promises import KEPT_CHECKS
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services import save_config
 from tests.providers.contract.verdicts import is_told_as_not_offered
+from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.pool_service import over_docker
 from tests.support.processes import free_port
-from tests.support.remote_providers import e2b_config
+from tests.support.remote_providers import e2b_config, open_aliyun, open_e2b
 
 PROVIDERS = ("local", "self_managed", "e2b", "aliyun_codeinterpreter")
 
@@ -37,6 +38,24 @@ def self_managed(
         provider.close()
 
 
+@pytest.fixture(scope="module")
+def e2b() -> Iterator[SandboxProvider]:
+    server = E2BServer()
+    opened = open_e2b(server)
+    yield opened
+    opened.close()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def aliyun() -> Iterator[SandboxProvider]:
+    server = AgentRunServer()
+    opened = open_aliyun(server)
+    yield opened
+    opened.close()
+    server.close()
+
+
 @pytest.fixture
 def provider(request: pytest.FixtureRequest) -> SandboxProvider:
     name = {"local": "bubblewrap", "aliyun_codeinterpreter": "aliyun"}.get(request.param)
@@ -45,16 +64,26 @@ def provider(request: pytest.FixtureRequest) -> SandboxProvider:
     return chosen
 
 
+# What a language other than Python differs in is the guest's, which `local` has from the same files
+# as the containers of a service.
+SAME_GUEST = "self_managed"
+
 CASES = [
-    pytest.param(check, language, id=f"{check.name}-{language}")
+    pytest.param(
+        provider,
+        check,
+        language,
+        id=f"{check.name}-{language}-{provider}",
+        marks=[pytest.mark.slow] if provider == SAME_GUEST and language != "python" else [],
+    )
     for check in CHECKS
     if check not in KEPT_CHECKS  # test_kept_promises.py
     for language in check.codes
+    for provider in PROVIDERS
 ]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS, indirect=True)
-@pytest.mark.parametrize(("check", "language"), CASES)
+@pytest.mark.parametrize(("provider", "check", "language"), CASES, indirect=["provider"])
 def test_the_provider_keeps_its_promise(
     provider: SandboxProvider, check: Check, language: str
 ) -> None:

@@ -108,7 +108,7 @@ def assert_well_formed(result: ExecutionResult) -> None:
     (result.stdout + result.stderr).encode()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=80, deadline=None, suppress_health_check=_SLOW)
 @given(reports=st.lists(frames | st.binary(max_size=60), max_size=6))
 def test_whatever_is_reported_there_is_a_verdict(reports: list[bytes], tmp_path: Path) -> None:
     assert_well_formed(told(b"".join(reports)[:60_000], tmp_path))

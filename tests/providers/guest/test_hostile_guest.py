@@ -15,6 +15,7 @@ import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.pool import sandbox as sandbox_module
+from providers.pool import shelf
 from providers.pool.pool import Pool, PoolSettings
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.hostile_guests import TEMPLATES, impostors, request, served
@@ -60,6 +61,7 @@ def test_a_guest_that_does_not_get_ready_is_a_failed_creation(script: str) -> No
 
 def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(shelf, "LONGEST_BACKOFF_SECONDS", 0.5)
 
     async def scenario() -> None:
         launcher = Impostor("time.sleep(1000)")
@@ -67,7 +69,7 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
         for _ in range(3):
             with pytest.raises(CreationFailed):
                 await pool.acquire("python")
-        # The next attempt may be 5 s away by now. Descriptors are used again; a forgotten watch on
+        # Descriptors are used again; a forgotten watch on
         # one of them would show here.
         launcher.script = Impostor().script
         monkeypatch.setattr(sandbox_module, "START_SECONDS", 30)
@@ -122,8 +124,10 @@ def assert_ended(result: ExecutionResult) -> None:
 )
 def test_a_guest_that_does_not_answer_in_time_is_timed_out(script: str) -> None:
     began = time.monotonic()
-    result = run(served(f"say(READY)\nheader, parts = listen()\n{script}\ntime.sleep(1000)"))
-    assert 1 < time.monotonic() - began < 20
+    waiting = f"say(READY)\nheader, parts = listen()\n{script}\ntime.sleep(1000)"
+    result = run(served(waiting, timeout=0.1))
+    # Longer than that by what an answer has on top.
+    assert time.monotonic() - began > 0.1 + sandbox_module.ANSWER_GRACE_SECONDS
     assert (result.timed_out, result.exit_code, result.stdout) == (True, None, "")
 
 
@@ -154,13 +158,15 @@ def test_a_guest_that_does_not_wait_for_its_turn_is_never_believed(script: str) 
         launcher = Impostor(script)
         pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=5))
         pool.open()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.2)
         sandbox = await pool.acquire("python")
         # Not started where it is known in time, else a failure of the run.
         with contextlib.suppress(ProviderUnavailable):
             assert_ended(await sandbox.run(request()))
         await pool.release(sandbox)
-        await asyncio.sleep(0.7)
+        async with asyncio.timeout(30):
+            while launcher.attempts < 2:
+                await asyncio.sleep(0.01)
         await pool.close()
         return launcher.attempts
 

@@ -100,7 +100,7 @@ def test_reports_of_an_older_run_are_dropped(kept: KeptGuest) -> None:
                 time.sleep(0.001)
         """
     )
-    for _ in range(20):
+    for _ in range(10):
         ran = kept.run("'true'")
         assert (ran.exit_code, ran.result, ran.shown) == (0, "", ["'true'"])
 
@@ -214,7 +214,7 @@ def test_replaced_builtins_and_calls_are_the_programs_own_loss(kept: KeptGuest) 
 
 
 def test_a_context_that_dies_between_runs_is_told_of(kept: KeptGuest) -> None:
-    kept.run("x = 1\nimport os, threading\nthreading.Timer(0.2, os._exit, (0,)).start()")
+    kept.run("x = 1\nimport os, threading\nthreading.Timer(0.1, os._exit, (0,)).start()")
     time.sleep(0.6)
     ran = kept.run("'x' in globals()")
 
@@ -300,7 +300,7 @@ def test_an_input_file_in_whose_way_a_pipe_stands_holds_up_one_run(kept: KeptGue
 def test_whoever_writes_an_input_file_holds_no_way_to_the_host(kept: KeptGuest) -> None:
     kept.ask("context.create", language="python", context="other")
     kept.run("import os; os.mkfifo('in')")
-    writing = kept.begin_run("None", ("file:in", b"data"), timeout=3)
+    writing = kept.begin_run("None", ("file:in", b"data"), timeout=2)
     seen = kept.run(
         """
         import os, time
@@ -311,7 +311,7 @@ def test_whoever_writes_an_input_file_holds_no_way_to_the_host(kept: KeptGuest) 
                         yield os.readlink(f'/proc/{pid}/fd/{fd}')
                 except OSError: continue
         found = set()
-        for _ in range(100):
+        for _ in range(30):
             found.update(links()); time.sleep(0.01)
         sorted(link for link in found if link.startswith('socket:'))
         """,
@@ -366,7 +366,7 @@ def test_artifacts_that_change_while_they_are_taken_lead_nowhere(kept: KeptGuest
         threading.Thread(target=swap, daemon=True).start()
         """
     )
-    for _ in range(30):
+    for _ in range(15):
         ran = kept.run("None")
         assert ran.exit_code == 0
         assert not any(b"secret" in content for content in ran.artifacts.values())

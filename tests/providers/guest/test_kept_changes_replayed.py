@@ -53,7 +53,7 @@ def carry_out(rooms: Rooms, op: str, path: str, target: str = "") -> None:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps)
 def test_the_changes_replayed_are_the_listing(

@@ -22,11 +22,11 @@ def bash(guests: Guests) -> KeptGuest:
 def test_an_interpreter_that_is_late_is_no_fault_of_who_asks_for_it(guests: Guests) -> None:
     guest = guests.warm()
     commands = {**guest._commands, "bash": ["/bin/bash", "-c", "exec sleep 60"]}
-    assert not guest.keep(commands=commands, start_seconds=4).failed
+    assert not guest.keep(commands=commands, start_seconds=2).failed
     late = guest.ask("context.create", language="bash", context="late")
 
     assert (late.failed, late.header["code"]) == (True, "exhausted"), late.header
-    assert "not ready within 4 s" in late.header["reason"]
+    assert "not ready within 2 s" in late.header["reason"]
 
 
 def test_javascript_keeps_declarations_and_allows_them_again(node: KeptGuest) -> None:

@@ -170,8 +170,9 @@ def test_what_was_under_way_leaves_nothing_behind(lasting: KeptGuest) -> None:
 def test_it_ends_when_no_host_says_that_it_may_live_on(guests: Guests) -> None:
     pidfds = guests.first_processes()
     assert not pidfds
-    renewed, forgotten = keep_lasting(guests, 5), keep_lasting(guests, 5)
+    renewed = keep_lasting(guests, 2)
     renewed.send({"op": "lease", "seconds": 120})
+    forgotten = keep_lasting(guests, 2)
 
     # Whatever else is said.
     forgotten.run("import os\nos.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')")

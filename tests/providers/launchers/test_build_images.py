@@ -24,8 +24,8 @@ def no_template(engine: docker.DockerClient) -> Iterator[docker.DockerClient]:
         engine.images.remove(f"cofferdam/{TEMPLATE}", force=True)
 
 
-def test_the_python_image_has_what_agents_import(containers: Containers) -> None:
-    result = containers.run(
+def test_the_python_image_has_what_agents_import(under_runc: Containers) -> None:
+    result = under_runc.run(
         """
         import numpy, pandas, requests
         import matplotlib
@@ -52,8 +52,8 @@ def test_the_python_image_has_what_agents_import(containers: Containers) -> None
     ["const axios = require('axios')", "import axios from 'axios'"],
     ids=["require", "import"],
 )
-def test_the_nodejs_image_has_axios(containers: Containers, code: str) -> None:
-    result = containers.run(f"{code}\nconsole.log(typeof axios.get)", "nodejs", timeout=30)
+def test_the_nodejs_image_has_axios(under_runc: Containers, code: str) -> None:
+    result = under_runc.run(f"{code}\nconsole.log(typeof axios.get)", "nodejs", timeout=30)
     assert result.stdout == "function\n", result.stderr
 
 

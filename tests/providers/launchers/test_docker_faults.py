@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,20 +48,22 @@ async def run_once(pool: Pool, code: str, timeout: float = 10) -> str:
         await pool.release(sandbox)
 
 
+@pytest.mark.parametrize(
+    "containers", ["runc", pytest.param("runsc", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_container_killed_during_a_run_is_a_failure_of_the_run(containers: Containers) -> None:
     sandbox = containers.start()
     (container,) = containers.present()
 
     async def kill_it_while_it_runs() -> ExecutionResult:
-        job = Job("import time; time.sleep(30)", "python", 60)
+        # Nobody waits for what is dead: as long as it would have run, it would be timed out.
+        job = Job("import time; time.sleep(60)", "python", 30)
         run = asyncio.create_task(sandbox.run(job))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         await asyncio.to_thread(container.kill)
         return await run
 
-    began = time.monotonic()
     result = containers.loop.call(kill_it_while_it_runs())
-    assert time.monotonic() - began < 25
     assert (result.exit_code, result.timed_out, result.out_of_memory) == (137, False, False)
     assert result.metadata[SANDBOX_ENDED] == "The engine saw it end with exit code 137"
     containers.loop.call(sandbox.destroy())
@@ -84,7 +87,9 @@ def test_a_container_killed_while_it_waits_is_replaced(engine: docker.DockerClie
 
 def test_nothing_of_docker_is_asked_on_the_way_of_a_run(proxy: EngineProxy) -> None:
     async def scenario() -> None:
-        launcher = DockerLauncher(DockerSettings(base_url=proxy.url, pool_id=new_pool_id()))
+        launcher = DockerLauncher(
+            DockerSettings(base_url=proxy.url, pool_id=new_pool_id(), runtime="runc")
+        )
         # As many as there may be, so that no refill is under way at the same time.
         pool = await open_pool(launcher, size=2, capacity=2)
         await eventually(lambda: pool.stats()["idle"] == 2, 30)
@@ -109,18 +114,16 @@ def test_an_engine_that_refuses_is_sb004_and_forgiven_later(proxy: EngineProxy) 
         launcher = DockerLauncher(
             DockerSettings(base_url=proxy.url, pool_id=new_pool_id(), runtime="runc")
         )
-        pool = await open_pool(launcher, size=1, patience=10)
+        pool = await open_pool(launcher, size=1, patience=60)
         await eventually(lambda: pool.stats()["idle"] == 1, 20)
         proxy.on_create = lambda: refusal("500 Internal Server Error", "no space left on device")
         already = proxy.created
         assert await run_once(pool, "print('warm')") == "warm\n"
-        began = time.monotonic()
+        # Whose patience is at an end is told otherwise.
         with pytest.raises(CreationFailed) as caught:
             await pool.acquire("python")
-        assert time.monotonic() - began < 10
         assert "no space left on device" in caught.value.message
         assert (caught.value.code, caught.value.may_retry) == ("SB004", True)
-        await asyncio.sleep(1.5)
         # Asked again ever more rarely, not in a loop.
         assert proxy.created - already < 15
         proxy.on_create = lambda: None
@@ -133,20 +136,25 @@ def test_an_engine_that_refuses_is_sb004_and_forgiven_later(proxy: EngineProxy) 
 
 
 def test_a_slow_engine_makes_callers_wait_no_longer_than_they_want(proxy: EngineProxy) -> None:
+    is_quick = threading.Event()
+
+    def be_slow() -> None:
+        assert is_quick.wait(120)
+
     async def scenario() -> None:
         launcher = DockerLauncher(
             DockerSettings(base_url=proxy.url, pool_id=new_pool_id(), runtime="runc")
         )
-        pool = await open_pool(launcher, size=1, patience=1)
+        pool = await open_pool(launcher, size=1, patience=0.5)
         await eventually(lambda: pool.stats()["idle"] == 1, 20)
-        proxy.on_create = lambda: time.sleep(8)
+        proxy.on_create = be_slow
         assert await run_once(pool, "print('warm')") == "warm\n"
         began = time.monotonic()
         with pytest.raises(RateLimited) as caught:
             await pool.acquire("python")
-        assert 0.9 < time.monotonic() - began < 7
+        assert time.monotonic() - began > 0.4
         assert caught.value.retry_after
-        proxy.on_create = lambda: None
+        is_quick.set()
         await eventually(lambda: pool.stats()["idle"] == 1, 20)
         assert await run_once(pool, "print('again')") == "again\n"
         await pool.close()
@@ -199,15 +207,15 @@ def test_an_engine_without_gvisor_is_refused_or_recorded_as_what_it_is(
     plain.close()
 
     # Registered, and not working.
-    private_engine.stop()
-    broken = '{"runtimes": {"runsc": {"path": "/bin/false"}}}'
-    (private_engine.folder / "daemon.json").write_text(broken)
-    private_engine.start()
-    with pytest.raises(ProviderUnavailable, match="runsc does not work"):
-        Containers(base_url=private_engine.url, images=SMALL, require_gvisor=True)
-    fallen_back = Containers(base_url=private_engine.url, images=SMALL)
-    assert fallen_back.launcher.runtime == "runc"
-    fallen_back.close()
+    private_engine.register({"runsc": {"path": "/bin/false"}})
+    try:
+        with pytest.raises(ProviderUnavailable, match="runsc does not work"):
+            Containers(base_url=private_engine.url, images=SMALL, require_gvisor=True)
+        fallen_back = Containers(base_url=private_engine.url, images=SMALL)
+        assert fallen_back.launcher.runtime == "runc"
+        fallen_back.close()
+    finally:
+        private_engine.register({})
 
 
 def test_an_engine_that_stops_and_starts_is_used_again(private_engine: PrivateEngine) -> None:
@@ -228,11 +236,9 @@ def test_an_engine_that_stops_and_starts_is_used_again(private_engine: PrivateEn
             assert (await running).metadata[SANDBOX_ENDED]
         await pool.release(sandbox)
         await eventually(lambda: pool.stats()["idle"] == 0, 30)
-        began = time.monotonic()
         with pytest.raises(SandboxError) as refused:
-            await pool.acquire("python")
+            await asyncio.wait_for(pool.acquire("python"), 60)
         assert refused.value.code in ("SB004", "SB008", "SB009")
-        assert time.monotonic() - began < 20
 
         await asyncio.to_thread(private_engine.start)
         await eventually(lambda: pool.stats()["idle"] == 2, 30)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
 from providers.pool.hardening import GVISOR, RUNC, Hardening
@@ -14,42 +18,18 @@ _FORBIDDEN_CALLS = {
     "kexec_load": 246, "io_uring_setup": 425, "open_by_handle_at": 304, "process_vm_readv": 310,
 }  # fmt: skip
 
-
-def test_the_program_is_an_own_user_without_any_capability(containers: Containers) -> None:
-    seen = containers.look("""
+LOOKS = {
+    "the user": """
         import json, os
         status = dict(line.split(":", 1) for line in open("/proc/self/status"))
         print(json.dumps({
             "ids": [*os.getresuid(), *os.getresgid()],
+            "seccomp": int(status["Seccomp"]),
             "groups": sorted(set(os.getgroups()) - {os.getgid()}),
             "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff")],
         }))
-    """)
-    ids = set(seen.pop("ids"))
-    assert len(ids) == 1
-    if containers.launcher.runtime == "gvisor":
-        # This user is gVisor's.
-        assert ids == {65534}
-    else:
-        assert min(ids) >= 1_900_000_000
-    assert seen == {"groups": [], "capabilities": [0, 0, 0]}
-
-
-def test_no_two_containers_share_a_user(under_runc: Containers) -> None:
-    """What the kernel counts per user is counted over all containers."""
-    users = [under_runc.run("import os; print(os.getuid())").stdout for _ in range(3)]
-    assert len(set(users)) == 3
-
-
-def test_an_engine_that_maps_users_has_few_of_them() -> None:
-    hardening = Hardening.of(RUNC)
-    assert 10_000 <= hardening.choose_user(maps_users=True) < 60_000
-    assert hardening.choose_user(maps_users=False) >= 1_900_000_000
-    assert Hardening.of(GVISOR).choose_user(maps_users=True) == 0
-
-
-def test_no_new_privileges_can_be_had(containers: Containers) -> None:
-    assert containers.look("""
+    """,
+    "privileges": """
         import ctypes, json, os
         PR_GET_NO_NEW_PRIVS = 39
         can = []
@@ -60,11 +40,8 @@ def test_no_new_privileges_can_be_had(containers: Containers) -> None:
             except PermissionError:
                 pass
         print(json.dumps([ctypes.CDLL(None).prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), can]))
-    """) == [1, []]
-
-
-def test_system_calls_that_reach_into_the_kernel_are_refused(containers: Containers) -> None:
-    outcome = containers.look(f"""
+    """,
+    "system calls": f"""
         import ctypes, json, platform
         assert platform.machine() == "x86_64"
         libc = ctypes.CDLL(None, use_errno=True)
@@ -73,17 +50,8 @@ def test_system_calls_that_reach_into_the_kernel_are_refused(containers: Contain
             libc.syscall(number, 0, 0, 0, 0, 0)
             outcome[name] = ctypes.get_errno()
         print(json.dumps(outcome))
-    """)
-    assert outcome == dict.fromkeys(_FORBIDDEN_CALLS, 1)
-    status = containers.look("""
-        import json
-        print(json.dumps(dict(line.split(":", 1) for line in open("/proc/self/status"))))
-    """)
-    assert status["Seccomp"].strip() == "2"
-
-
-def test_there_is_no_network(containers: Containers) -> None:
-    seen = containers.look("""
+    """,
+    "network": """
         import json, socket
         def attempt(family, address):
             try:
@@ -104,15 +72,8 @@ def test_there_is_no_network(containers: Containers) -> None:
             "gateway": attempt(socket.AF_INET, ("172.17.0.1", 2375)),
             "name": name,
         }))
-    """)
-    assert seen.pop("interfaces") in (["lo"], [])
-    assert set(seen.values()) == {"refused"}
-
-
-def test_nothing_but_the_workspace_and_temporary_files_can_be_written(
-    containers: Containers,
-) -> None:
-    written = containers.look("""
+    """,
+    "what can be written": """
         import json, os
         written = []
         for folder in ("/", "/etc", "/usr/bin", "/usr/lib/python3", "/var", "/root", "/home",
@@ -125,25 +86,8 @@ def test_nothing_but_the_workspace_and_temporary_files_can_be_written(
             except OSError:
                 pass
         print(json.dumps(written))
-    """)
-    assert written == ["/workspace", "/tmp", "/dev/shm"]
-
-
-def test_the_environment_holds_nothing_of_the_host(
-    containers: Containers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COFFERDAM_TEST_SECRET", "must stay outside")
-    found = containers.look("import json, os; print(json.dumps(dict(os.environ)))")
-    assert "must stay outside" not in str(found)
-    assert set(found) <= {
-        "PATH", "HOME", "LANG", "TMPDIR", "HOSTNAME", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
-        "MATPLOTLIBRC", "NODE_PATH", "LOGNAME", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
-    }  # fmt: skip
-    assert found["HOSTNAME"] == "sandbox"
-
-
-def test_no_path_and_no_socket_of_the_host_is_inside(containers: Containers) -> None:
-    seen = containers.look("""
+    """,
+    "sockets and mounts": """
         import json, os, stat
         sockets = []
         for folder, _, names in os.walk("/"):
@@ -161,44 +105,10 @@ def test_no_path_and_no_socket_of_the_host_is_inside(containers: Containers) -> 
         ]
         nameservers = open("/etc/resolv.conf").read()
         print(json.dumps([sockets, sorted(shared), nameservers.split()]))
-    """)
-    sockets, shared, nameservers = seen
-    assert sockets == []
-    # The three that the engine writes itself for every container, read-only.
-    assert shared == ["/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
-    assert nameservers == ["nameserver", "127.0.0.1"]
-    sandbox = containers.start()
-    attributes = containers.present()[0].attrs
-    containers.loop.call(sandbox.destroy())
-    assert attributes["Mounts"] == []
-    assert attributes["HostConfig"]["Binds"] is None
-    assert attributes["HostConfig"]["Privileged"] is False
-
-
-def test_the_program_cannot_end_its_supervisor(containers: Containers) -> None:
-    result = containers.run("""
-        import os, signal
-        def main():
-            delivered = []
-            for number in sorted(signal.Signals):
-                try:
-                    os.kill(1, number)
-                    delivered.append(number.name)
-                except PermissionError:
-                    pass
-            return [os.stat("/proc/1").st_uid, os.getuid(), delivered]
-    """)
-    assert result.exit_code == 0, result.stderr
-    if containers.launcher.runtime == "gvisor":
-        # There process 1 is open to every signal of its own user, so it is another one.
-        assert result.result == [0, 65534, []]
-
-
-def test_the_channel_to_the_host_is_out_of_reach(containers: Containers) -> None:
-    """gVisor shows process 1's descriptors, but opens none that is not the program's own."""
-    opened = containers.look("""
+    """,
+    "the channel": """
         import json, os
-        own = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)}
+        own = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)} | {OUTPUT}
         opened = []
         try:
             numbers = os.listdir("/proc/1/fd")
@@ -220,8 +130,122 @@ def test_the_channel_to_the_host_is_out_of_reach(containers: Containers) -> None
             except OSError:
                 pass
         print(json.dumps(opened))
-    """)
-    assert opened == []
+    """,
+    "the environment": "import json, os; print(json.dumps(dict(os.environ)))",
+    # The last one: it may end what all of them run in.
+    "the supervisor": """
+        import json, os, signal
+        delivered = []
+        for number in sorted(signal.Signals):
+            try:
+                os.kill(1, number)
+                delivered.append(number.name)
+            except PermissionError:
+                pass
+        print(json.dumps([os.stat("/proc/1").st_uid, os.getuid(), delivered]))
+    """,
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What programs in a container have seen, and how the engine describes the container."""
+
+    by: dict[str, Any]
+    attributes: dict[str, Any]
+    is_gvisor: bool
+
+
+@pytest.fixture(scope="module", params=["runc", "runsc"])
+def seen(request: pytest.FixtureRequest, containers_of: Callable[[str], Containers]) -> Seen:
+    containers = containers_of(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COFFERDAM_TEST_SECRET", "must stay outside")
+        sandbox = containers.start()
+        (container,) = containers.present()
+        try:
+            by = containers.look_at_all_in(sandbox, LOOKS)
+        finally:
+            containers.loop.call(sandbox.destroy())
+    return Seen(by, container.attrs, containers.launcher.runtime == "gvisor")
+
+
+def test_the_program_is_an_own_user_without_any_capability(seen: Seen) -> None:
+    found = dict(seen.by["the user"])
+    ids = set(found.pop("ids"))
+    assert len(ids) == 1
+    if seen.is_gvisor:
+        # This user is gVisor's.
+        assert ids == {65534}
+    else:
+        assert min(ids) >= 1_900_000_000
+    assert found == {"seccomp": 2, "groups": [], "capabilities": [0, 0, 0]}
+
+
+def test_no_two_containers_share_a_user(under_runc: Containers) -> None:
+    """What the kernel counts per user is counted over all containers."""
+    users = {under_runc.run("import os; print(os.getuid())").stdout for _ in range(2)}
+    assert len(users) == 2
+
+
+def test_an_engine_that_maps_users_has_few_of_them() -> None:
+    hardening = Hardening.of(RUNC)
+    assert 10_000 <= hardening.choose_user(maps_users=True) < 60_000
+    assert hardening.choose_user(maps_users=False) >= 1_900_000_000
+    assert Hardening.of(GVISOR).choose_user(maps_users=True) == 0
+
+
+def test_no_new_privileges_can_be_had(seen: Seen) -> None:
+    assert seen.by["privileges"] == [1, []]
+
+
+def test_system_calls_that_reach_into_the_kernel_are_refused(seen: Seen) -> None:
+    assert seen.by["system calls"] == dict.fromkeys(_FORBIDDEN_CALLS, 1)
+
+
+def test_there_is_no_network(seen: Seen) -> None:
+    found = dict(seen.by["network"])
+    assert found.pop("interfaces") in (["lo"], [])
+    assert set(found.values()) == {"refused"}
+
+
+def test_nothing_but_the_workspace_and_temporary_files_can_be_written(seen: Seen) -> None:
+    assert seen.by["what can be written"] == ["/workspace", "/tmp", "/dev/shm"]
+
+
+def test_the_environment_holds_nothing_of_the_host(seen: Seen) -> None:
+    found = seen.by["the environment"]
+    assert "must stay outside" not in str(found)
+    assert set(found) <= {
+        "PATH", "HOME", "LANG", "TMPDIR", "HOSTNAME", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
+        "MATPLOTLIBRC", "NODE_PATH", "LOGNAME", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
+    }  # fmt: skip
+    assert found["HOSTNAME"] == "sandbox"
+
+
+def test_no_path_and_no_socket_of_the_host_is_inside(seen: Seen) -> None:
+    sockets, shared, nameservers = seen.by["sockets and mounts"]
+    assert sockets == []
+    # The three that the engine writes itself for every container, read-only.
+    assert shared == ["/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
+    assert nameservers == ["nameserver", "127.0.0.1"]
+    assert seen.attributes["Mounts"] == []
+    assert seen.attributes["HostConfig"]["Binds"] is None
+    assert seen.attributes["HostConfig"]["Privileged"] is False
+
+
+def test_the_program_cannot_end_its_supervisor(seen: Seen) -> None:
+    """Ended, it would have told nothing."""
+    if seen.is_gvisor:
+        # There process 1 is open to every signal of its own user, so it is another one.
+        assert seen.by["the supervisor"] == [0, 65534, []]
+    else:
+        assert seen.by["the supervisor"]
+
+
+def test_the_channel_to_the_host_is_out_of_reach(seen: Seen) -> None:
+    """gVisor shows process 1's descriptors, but opens none that is not the program's own."""
+    assert seen.by["the channel"] == []
 
 
 @pytest.mark.parametrize("language", ["nodejs", "bash"])

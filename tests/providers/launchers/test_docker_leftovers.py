@@ -9,6 +9,9 @@ import subprocess
 import sys
 from typing import Any
 
+import docker
+import pytest
+
 from providers.pool.launchers.docker_engine import Engine
 from providers.pool.launchers.docker_owner import OWNER_LABEL
 from providers.values import SandboxLimits
@@ -30,7 +33,8 @@ async def main():
     launcher = DockerLauncher(DockerSettings(pool_id=sys.argv[1], runtime=sys.argv[2]))
     await launcher.prepare()
     template = make_template("python", "python", launcher, SandboxLimits())
-    idle, busy = [await Sandbox.start(launcher, template) for _ in range(2)]
+    starts = [Sandbox.start(launcher, template) for _ in range(2)]
+    idle, busy = await asyncio.gather(*starts)
     job = Job("import time; time.sleep(600)", "python", 900)
     run = asyncio.create_task(busy.run(job))
     await asyncio.sleep(0.2)
@@ -41,28 +45,32 @@ asyncio.run(main())
 """
 
 
-def hold(pool_id: str, runtime: str) -> subprocess.Popen[str]:
-    """Another process of the same pool, with one container that waits and one that runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, pool_id, runtime],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    return process
+def hold(*pool_ids: str, runtime: str) -> list[subprocess.Popen[str]]:
+    """A process for each pool, with one container that waits and one that runs."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, pool_id, runtime],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        )
+        for pool_id in pool_ids
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+    return processes
 
 
+@pytest.mark.parametrize("runtime", ["runc", pytest.param("runsc", marks=pytest.mark.slow)])
 def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
-    containers: Containers,
+    engine: docker.DockerClient, runtime: str
 ) -> None:
-    runtime = containers.settings.runtime
     pool_id, neighbour_id = new_pool_id(), new_pool_id()
-    dead, neighbour = hold(pool_id, runtime), hold(neighbour_id, runtime)
-    sibling = hold(pool_id, runtime)
+    dead, sibling, neighbour = hold(pool_id, pool_id, neighbour_id, runtime=runtime)
     mine = Containers(runtime, pool_id=pool_id)
+    stranger = Containers(runtime, pool_id=neighbour_id)
     try:
         assert len(mine.present()) == 4
         # A container whose process is stopped does not end by itself with its channel.
@@ -75,14 +83,12 @@ def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
         asyncio.run(eventually(lambda: sorted(map(_owner_pid, _reaped(mine))) == expected, 20))
         assert mine.run_in(own, "print('alive')").stdout == "alive\n"
         mine.loop.call(own.destroy())
-        stranger = Containers(runtime, pool_id=neighbour_id)
         assert len(stranger.present()) == 2
-        stranger.close()
     finally:
         for process in (sibling, neighbour):
             process.kill()
             process.wait()
-        for each in (mine, Containers(runtime, pool_id=neighbour_id)):
+        for each in (mine, stranger):
             asyncio.run(eventually(lambda each=each: _reaped(each) == [], 20))
             each.close()
 

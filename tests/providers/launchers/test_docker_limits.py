@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from providers.values import SANDBOX_ENDED
+from providers.errors import ProviderUnavailable
+from providers.values import SANDBOX_ENDED, Job
 from tests.support.docker_engine import Containers
 
-
-@pytest.mark.parametrize("folder", ["/workspace", "/tmp", "/dev/shm"])
-def test_a_folder_that_is_full_refuses_more(containers: Containers, folder: str) -> None:
-    size = 8 * 1024 * 1024
-    written, error = containers.look(
-        f"""
-        import errno, json
-        written = 0
-        try:
-            with open({folder + "/big"!r}, "wb", buffering=0) as file:
-                while True:
-                    written += file.write(bytes(1 << 16))
-        except OSError as error:
-            print(json.dumps([written, errno.errorcode[error.errno]]))
-        """,
-        workspace_bytes=size,
-    )
-    assert error == "ENOSPC"
-    assert size * 0.9 < written <= size
-
-
-def test_a_file_does_not_grow_over_its_limit(containers: Containers) -> None:
-    assert containers.look(
-        """
+SPACE, FILE_SIZE, OPEN_FILES = 8 << 20, 1 << 20, 64
+LOOKS = {
+    "a file": """
         import errno, json
         written = 0
         try:
@@ -43,14 +25,8 @@ def test_a_file_does_not_grow_over_its_limit(containers: Containers) -> None:
                     written += file.write(bytes(1 << 16))
         except OSError as error:
             print(json.dumps([written, errno.errorcode[error.errno]]))
-        """,
-        file_bytes=1 << 20,
-    ) == [1 << 20, "EFBIG"]
-
-
-def test_only_so_many_files_are_open_at_once(containers: Containers) -> None:
-    count, error = containers.look(
-        """
+    """,
+    "open files": """
         import errno, json, os
         files = []
         try:
@@ -60,11 +36,54 @@ def test_only_so_many_files_are_open_at_once(containers: Containers) -> None:
             count = len(files)
             files.clear()
             print(json.dumps([count, errno.errorcode[error.errno]]))
-        """,
-        open_files=64,
-    )
+    """,
+    **{
+        folder: f"""
+        import errno, itertools, json, os
+        if os.path.exists("big"):
+            os.unlink("big")
+        written = 0
+        try:
+            for number in itertools.count():
+                with open(f"{folder}/{{number}}", "wb", buffering=0) as file:
+                    for _ in range({FILE_SIZE} >> 16):
+                        written += file.write(bytes(1 << 16))
+        except OSError as error:
+            print(json.dumps([written, errno.errorcode[error.errno]]))
+        """
+        for folder in ("/workspace", "/tmp", "/dev/shm")
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["runc", "runsc"])
+def seen(
+    request: pytest.FixtureRequest, containers_of: Callable[[str], Containers]
+) -> dict[str, Any]:
+    """What programs in a container of each runtime have found its bounds to be."""
+    containers = containers_of(request.param)
+    sandbox = containers.start(workspace_bytes=SPACE, file_bytes=FILE_SIZE, open_files=OPEN_FILES)
+    try:
+        return containers.look_at_all_in(sandbox, LOOKS)
+    finally:
+        containers.loop.call(sandbox.destroy())
+
+
+@pytest.mark.parametrize("folder", ["/workspace", "/tmp", "/dev/shm"])
+def test_a_folder_that_is_full_refuses_more(seen: dict[str, Any], folder: str) -> None:
+    written, error = seen[folder]
+    assert error == "ENOSPC"
+    assert SPACE * 0.9 < written <= SPACE
+
+
+def test_a_file_does_not_grow_over_its_limit(seen: dict[str, Any]) -> None:
+    assert seen["a file"] == [FILE_SIZE, "EFBIG"]
+
+
+def test_only_so_many_files_are_open_at_once(seen: dict[str, Any]) -> None:
+    count, error = seen["open files"]
     assert error == "EMFILE"
-    assert 40 < count < 64
+    assert 40 < count < OPEN_FILES
 
 
 def test_a_fork_bomb_ends_at_the_process_limit(under_runc: Containers) -> None:
@@ -90,7 +109,7 @@ def test_a_fork_bomb_under_gvisor_stays_in_its_container(under_gvisor: Container
     neighbour = under_gvisor.start()
     bomb = under_gvisor.start()
     code = "import os\nwhile True: os.fork()"
-    result = under_gvisor.run_in(bomb, code, timeout=8)
+    result = under_gvisor.run_in(bomb, code, timeout=2)
     assert result.out_of_memory or result.timed_out or result.exit_code == 1
     assert SANDBOX_ENDED not in result.metadata
     assert under_gvisor.run_in(neighbour, "print('undisturbed')").stdout == "undisturbed\n"
@@ -100,15 +119,16 @@ def test_a_fork_bomb_under_gvisor_stays_in_its_container(under_gvisor: Container
 
 def test_only_so_much_memory_can_be_used_and_no_swap(containers: Containers) -> None:
     memory = 128 * 1024 * 1024
-    result = containers.run(
-        "data = [bytearray(1 << 20) for _ in range(1000)]\nprint(len(data))", memory_bytes=memory
-    )
-    assert (result.out_of_memory, result.exit_code, result.stdout) == (True, None, "")
     sandbox = containers.start(memory_bytes=memory)
-    host = containers.present()[0].attrs["HostConfig"]
+    (container,) = containers.present()
+    result = containers.run_in(
+        sandbox, "data = [bytearray(1 << 20) for _ in range(1000)]\nprint(len(data))"
+    )
     containers.loop.call(sandbox.destroy())
+    assert (result.out_of_memory, result.exit_code, result.stdout) == (True, None, "")
     # gVisor's kernel needs some for itself.
     extra = (64 << 20) if containers.launcher.runtime == "gvisor" else 0
+    host = container.attrs["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == memory + extra
 
 
@@ -133,17 +153,17 @@ def test_text_that_looks_like_a_lack_of_memory_is_no_evidence(containers: Contai
 def test_two_processes_share_one_cpu(containers: Containers) -> None:
     sandbox = containers.start()
     pid = containers.present()[0].attrs["State"]["Pid"]
-    code = "import os\nos.fork()\nwhile True: pass"
-    running = threading.Thread(
-        target=containers.run_in, args=(sandbox, code), kwargs={"timeout": 4}
-    )
-    running.start()
-    time.sleep(0.5)
-    began, before = time.monotonic(), cpu_seconds(pid)
-    time.sleep(2)
-    used = (cpu_seconds(pid) - before) / (time.monotonic() - began)
-    running.join()
+    code = "import os\nprint('begun', flush=True)\nos.fork()\nwhile True: pass"
+    began = threading.Event()
+    # Ended as soon as it was measured.
+    running = containers.loop.submit(sandbox.run(Job(code, "python", 60), lambda _: began.set()))
+    assert began.wait(60)
+    since, before = time.monotonic(), cpu_seconds(pid)
+    time.sleep(1.5)
+    used = (cpu_seconds(pid) - before) / (time.monotonic() - since)
     containers.loop.call(sandbox.destroy())
+    with pytest.raises(ProviderUnavailable):
+        running.result(60)
     assert 0.05 < used < 1.2
 
 

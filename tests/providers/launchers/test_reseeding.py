@@ -31,7 +31,8 @@ def test_two_tenants_draw_different_numbers_with_numpy_preloaded(level: str) -> 
         )
 
 
-@pytest.fixture(params=["runc", "runsc"])
+# Under runc the kernel is that of bubblewrap, of which another test tells.
+@pytest.fixture(params=[pytest.param("runc", marks=pytest.mark.slow), "runsc"])
 def containers(request: pytest.FixtureRequest) -> Iterator[WarmPool]:
     """A pool at the level `tenant` over containers with numpy preloaded."""
     request.getfixturevalue("engine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -52,11 +51,18 @@ HOG_SIGNALS = f"""{QUEUE_SIGNALS}
 NEW_PIPE = "import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def user() -> Iterator[int]:
     require("bwrap")
     with ordinary_user() as uid:
         yield uid
+
+
+@pytest.fixture(scope="module")
+def good(user: int) -> Iterator[LocalProcess]:
+    """A service of that user for tests that leave it as it is."""
+    with without_root(user, launcher="bubblewrap", pool_size=3) as service:
+        yield service
 
 
 def _status(pid: int, field: str) -> list[str]:
@@ -92,12 +98,9 @@ def _wait_for_hog(process: LocalProcess) -> None:
     )
 
 
-def test_no_two_sandboxes_are_one_user_of_the_machine(user: int) -> None:
-    with ExitStack() as stack:
-        services = [
-            stack.enter_context(without_root(user, launcher="bubblewrap", pool_size=3))
-            for _ in range(2)
-        ]
+def test_no_two_sandboxes_are_one_user_of_the_machine(user: int, good: LocalProcess) -> None:
+    with without_root(user, launcher="bubblewrap", pool_size=3) as another:
+        services = (good, another)
         for service in services:
             assert service.run("print(1)")["metadata"]["enforced_by"]["users"] == USERS
         found = [uid for service in services for uid in _wait_for_warm(service, 3)]
@@ -106,11 +109,8 @@ def test_no_two_sandboxes_are_one_user_of_the_machine(user: int) -> None:
     assert len({(uid - first_lent()) // BLOCK for uid in found}) == 2
 
 
-def test_nobody_can_make_pipes_scarce_for_others(user: int) -> None:
-    with (
-        without_root(user, launcher="bubblewrap", pool_size=1) as bad,
-        without_root(user, launcher="bubblewrap", pool_size=1) as good,
-    ):
+def test_nobody_can_make_pipes_scarce_for_others(user: int, good: LocalProcess) -> None:
+    with without_root(user, launcher="bubblewrap", pool_size=1) as bad:
         bad.start(HOG_PIPES, timeout=30)
         _wait_for_hog(bad)
         assert good.run(NEW_PIPE)["stdout"] == "65536\n"
@@ -126,11 +126,8 @@ def test_nobody_can_make_pipes_scarce_for_others(user: int) -> None:
         bad.process.kill()
 
 
-def test_nobody_can_make_waiting_signals_scarce_for_others(user: int) -> None:
-    with (
-        without_root(user, launcher="bubblewrap", pool_size=1) as bad,
-        without_root(user, launcher="bubblewrap", pool_size=1) as good,
-    ):
+def test_nobody_can_make_waiting_signals_scarce_for_others(user: int, good: LocalProcess) -> None:
+    with without_root(user, launcher="bubblewrap", pool_size=1) as bad:
         bad.start(HOG_SIGNALS, timeout=30)
         _wait_for_hog(bad)
         assert good.run(f"{QUEUE_SIGNALS}\n    print(queued)")["stdout"] == "1024\n"

@@ -118,7 +118,7 @@ LOOK = f"""
 """
 
 
-@pytest.fixture(scope="module", params=["runsc", "docker"])
+@pytest.fixture(scope="module", params=["runsc", pytest.param("docker", marks=pytest.mark.slow)])
 def kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kernels]:

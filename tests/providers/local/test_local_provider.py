@@ -107,7 +107,7 @@ def test_destroying_an_instance_ends_what_runs_in_it(local: Local) -> None:
     thread.start()
     time.sleep(0.3)
     assert provider.destroy_instance(instance.instance_id)
-    thread.join(3)
+    thread.join(30)
     assert [type(error) for error in errors] == [ProviderUnavailable]
     assert errors[0].started
     local.assert_nothing_is_left()

@@ -19,7 +19,7 @@ from executions.services.workspaces import sleeping, threads
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
-from tests.support.kept_service import sessions_service
+from tests.support.kept_service import kept_by, sessions_service
 from tests.support.raw_http import ask
 from tests.support.running import LOCAL, activate
 from tests.support.saved_files import saved
@@ -65,13 +65,23 @@ def pool(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[Pool
     found.close()
 
 
+@pytest.fixture
+def kept_files(
+    transactional_db: None, tmp_path: Path, settings: Any, shared_service: Path
+) -> Iterator[None]:
+    """The service for tests that leave it as it is."""
+    settings.DATA_DIR = tmp_path
+    with kept_by(shared_service, tmp_path):
+        yield
+
+
 def stdout_of(answer: Any) -> str:
     assert answer.status_code == 200, answer.content
     text: str = answer.json()["stdout"]
     return text
 
 
-def test_a_session_sleeps_and_wakes_as_it_was(pool: Pool, alice: Caller) -> None:
+def test_a_session_sleeps_and_wakes_as_it_was(kept_files: None, alice: Caller) -> None:
     session = opened(alice, saves="answer")
     code = """
 import os
@@ -145,7 +155,7 @@ def test_a_file_is_read_after_the_pool_was_killed(pool: Pool, alice: Caller) -> 
 
 
 def test_only_what_changed_is_fetched_again(
-    pool: Pool, alice: Caller, monkeypatch: pytest.MonkeyPatch
+    kept_files: None, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from executions.services.workspaces import saving
 

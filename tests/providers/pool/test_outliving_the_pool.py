@@ -84,7 +84,10 @@ def begin(sandbox: KeptSandbox, code: str) -> tuple[threading.Thread, list[Any]]
 
 @pytest.mark.parametrize(
     ("place", "number"),
-    [("runc", signal.SIGTERM), ("runsc", signal.SIGKILL)],
+    [
+        ("runc", signal.SIGTERM),
+        pytest.param("runsc", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
     indirect=["place"],
 )
 def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: signal.Signals) -> None:
@@ -94,7 +97,7 @@ def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: sign
     sandbox.contexts.create("bash", context_id="shell")
     sandbox.run(Job("y=7", language="bash", context="shell"))
     pid = sandbox.processes.start(
-        Command(shell="n=0; while :; do echo line $n; n=$((n+1)); sleep 0.2; done")
+        Command(shell="n=0; while :; do echo line $n; n=$((n+1)); sleep 0.1; done")
     ).pid
     (container,) = place.kept_containers()
 
@@ -124,8 +127,11 @@ def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: sign
 
 @pytest.mark.parametrize(
     ("place", "number"),
-    # The second does not wait for what runs.
-    [("runsc", signal.SIGKILL), ("runc", signal.SIGQUIT)],
+    # The first does not wait for what runs.
+    [
+        ("runc", signal.SIGQUIT),
+        pytest.param("runsc", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
     indirect=["place"],
 )
 def test_a_cell_that_runs_when_the_pool_ends_is_told_and_the_next_one_runs(
@@ -142,9 +148,8 @@ def test_a_cell_that_runs_when_the_pool_ends_is_told_and_the_next_one_runs(
     assert isinstance(error, ProviderUnavailable)
     assert not isinstance(error, KeptSandboxLost)
     assert error.started
-    began = time.monotonic()
-    assert sandbox.run(Job("print(x)")).stdout == "1\n"
-    assert time.monotonic() - began < 60
+    # The command that ran would go on for longer than this one has.
+    assert sandbox.run(Job("print(x)", timeout=60)).stdout == "1\n"
 
 
 def attach(container: Any) -> socket.socket:
@@ -228,7 +233,7 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
 def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     place = runc_place
     short, long = place.keep("alice"), place.keep("bob")
-    short.renew(3)
+    short.renew(2)
     long.renew(500)
     left = {sandbox.ref: sandbox for sandbox in (short, long)}
     wait_until(lambda: {round(each.seconds, -1) for each in place.memory.all()} == {0, 500}, 20)
@@ -253,7 +258,7 @@ def test_of_two_pools_one_takes_over_and_the_other_says_try_again(runc_place: Pl
     place.stop(signal.SIGKILL)
     another = place.memory
     assert another.take()
-    place.start()
+    place.start(COMING_SECONDS=0.5)
 
     with pytest.raises(ConnectionFailed) as refused:
         sandbox.run(Job("print(x)"))

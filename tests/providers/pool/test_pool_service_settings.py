@@ -17,30 +17,32 @@ from tests.support.processes import ROOT, clean_environment
 pytest_plugins = ["tests.support.pool_fixtures"]
 
 
-def test_settings_are_converged_to_without_dropping_what_runs(tmp_path: Path) -> None:
-    with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
-        instance_id = pool.create()
-        with ThreadPoolExecutor(1) as executor:
-            code = "import time\ntime.sleep(1.5)\nprint('undisturbed')"
-            answer = executor.submit(pool.run, instance_id, code)
-            time.sleep(0.2)
-            assert pool.ask("PUT", "/v1/settings", {"pool_size": 4}).status == 200
-            pool.wait_for(lambda stats: stats["idle"] == 4)
-            larger = {"pool_size": 2, "max_memory": "128m"}
-            assert pool.ask("PUT", "/v1/settings", larger).status == 200
-            pool.wait_for(lambda stats: stats["idle"] == 2)
-            limits = pool.run(pool.create()).body["metadata"]["limits"]
-            assert limits["memory_bytes"] == 128 << 20
-            assert answer.result().body["stdout"] == "undisturbed\n"
-        pool.wait_for(lambda stats: stats["retired_pools"] == 0)
+def put(pool: PoolService, **settings: object) -> None:
+    assert pool.ask("PUT", "/v1/settings", settings).status == 200
 
 
-def test_a_switch_that_sandboxes_are_made_with_renews_them(tmp_path: Path) -> None:
-    with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
-        settings = {"pool_size": 1, "enable_ast_analysis": True}
-        assert "advice" not in pool.run(pool.create(), "import socket").body["metadata"]
-        assert pool.ask("PUT", "/v1/settings", settings).status == 200
-        assert pool.run(pool.create(), "import socket").body["metadata"]["advice"]
+def test_settings_are_converged_to_without_dropping_what_runs(pool: PoolService) -> None:
+    put(pool, pool_size=1)
+    instance_id = pool.create()
+    with ThreadPoolExecutor(1) as executor:
+        code = "import time\ntime.sleep(0.8)\nprint('undisturbed')"
+        answer = executor.submit(pool.run, instance_id, code)
+        time.sleep(0.2)
+        put(pool, pool_size=4)
+        pool.wait_for(lambda stats: stats["idle"] == 4)
+        put(pool, pool_size=2, max_memory="128m")
+        pool.wait_for(lambda stats: stats["idle"] == 2)
+        limits = pool.run(pool.create()).body["metadata"]["limits"]
+        assert limits["memory_bytes"] == 128 << 20
+        assert answer.result().body["stdout"] == "undisturbed\n"
+    pool.wait_for(lambda stats: stats["retired_pools"] == 0)
+
+
+def test_a_switch_that_sandboxes_are_made_with_renews_them(pool: PoolService) -> None:
+    put(pool, pool_size=1)
+    assert "advice" not in pool.run(pool.create(), "import socket").body["metadata"]
+    put(pool, pool_size=1, enable_ast_analysis=True)
+    assert pool.run(pool.create(), "import socket").body["metadata"]["advice"]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
+from django.core.management import call_command
 
 from providers.models import ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker
@@ -80,15 +81,14 @@ def active() -> str:
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("providers.pool.service.docker_check.ANSWER_SECONDS", 0.3)
     monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
     assert find_docker() is Docker.ABSENT
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(f"{tmp_path}/silent")
     silent.listen()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/silent")
-    began = time.monotonic()
     assert find_docker() is Docker.ABSENT
-    assert time.monotonic() - began < 10
     silent.close()
 
 
@@ -140,16 +140,11 @@ def test_a_configuration_that_an_admin_has_changed_stays(stand_in: Engine) -> No
     assert active() == "local"
 
 
-def test_the_missing_images_are_told_with_the_one_command(stand_in: Engine, tmp_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "manage.py", "bootstrap"],
-        env=clean_environment(tmp_path / "data", DOCKER_HOST=stand_in.url),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "python manage.py build_images" in told.stdout
+@pytest.mark.django_db
+def test_the_missing_images_are_told_with_the_one_command(stand_in: Engine) -> None:
+    told = StringIO()
+    call_command("bootstrap", stdout=told)
+    assert "python manage.py build_images" in told.getvalue()
 
 
 def test_up_starts_the_pool_and_ends_it(engine: docker.DockerClient, tmp_path: Path) -> None:

@@ -7,14 +7,27 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from django.conf import settings as django_settings
 
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
+from providers.pool.launcher import Guest
+from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.pool import PoolSettings
 from providers.pool.template import Template
 from providers.pool.waiting import Line, LineFull, Place
 from tests.conftest import require
 from tests.support.sandboxes import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool
+
+
+class Together(BubblewrapLauncher):
+    """Has a sandbox for nobody before four are asked for."""
+
+    barrier = asyncio.Barrier(4)
+
+    async def start(self, template: Template) -> Guest:
+        await self.barrier.wait()
+        return await super().start(template)
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +66,9 @@ def test_a_full_line_refuses_with_when_to_come_back(narrow: WarmPool) -> None:
     first = narrow.acquire("one")
     calls = [narrow.in_background(narrow.run, "1", f"owner {number}") for number in range(6)]
     narrow.settle(waiting=6)
-    began = time.monotonic()
+    # At once: the sandbox is not released before.
     with pytest.raises(RateLimited) as refusal:
         narrow.acquire("one too many")
-    assert time.monotonic() - began < 5
     assert refusal.value.code == "SB008"
     assert refusal.value.retry_after is not None
     assert refusal.value.retry_after >= 1
@@ -82,7 +94,7 @@ def test_patience_ends(narrow: WarmPool) -> None:
     began = time.monotonic()
     with pytest.raises(RateLimited, match=r"0\.3 s") as refusal:
         narrow.acquire()
-    assert 0.25 < time.monotonic() - began < 8
+    assert time.monotonic() - began > 0.25
     assert refusal.value.retry_after
     assert narrow.stats()["waiting"] == 0
     narrow.release(first)
@@ -115,37 +127,31 @@ def test_a_caller_who_goes_away_leaves_nothing_behind(narrow: WarmPool) -> None:
         narrow.settle(idle=1, busy=0, ending=0, waiting=0)
 
 
-def test_a_hundred_callers_of_five_sandboxes_are_all_served() -> None:
-    with WarmPool(PoolSettings(size=5, capacity=5, queue=100, patience=60)) as pool:
+def test_many_callers_of_few_sandboxes_are_all_served_and_capacity_is_never_exceeded() -> None:
+    alive = ("busy", "idle", "kept", "creating", "ending")
+    with WarmPool(PoolSettings(size=2, capacity=3, queue=40, patience=60)) as pool:
         calls = [
             pool.in_background(pool.run, f"print({number})", f"owner {number % 7}")
-            for number in range(100)
+            for number in range(30)
         ]
-        assert [each.result(60).stdout for each in calls] == [f"{n}\n" for n in range(100)]
-        pool.settle(idle=5, busy=0, ending=0, waiting=0)
-        assert pool.stats()["refused"] == 0
-
-
-def test_capacity_is_never_exceeded() -> None:
-    with WarmPool(PoolSettings(size=2, capacity=3, queue=100, patience=60)) as pool:
-        calls = [pool.in_background(pool.run, "1", f"owner {n}") for n in range(40)]
         most = 0
         while not all(each.done() for each in calls):
             stats = pool.stats()
-            alive = ("busy", "idle", "kept", "creating", "ending")
             most = max(most, sum(stats[name] for name in alive))
+            time.sleep(0.002)
         assert most <= 3
+        assert [each.result(60).stdout for each in calls] == [f"{n}\n" for n in range(30)]
+        pool.settle(idle=2, busy=0, ending=0, waiting=0)
+        assert pool.stats()["refused"] == 0
 
 
 def test_a_launcher_that_fails_is_told_at_once_and_tried_again() -> None:
     launcher = SlowLauncher()
     launcher.error = ProviderUnavailable("The engine is gone.")
-    with WarmPool(PoolSettings(size=1, capacity=2, patience=10), launcher=launcher) as pool:
+    with WarmPool(PoolSettings(size=1, capacity=2, patience=60), launcher=launcher) as pool:
         wait_until(lambda: len(launcher.attempts) >= 3, seconds=30)
-        began = time.monotonic()
         with pytest.raises(ProviderUnavailable, match="engine is gone") as refusal:
             pool.acquire()
-        assert time.monotonic() - began < 8
         assert refusal.value.retry_after
         assert not refusal.value.started
         stats = pool.stats()
@@ -165,20 +171,18 @@ def test_a_launcher_that_fails_is_told_at_once_and_tried_again() -> None:
 def test_a_fault_in_the_launcher_itself_hangs_nobody() -> None:
     launcher = SlowLauncher()
     launcher.error = KeyError("surprise")
-    with WarmPool(PoolSettings(size=1, patience=10), launcher=launcher) as pool:
-        began = time.monotonic()
-        with pytest.raises(CreationFailed, match="KeyError"):
-            pool.acquire()
-        assert time.monotonic() - began < 5
+    # Whose patience is at an end is refused with another error.
+    with (
+        WarmPool(PoolSettings(size=1, patience=10), launcher=launcher) as pool,
+        pytest.raises(CreationFailed, match="KeyError"),
+    ):
+        pool.acquire()
 
 
 def test_sandboxes_are_started_side_by_side() -> None:
-    launcher = SlowLauncher()
-    launcher.delay = 2
+    launcher = Together(django_settings.DATA_DIR)
     with WarmPool(PoolSettings(size=4, capacity=4, parallel_starts=4), launcher=launcher) as pool:
-        began = time.monotonic()
         pool.settle(idle=4)
-        assert time.monotonic() - began < 7
 
 
 def test_a_warm_sandbox_gives_way_to_a_caller_of_another_template() -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 from django.conf import settings
 
@@ -18,8 +19,10 @@ from tests.providers.pool.tenant_pools import SHARED, Pair
 from tests.support.sandboxes import children, family
 from tests.support.warm_pools import WarmPool
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("runc", "runsc")]
 
-@pytest.fixture(scope="module", params=["bubblewrap", "gvisor", "runc", "runsc"])
+
+@pytest.fixture(scope="module", params=["bubblewrap", "gvisor", *SLOW])
 def shared(request: pytest.FixtureRequest) -> Iterator[WarmPool]:
     """A pool at the level `tenant`: bubblewrap, gVisor, and Docker with either runtime."""
     launcher: Launcher | None = None
@@ -68,6 +71,39 @@ def test_no_file_is_left(shared: WarmPool) -> None:
     )
     assert seen == "['artifacts', 'main.py'] []\n[] []\n"
     assert pair.shared_one
+
+
+def test_in_a_container_nothing_is_left_either(engine: docker.DockerClient) -> None:
+    """All that the tests here ask of containers, in short."""
+    launcher = DockerLauncher(DockerSettings(pool_id="tenant-short"))
+    with WarmPool(SHARED, launcher=launcher) as pool:
+        pair = Pair(pool, "alice")
+        pair.run(
+            """
+            import os, time
+            for folder in ("/workspace", "/tmp", "/dev/shm"):
+                os.makedirs(f"{folder}/deep/er")
+                os.chmod(f"{folder}/deep", 0)
+            os.environ["SECRET"] = "1"
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(100)
+            """
+        )
+        seen = pair.run(
+            """
+            import os
+            print([os.path.exists(f"{place}/deep") for place in ("/workspace", "/tmp", "/dev/shm")])
+            print(sum(name.isdigit() for name in os.listdir("/proc")), "SECRET" in os.environ)
+            """
+        )
+        assert seen == "[False, False, False]\n2 False\n"
+        assert pair.shared_one
+        other = Pair(pool, "charlie")
+        other.run("import ctypes; assert ctypes.CDLL(None).shmget(4711, 4096, 0o1666) >= 0")
+        other.run("print(1)")
+        assert not other.shared_one
+        assert not {*other.sandboxes} & {*pair.sandboxes}
 
 
 def test_a_folder_that_was_closed_is_opened_again(shared: WarmPool) -> None:

@@ -98,7 +98,7 @@ def test_an_owner_with_many_callers_does_not_keep_the_others_waiting(pool: WarmP
 
 
 def test_a_kept_sandbox_does_not_outlive_its_time(pool: WarmPool) -> None:
-    pool.resize(PoolSettings(size=1, capacity=4, isolation="tenant", max_lifetime=0.8))
+    pool.resize(PoolSettings(size=1, capacity=4, isolation="tenant", max_lifetime=0.4))
     pool.run("print(1)", "alice")
     pool.settle(kept=0)
 
@@ -121,7 +121,9 @@ def test_other_languages_share_as_well(pool: WarmPool) -> None:
             assert both.stats()["templates"][language]["kept"] == 1
 
 
-def test_without_isolation_nothing_is_shared() -> None:
+def test_without_isolation_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its guest never says that it is clean, for which each release waits.
+    monkeypatch.setattr("providers.pool.sandbox.RENEWAL_SECONDS", 0.2)
     with WarmPool(SHARED, launcher=UnisolatedLauncher(settings.DATA_DIR)) as pool:
         pair = Pair(pool, "alice")
         pair.run("print(1)")
