@@ -54,15 +54,15 @@ def test_beyond_its_bound_a_tenants_line_for_sandboxes_is_one_of_two(tmp_path: P
     pool = {"pool_size": 4, "max_sandboxes": 4, "queue_timeout": 240}
     with (
         two_tenants(tmp_path, local=pool, WEB_THREADS="64") as scene,
-        at_once(scene.raised, 24, SLEEPER.format(seconds=2), timeout=60) as sleepers,
+        at_once(scene.raised, 16, SLEEPER.format(seconds=2), timeout=60) as sleepers,
     ):
         # On a busy machine some have ended before the last has come.
-        wait_until(lambda: sum(map(scene.raised.how_many, ("succeeded", "running"))) == 24)
+        wait_until(lambda: sum(map(scene.raised.how_many, ("succeeded", "running"))) == 16)
         ended = scene.raised.how_many("succeeded")
 
         answer = scene.other.post("pass")
 
-        # Its turn came with the first sandboxes that were free, not behind twenty callers.
+        # Its turn came with the first sandboxes that were free, not behind twelve callers.
         assert answer.status == 200
         assert sum(sleeper.done() for sleeper in sleepers) <= ended + 8
         scene.raised.cancel_all()
