@@ -175,10 +175,10 @@ def kept(settings: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_ledger(transactional_db: None, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sixty entries, with a line of the checkpoints for every twentieth."""
+    """Three hundred entries, with a line of the checkpoints for every hundredth."""
     for module in ("checkpoints", "marks"):
-        monkeypatch.setattr(f"executions.services.ledger.{module}.EVERY", 20)
-    for number in range(60):
+        monkeypatch.setattr(f"executions.services.ledger.{module}.EVERY", 100)
+    for number in range(300):
         append("note", str(number), {})
     assert verify().is_intact
     return kept
@@ -206,9 +206,9 @@ def test_a_line_taken_out_of_the_checkpoints_is_found(long_ledger: Path) -> None
 def test_a_forged_head_hides_no_truncation_and_holds_nothing_up(long_ledger: Path) -> None:
     head = long_ledger / "head.json"
     honest = head.read_text()
-    cut = LedgerEntry.objects.get(sequence=50)
-    LedgerEntry.objects.filter(sequence__gt=50).delete()
-    forged = {"sequence": 50, "digest": cut.digest, "key_id": cut.key_id, "signature": "AAAA"}
+    cut = LedgerEntry.objects.get(sequence=250)
+    LedgerEntry.objects.filter(sequence__gt=250).delete()
+    forged = {"sequence": 250, "digest": cut.digest, "key_id": cut.key_id, "signature": "AAAA"}
     head.write_text(json.dumps(forged).ljust(319) + "\n")
     kinds = {finding.kind for finding in verify().findings}
     assert {"altered checkpoint", "truncated"} <= kinds
