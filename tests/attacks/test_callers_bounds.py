@@ -53,16 +53,16 @@ def test_beyond_its_bound_a_tenants_line_for_sandboxes_is_one_of_two(tmp_path: P
     """With a bound that an administrator raised beyond what the pool holds."""
     pool = {"pool_size": 4, "max_sandboxes": 4, "queue_timeout": 240}
     with (
-        two_tenants(tmp_path, local=pool, WEB_THREADS="64") as scene,
-        at_once(scene.raised, 24, SLEEPER.format(seconds=2), timeout=60) as sleepers,
+        two_tenants(tmp_path, local=pool, has_worker=False, WEB_THREADS="64") as scene,
+        at_once(scene.raised, 16, SLEEPER.format(seconds=2), timeout=60) as sleepers,
     ):
         # On a busy machine some have ended before the last has come.
-        wait_until(lambda: sum(map(scene.raised.how_many, ("succeeded", "running"))) == 24)
+        wait_until(lambda: sum(map(scene.raised.how_many, ("succeeded", "running"))) == 16)
         ended = scene.raised.how_many("succeeded")
 
         answer = scene.other.post("pass")
 
-        # Its turn came with the first sandboxes that were free, not behind twenty callers.
+        # Its turn came with the first sandboxes that were free, not behind twelve callers.
         assert answer.status == 200
         assert sum(sleeper.done() for sleeper in sleepers) <= ended + 8
         scene.raised.cancel_all()
@@ -147,7 +147,9 @@ def test_a_disk_that_fills_refuses_the_next_and_keeps_what_runs(
     ballast = small_disk / "ballast"
     artifact = "open('artifacts/kept', 'wb').write(b'x' * 1_000_000)"
     sleeper = f"{SLEEPER.format(seconds=8)}\n{artifact}\nprint('recorded')"
-    with two_tenants(tmp_path, data_dir=small_disk / "data", DISK_RESERVE_MIB="32") as scene:
+    with two_tenants(
+        tmp_path, data_dir=small_disk / "data", has_worker=False, DISK_RESERVE_MIB="32"
+    ) as scene:
         with at_once(scene.greedy, 1, sleeper) as running:
             wait_until(lambda: scene.greedy.how_many("running") == 1)
             disk = os.statvfs(small_disk)

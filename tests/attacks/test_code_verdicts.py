@@ -126,11 +126,13 @@ def test_fork_bombs_under_gvisor_are_told_as_such_every_time(gvisor: Local) -> N
         assert_bounded(gvisor.run(code, timeout=seconds))
 
 
+@pytest.mark.slow
 def test_memory_bombs_in_containers_under_gvisor_are_told_too(under_gvisor: Containers) -> None:
     for code in (MEMORY_BOMB, MEMORY_BOMB, FORKED_MEMORY_BOMB):
         assert_memory(under_gvisor.run(code, timeout=30))
 
 
+@pytest.mark.slow
 def test_fork_bombs_in_containers_under_gvisor_are_told_too(under_gvisor: Containers) -> None:
     for code, seconds in FORK_BOMBS:
         assert_bounded(under_gvisor.run(code, timeout=seconds))

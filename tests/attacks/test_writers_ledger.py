@@ -73,9 +73,10 @@ def _forge(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("claims_ours", [False, True])
 def test_nothing_is_entered_on_a_head_that_our_key_did_not_sign(
-    everything: None, alice: Caller, claims_ours: bool, caplog: pytest.LogCaptureFixture
+    scripted: object, alice: Caller, claims_ours: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The whole attack: a key introduced by itself, entries of its own, and our id on the head."""
+    assert run(alice, RUN).status_code == 200
     forger = _load(1, secrets.token_urlsafe(32))
     honest = LedgerEntry.objects.latest("sequence")
     introduced = _forge(
@@ -112,10 +113,10 @@ def test_nothing_is_entered_on_a_head_that_our_key_did_not_sign(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_ledger_re_signed_from_its_first_entry_is_refused(
-    everything: None, settings: Any
-) -> None:
+def test_a_ledger_re_signed_from_its_first_entry_is_refused() -> None:
     """Every entry signed anew; the last one names our key, which the forger's introduces."""
+    for number in range(5):
+        append("note", str(number), {})
     forger = _load(1, secrets.token_urlsafe(32))
     ours = LedgerEntry.objects.get(sequence=1)
     previous = "0" * 64
@@ -151,7 +152,8 @@ def test_a_ledger_re_signed_from_its_first_entry_is_refused(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("column", ["statement", "digest", "signature", "key_id"])
-def test_an_altered_head_is_not_continued(everything: None, column: str) -> None:
+def test_an_altered_head_is_not_continued(column: str) -> None:
+    append("note", "honest", {})
     head = LedgerEntry.objects.latest("sequence")
     forged = {
         "statement": head.statement.replace('"at":"20', '"at":"19'),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
 from tests.support.site import bootstrapped, kept_folder
 
 # Far more than anything here takes, on a machine that does much else.
@@ -123,10 +123,11 @@ def two_tenants(
     *,
     data_dir: Path | None = None,
     local: Mapping[str, int] | None = None,
+    has_worker: bool = True,
     **extra: str,
 ) -> Iterator[Scene]:
-    """`manage.py up` with the local provider. `local` is its configuration, `extra` are
-    settings."""
+    """`manage.py up` with the local provider, or the web server alone. `local` is the provider's
+    configuration, `extra` are settings."""
     made = kept_folder("attacked-tenants", _prepare, Path(__file__))
     keys = (made / "keys").read_text().split()
     folder = data_dir or tmp_path / "data"
@@ -137,6 +138,8 @@ def two_tenants(
         change += f"save_config('local', {dict(local)})"
         _manage(environment, "shell", "-c", change)
     command = [sys.executable, "manage.py", "up"]
+    if not has_worker:
+        command = web_server(environment["PORT"])
     with started(command, environment, ROOT, tmp_path / "log") as service:
         service.wait_until_ready()
         parties = {name: Party(service.url, key) for name, key in zip(TENANTS, keys, strict=True)}
