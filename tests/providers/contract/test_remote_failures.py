@@ -99,7 +99,9 @@ def shown_by(error: BaseException) -> str:
     return "".join((str(error), repr(error), *told.format()))
 
 
-@pytest.mark.parametrize(("service", "operation", "fault", "code"), cases(), indirect=["service"])
+@pytest.mark.parametrize(
+    ("service", "operation", "fault", "code"), list(cases()), indirect=["service"]
+)
 def test_a_failure_has_its_code_and_shows_no_secret_and_leaves_no_sandbox(
     service: RemoteService,
     operation: str,

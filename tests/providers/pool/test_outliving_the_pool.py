@@ -233,7 +233,7 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
 def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     place = runc_place
     short, long = place.keep("alice"), place.keep("bob")
-    short.renew(2)
+    short.renew(3)
     long.renew(500)
     left = {sandbox.ref: sandbox for sandbox in (short, long)}
     wait_until(lambda: {round(each.seconds, -1) for each in place.memory.all()} == {0, 500}, 20)
