@@ -110,6 +110,9 @@ def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
 
 def on_one_line(text: str) -> str:
     """JSON text whose strings hold no line end: to many readers these three are one, as \\n is."""
+    if len(text) > SLICE_BYTES:
+        starts = range(0, len(text), SLICE_BYTES)
+        return "".join(on_one_line(text[at : at + SLICE_BYTES]) for at in starts)
     for character, escape in _LINE_ENDS:
         text = text.replace(character, escape)
     return text

@@ -201,8 +201,10 @@ def _outputs(
         if len(kept) >= limits.rich_output_count:
             reason = too_many(limits.rich_output_count, "outputs")
         else:
-            text, bundle = _bundle_json(bundle)
-            reason = "" if text else "it is no output, or not JSON"
+            try:
+                text, bundle = _bundle_json(bundle)
+            except ValueError as error:
+                reason = f"it cannot be kept: {error}"
         size = len(text.encode())
         if size > room:
             reason = too_large(limits.rich_output_bytes, "outputs")
@@ -219,17 +221,17 @@ def _outputs(
 
 def bundle_text(bundle: Any) -> str:
     """A rich output as JSON text, "" for what is none."""
-    return _bundle_json(bundle)[0]
+    try:
+        return _bundle_json(bundle)[0]
+    except ValueError:
+        return ""
 
 
 def _bundle_json(bundle: Any) -> tuple[str, Any]:
-    """The same, and the bundle that the text stands for."""
+    """The same, and the bundle that the text stands for. Raises ValueError for what is none."""
     if not _is_bundle(bundle):
-        return "", bundle
-    try:
-        text, bundle = _json_of(bundle)
-    except ValueError:
-        return "", bundle
+        raise ValueError("it is no map from MIME types to data")
+    text, bundle = _json_of(bundle)
     return without_surrogates(text), bundle
 
 

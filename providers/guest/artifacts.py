@@ -76,7 +76,7 @@ def _collect(
         if not content:
             content = _read(name.rpartition("/")[2], folder, limits, room)
         if isinstance(content, str):
-            skipped.add(name, content)
+            skipped.add(text, content)
             continue
         room -= len(content)
         names -= len(text.encode())
@@ -105,13 +105,13 @@ def _walk(root: str, skipped: Skipped) -> "Iterator[tuple[str, int, os.stat_resu
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            skipped.add(prefix, "unreadable")
+            skipped.add(told(prefix), "unreadable")
             continue
         try:
             try:
                 names = _names(folder)
             except OSError:
-                skipped.add(prefix, "unreadable")
+                skipped.add(told(prefix), "unreadable")
                 names = []
             for name in names:
                 scanned += 1
@@ -121,7 +121,7 @@ def _walk(root: str, skipped: Skipped) -> "Iterator[tuple[str, int, os.stat_resu
                     continue
                 except OSError:
                     # Of a folder that may be read and not entered, nothing can be looked at.
-                    skipped.add(prefix + name, "unreadable")
+                    skipped.add(told(prefix + name), "unreadable")
                     continue
                 if stat.S_ISDIR(status.st_mode) and len(path) < LOOK_LIMIT:
                     folders.append([*path, name])

@@ -60,7 +60,7 @@ def problem(name: object) -> str:
     """Why a file cannot be kept under this name, "" where it can."""
     if not isinstance(name, str) or not name:
         return "it has no name"
-    if any(_is_control(ord(each)) or "\ud800" <= each <= "\udfff" for each in name):
+    if not _is_text(name):
         return "the name has control characters, or is not UTF-8"
     if len(name) > MOST_CHARACTERS:
         return f"the name is too long: at most {MOST_CHARACTERS} characters are kept"
@@ -73,8 +73,9 @@ def problem(name: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """As `told`, and no longer than a list of names may have it."""
-    text = told(text)
+    """Text for a list of names, no longer than one may be there. What is told already stays so."""
+    if not _is_text(text):
+        text = told(text)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
@@ -98,7 +99,7 @@ class Skipped:
         self._room = SKIPPED_BYTES
 
     def add(self, name: str, reason: str) -> None:
-        """`name` may be anything that code has chosen."""
+        """`name` is as `told` has it; anything else is made such text."""
         entry = [shortened(name), shortened(reason)]
         size = sum(len(text.encode()) for text in entry)
         if self._more or len(self._entries) >= MOST_SKIPPED or size > self._room:
@@ -118,6 +119,13 @@ class Skipped:
     def entries(self) -> "list[list[str]]":
         """The list. An entry without a name says how many more there are."""
         return [*self._entries, *([["", f"and {self._more} more"]] if self._more else [])]
+
+
+def _is_text(text: str) -> bool:
+    """Whether it has neither control characters nor what stands for bytes that are not UTF-8."""
+    return text.isprintable() or not any(
+        _is_control(ord(each)) or "\ud800" <= each <= "\udfff" for each in text
+    )
 
 
 def _is_control(code: int) -> bool:

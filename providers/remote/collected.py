@@ -74,15 +74,15 @@ def _collect(
         if not reason and size > longest:
             reason = _too_large(size, limits)
         if reason:
-            collected.skipped.add(name, reason)
+            collected.skipped.add(text, reason)
             continue
         try:
             content = read(name, longest)
         except SandboxError as error:
-            collected.skipped.add(name, _reason(error))
+            collected.skipped.add(text, _reason(error))
             continue
         if content is None or len(content) > longest:
-            collected.skipped.add(name, _too_large(longest + 1, limits))
+            collected.skipped.add(text, _too_large(longest + 1, limits))
             continue
         left -= len(content)
         mime_type = mimetypes.guess_type(text)[0] or "application/octet-stream"

@@ -43,7 +43,9 @@ def to_named(path: object, field: str = "path") -> str:
 
 
 def outside(path: str, field: str) -> Refused:
-    return invalid(f"{field}: {shortened(path)!r} lies outside {HOME}, and cannot be reached.")
+    return invalid(
+        f"{field}: {shortened(told(path))!r} lies outside {HOME}, and cannot be reached."
+    )
 
 
 def shown(path: str) -> str:
