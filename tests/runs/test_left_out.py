@@ -83,7 +83,7 @@ def test_a_stream_says_it_with_its_last_event(local_active: None, alice: Caller)
     answer = alice.client.post(
         "/api/v1/executions", {"code": CODE}, headers={"Accept": "application/x-ndjson"}
     )
-    events = [json.loads(line) for line in answer.getvalue().splitlines()]
+    events = [json.loads(line) for line in b"".join(answer.streaming_content).splitlines()]
     assert events[-1]["type"] == "done"
     assert skipped(events[-1]["execution"]) == (FILES, OUTPUTS)
 
@@ -129,3 +129,15 @@ print('x' * 2000)
     assert len(others["artifacts"]) == 20
     assert others["artifacts_skipped"][0]["reason"].startswith("too large: at most 10485760")
     assert others["outputs_skipped"] == []
+
+
+def test_an_event_is_one_line_to_every_reader_of_lines(local_active: None, alice: Caller) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    body = {"code": f"print({text!r})\ndef main(): return {text!r}"}
+    answer = alice.client.post(
+        "/api/v1/executions", body, headers={"Accept": "application/x-ndjson"}
+    )
+    content = b"".join(answer.streaming_content).decode()
+    events = [json.loads(line) for line in content.splitlines()]
+    assert [event["text"] for event in events if event["type"] == "stdout"] == [f"{text}\n"]
+    assert events[-1]["execution"]["result"] == text
