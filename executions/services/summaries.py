@@ -61,8 +61,10 @@ def skipped_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
 def skipped_lines(execution: Execution) -> list[str]:
     """The same, as a line for each."""
     return [
-        f"{what} {entry['name']}".rstrip() + f" was left out: {entry['reason']}"
-        for what, key in (("file", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
+        f"{what}{entry['name']} was left out: {entry['reason']}"
+        if entry["name"]
+        else entry["reason"]
+        for what, key in (("file ", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
         for entry in skipped_of(execution)[key]
     ]
 

