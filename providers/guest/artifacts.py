@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     # Size, time of the last change in nanoseconds, inode.
     Mark = tuple[int, int, int]
+    # What there was, and what could not be looked at.
+    Look = tuple[dict[str, Mark], list[list[str]]]
 
 # How deep a file may lie, how deep it is looked for those that lie deeper, and at how many entries.
 DEPTH_LIMIT, LOOK_LIMIT = 4, 16
@@ -36,19 +38,21 @@ def collect(
         os.rmdir(root)
         return [], []
     except OSError:
-        return _collect(root, limits, {})
+        return _collect(root, limits, ({}, []))
 
 
-def look(root: str) -> "dict[str, Mark]":
+def look(root: str) -> "Look":
     """What is below `root` now, for `collect_new` to compare with."""
     marks: "dict[str, Mark]" = {}
-    for name, _, status in _walk(root, Skipped()):
+    unseen = Skipped()
+    for name, _, status in _walk(root, unseen):
         marks[name] = _mark(status)
-    return marks
+    # That there is too much is said again: something new may be among it.
+    return marks, [entry for entry in unseen.entries if entry[0]]
 
 
 def collect_new(
-    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
+    root: str, limits: "dict[str, int]", before: "Look"
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     """The same as `collect` of what was added or changed since `before`. Nothing is removed."""
     return _collect(root, limits, before)
@@ -59,13 +63,14 @@ def _mark(status: os.stat_result) -> "Mark":
 
 
 def _collect(
-    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
+    root: str, limits: "dict[str, int]", before: "Look"
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
+    marks, known = before
     found: "list[tuple[str, bytes]]" = []
-    skipped = Skipped()
+    skipped, unseen = Skipped(), Skipped()
     room, names = limits["artifacts_total_bytes"], NAMES_BYTES
-    for name, folder, status in _walk(root, skipped):
-        if before.get(name) == _mark(status):
+    for name, folder, status in _walk(root, unseen):
+        if marks.get(name) == _mark(status):
             continue
         text = told(name)
         content: "bytes | str" = _kind_problem(name, status) or problem(text)
@@ -81,6 +86,7 @@ def _collect(
         room -= len(content)
         names -= len(text.encode())
         found.append((text, content))
+    skipped.add_claimed([entry for entry in unseen.entries if entry not in known])
     return found, skipped.entries
 
 

@@ -102,8 +102,14 @@ def test_what_is_left_out_of_a_run_is_said(streaming_site: Site) -> None:
         async with connected(streaming_site) as client:
             opened = await called(client, "session_open")
             here = {"session_id": opened["session_id"]}
-            code = "import os\nos.symlink('x', 'artifacts/link')\nfor n in range(21): display(n)"
-            files = [{"name": "link", "reason": "a symbolic link: none is followed"}]
+            code = (
+                "import os\nos.symlink('x', 'artifacts/link')\nos.mkdir('artifacts/closed', 0)\n"
+                "for n in range(21): display(n)"
+            )
+            files = [
+                {"name": "link", "reason": "a symbolic link: none is followed"},
+                {"name": "closed/", "reason": "unreadable"},
+            ]
             outputs = [{"name": "output 21", "reason": "too many outputs: at most 20 are kept"}]
             said = await called(client, "session_run", code=code, **here)
             assert (said["artifacts_skipped"], said["outputs_skipped"]) == (files, outputs)
