@@ -46,7 +46,7 @@ def to_json(value: Any) -> str:
     return text
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """A copy of a value with null for NaN and infinities, which JSON has not.
 
     Raises ValueError for what is no JSON for another reason.

@@ -101,18 +101,18 @@ class JSONInSlices(json.JSONEncoder):
 
 def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     """A value as compact JSON on one line. `default` and what is raised are as in `json.dumps`."""
-    return on_one_line(
+    return escape_line_ends(
         json.dumps(
             value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"), default=default
         )
     )
 
 
-def on_one_line(text: str) -> str:
+def escape_line_ends(text: str) -> str:
     """JSON text whose strings hold no line end: to many readers these three are one, as \\n is."""
     if len(text) > SLICE_BYTES:
         starts = range(0, len(text), SLICE_BYTES)
-        return "".join(on_one_line(text[at : at + SLICE_BYTES]) for at in starts)
+        return "".join(escape_line_ends(text[at : at + SLICE_BYTES]) for at in starts)
     for character, escape in _LINE_ENDS:
         text = text.replace(character, escape)
     return text

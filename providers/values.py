@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from providers.guest.names import Skipped
+from providers.guest.names import Omissions
 
 Entrypoint = Literal["auto", "main", "script", "repl"]
 Stream = Literal["stdout", "stderr"]
@@ -41,7 +41,7 @@ class RunLimits:
 
     `output_bytes` holds for stdout and stderr each; what is beyond it is read and dropped, and
     flagged. `rich_output_bytes` holds for all rich outputs together. What is left out is named in
-    the result's metadata (`note_skipped`).
+    the result's metadata (`note_omissions`).
     """
 
     output_bytes: int = 200_000
@@ -168,7 +168,7 @@ class ExecutionResult:
     counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
     (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
     `cpu_seconds`, `image_digest`, `interpreter` (such as `python 3.11.2`), `artifacts_skipped` and
-    `outputs_skipped` (see `note_skipped`).
+    `outputs_skipped` (see `note_omissions`).
     `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
     base64 (all other types). They come from the program: whoever renders one must not trust it.
     `output_order` is in which order the bytes of stdout (1) and stderr (2) came, as [which, how
@@ -195,7 +195,7 @@ class ExecutionResult:
         return self.stdout_truncated or self.stderr_truncated
 
 
-def note_skipped(metadata: dict[str, Any], key: str, skipped: Skipped) -> None:
+def note_omissions(metadata: dict[str, Any], key: str, skipped: Omissions) -> None:
     """Say in a result's metadata what was left out, if anything.
 
     `key` is ARTIFACTS_SKIPPED or OUTPUTS_SKIPPED.

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from executions.services.presentation import visible
 from executions.services.workspaces.paths import from_text, to_text
-from providers.guest.names import told
+from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
 _LATEST = 253_402_300_799
@@ -19,8 +19,8 @@ _LATEST = 253_402_300_799
 def shown_entry(entry: FileEntry) -> dict[str, Any]:
     is_moment = 0 <= entry.modified <= _LATEST
     return {
-        "name": visible(told(entry.path)),
-        "target": visible(told(entry.target)),
+        "name": visible(escape(entry.path)),
+        "target": visible(escape(entry.target)),
         "type": entry.type,
         "size": entry.size,
         "mode": f"{entry.mode & 0o7777:04o}",

@@ -30,7 +30,7 @@ from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.page_time import PageTime
 from executions.services.presentation import in_time, shown, visible
-from executions.services.summaries import skipped_lines
+from executions.services.summaries import omission_lines
 from providers.models import ConfigVersion, ProviderConfig
 from providers.moments import shown_moment
 
@@ -190,7 +190,7 @@ class Record:
     @property
     def skipped(self) -> list[str]:
         """What code has left or shown, and the record has not."""
-        return [visible(line) for line in skipped_lines(self.execution)]
+        return [visible(line) for line in omission_lines(self.execution)]
 
     @property
     def late_result(self) -> SafeString | str:

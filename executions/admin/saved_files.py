@@ -25,7 +25,7 @@ from executions.services.workspaces import browsing
 from executions.services.workspaces.paths import from_text, to_text
 from executions.services.workspaces.preview import image_of, preview_of
 from providers.errors import SandboxError
-from providers.guest.names import told
+from providers.guest.names import escape
 
 MOST_LISTED = 500
 
@@ -56,7 +56,7 @@ class SavedFiles:
         def found() -> dict[str, Any]:
             entries, more = browsing.listing(workspace, name, 1, after, MOST_LISTED)
             return {
-                "folder": visible(told(name)),
+                "folder": visible(escape(name)),
                 "above": link_to(name.rpartition("/")[0]) if name else "",
                 "entries": [
                     {**shown_entry(each), "file": self._link(pk, "_file", each.path)}
@@ -76,7 +76,7 @@ class SavedFiles:
             blob = browsing.blob_at(workspace, name)
             above = name.rpartition("/")[0]
             return {
-                "file": visible(told(name)),
+                "file": visible(escape(name)),
                 "folder_link": reverse(f"admin:{self._name}", args=[pk]) + link_to(above),
                 "blob": blob,
                 "preview": preview_of(blob, name),

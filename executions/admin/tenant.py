@@ -17,7 +17,7 @@ from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
 from executions.services.presentation import visible
 from executions.services.quotas import COLUMNS, installed_in_column
-from executions.services.requests import LIMIT_COLUMNS, installed_limit
+from executions.services.requests import LIMIT_COLUMNS, default_limit
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 
@@ -79,7 +79,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         form = super().get_form(request, obj, change, **kwargs)
         refuse_hidden(form)
         installed = {name: installed_in_column(name) for name in COLUMNS}
-        installed |= {name: installed_limit(name) for name in LIMIT_COLUMNS}
+        installed |= {name: default_limit(name) for name in LIMIT_COLUMNS}
         for name, value in installed.items():
             if name in form.base_fields:
                 form.base_fields[name].widget.attrs["placeholder"] = str(value)

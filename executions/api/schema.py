@@ -136,7 +136,7 @@ class ArtifactSerializer(serializers.Serializer[Any]):
     url = serializers.URLField()
 
 
-class SkippedSerializer(serializers.Serializer[Any]):
+class OmissionSerializer(serializers.Serializer[Any]):
     """What code has left or shown, and the answer has not. The last one may say how many more."""
 
     name = serializers.CharField(
@@ -231,10 +231,10 @@ class ExecutionSerializer(PlaceSerializer):
         child=JsonObject(), help_text="Rich outputs, each a map from MIME type to data."
     )
     artifacts = ArtifactSerializer(many=True)
-    artifacts_skipped = SkippedSerializer(
+    artifacts_skipped = OmissionSerializer(
         many=True, help_text="Files that the code left and that were not kept, and why."
     )
-    outputs_skipped = SkippedSerializer(
+    outputs_skipped = OmissionSerializer(
         many=True, help_text="Rich outputs and ends of streams that were not kept, and why."
     )
     error = VerdictSerializer(allow_null=True)

@@ -131,7 +131,7 @@ class Attempt:
         self.floor = floor_of(self.execution)
         self.limits = run_limits(self.execution.tenant)
         if self.log is not None:
-            self.log.bound(self.limits)
+            self.log.set_limits(self.limits)
         is_only = len(steps) == 1
         for number, step in enumerate(steps, start=1):
             self.handed_over = False

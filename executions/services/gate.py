@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executions.text import finite, from_json, storable, to_json, without_surrogates
+from executions.text import from_json, storable, to_json, without_nan, without_surrogates
 from providers.errors import CreationFailed, ProviderUnavailable
-from providers.guest.names import Skipped, problem, too_large, too_many
+from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import OBSERVATIONS, checked, note
 from providers.sandbox import Sandbox
 from providers.values import (
@@ -21,7 +21,7 @@ from providers.values import (
     ArtifactFile,
     ExecutionResult,
     RunLimits,
-    note_skipped,
+    note_omissions,
 )
 
 # The key of a result's metadata that names what was wrong with the rest.
@@ -185,7 +185,7 @@ def _outputs(
 ) -> str:
     """The rich outputs as JSON text. What is not kept, of the streams too, is named in the
     metadata."""
-    skipped = _known(metadata, OUTPUTS_SKIPPED)
+    skipped = _claims(metadata, OUTPUTS_SKIPPED)
     for stream in ("stdout", "stderr"):
         if getattr(result, f"{stream}_truncated"):
             kept_bytes = len(getattr(result, stream).encode())
@@ -214,7 +214,7 @@ def _outputs(
         room -= size
         texts.append(text)
         kept.append(bundle)
-    note_skipped(metadata, OUTPUTS_SKIPPED, skipped)
+    note_omissions(metadata, OUTPUTS_SKIPPED, skipped)
     result.outputs = kept
     return f"[{','.join(texts)}]" if texts else ""
 
@@ -243,7 +243,7 @@ def _json_of(value: Any) -> tuple[str, Any]:
     try:
         return to_json(value), value
     except ValueError:
-        value = finite(value)
+        value = without_nan(value)
         return to_json(value), value
 
 
@@ -265,7 +265,7 @@ def _artifacts(
         refused.append(f"artifacts: {_kind(result.artifacts)}")
         result.artifacts = []
     kept: list[ArtifactFile] = []
-    skipped = _known(metadata, ARTIFACTS_SKIPPED)
+    skipped = _claims(metadata, ARTIFACTS_SKIPPED)
     taken: set[str] = set()
     room = limits.artifacts_total_bytes
     for file in result.artifacts:
@@ -283,13 +283,13 @@ def _artifacts(
         taken.add(file.name)
         room -= len(file.content)
         kept.append(file)
-    note_skipped(metadata, ARTIFACTS_SKIPPED, skipped)
+    note_omissions(metadata, ARTIFACTS_SKIPPED, skipped)
     result.artifacts = kept
 
 
-def _known(metadata: dict[str, Any], key: str) -> Skipped:
+def _claims(metadata: dict[str, Any], key: str) -> Omissions:
     """What a provider says that it left out itself, as far as it is such a list."""
-    skipped = Skipped()
+    skipped = Omissions()
     skipped.add_claimed(metadata.pop(key, None))
     return skipped
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from executions.services.declared import Members, Rule, at_most
 from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES, from_text
 from executions.text import is_storable
-from providers.guest.names import meant
+from providers.guest.names import unescape
 
 MAX_ENVIRONMENT = 100
 MAX_ENVIRONMENT_BYTES = 64 * 1024
@@ -106,7 +106,7 @@ def _moment(value: Any) -> datetime:
 
 def _path(path: str) -> str:
     """The path that is meant, where a byte that is no text is told as `\\xNN`."""
-    path = meant(path)
+    path = unescape(path)
     try:
         size = len(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:

@@ -121,7 +121,7 @@ class EventLog:
         self._texts = {stream: bytearray() for stream in STREAMS}
         self._held = dict.fromkeys(STREAMS, b"")
         self._outputs: list[str] = []
-        self.bound(limits)
+        self.set_limits(limits)
         self._order: list[list[int]] = []
         self._is_ordered = True
 
@@ -133,7 +133,7 @@ class EventLog:
     def has_ended(self) -> bool:
         return self._has_ended
 
-    def bound(self, limits: RunLimits) -> None:
+    def set_limits(self, limits: RunLimits) -> None:
         """Take the limits of the run, before anything comes of it."""
         self._limits = limits
         self._outputs_room = limits.rich_output_bytes * 4 // 3 + 4096

@@ -73,7 +73,7 @@ def run_limits(tenant: Tenant | None = None) -> RunLimits:
     return replace(limits, **own)
 
 
-def installed_limit(column: str) -> int:
+def default_limit(column: str) -> int:
     """What holds for a tenant whose column is empty, as that column would say it."""
     name, unit = LIMIT_COLUMNS[column]
     limit: int = getattr(run_limits(), name)

@@ -48,7 +48,7 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     return {"code": execution.error_code, "message": execution.error_message}
 
 
-def skipped_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
+def omissions_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
     """What was left out of its files and of its outputs, each with the reason."""
     return {
         key: [
@@ -58,14 +58,14 @@ def skipped_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def skipped_lines(execution: Execution) -> list[str]:
+def omission_lines(execution: Execution) -> list[str]:
     """The same, as a line for each."""
     return [
         f"{what}{entry['name']} was left out: {entry['reason']}"
         if entry["name"]
         else entry["reason"]
         for what, key in (("file ", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
-        for entry in skipped_of(execution)[key]
+        for entry in omissions_of(execution)[key]
     ]
 
 

@@ -8,7 +8,7 @@ looked at: so each folder is entered from the one above it, and what was opened 
 import os
 import stat
 
-from .names import Skipped, problem, told, too_large, too_many
+from .names import Omissions, escape, problem, too_large, too_many
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def collect(
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     """The regular files below `root` as (relative name, content), and what was left out and why.
 
-    Names are as `names.told` has them. When there is nothing in it, `root` is removed: that is the
-    quickest way to know.
+    Names are as `names.escape` has them. When there is nothing in it, `root` is removed: that is
+    the quickest way to know.
     """
     try:
         os.rmdir(root)
@@ -44,7 +44,7 @@ def collect(
 def look(root: str) -> "Look":
     """What is below `root` now, for `collect_new` to compare with."""
     marks: "dict[str, Mark]" = {}
-    unseen = Skipped()
+    unseen = Omissions()
     for name, _, status in _walk(root, unseen):
         marks[name] = _mark(status)
     # That there is too much is said again: something new may be among it.
@@ -67,12 +67,12 @@ def _collect(
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     marks, known = before
     found: "list[tuple[str, bytes]]" = []
-    skipped, unseen = Skipped(), Skipped()
+    skipped, unseen = Omissions(), Omissions()
     room, names = limits["artifacts_total_bytes"], NAMES_BYTES
     for name, folder, status in _walk(root, unseen):
         if marks.get(name) == _mark(status):
             continue
-        text = told(name)
+        text = escape(name)
         content: "bytes | str" = _kind_problem(name, status) or problem(text)
         if not content and len(found) >= limits["artifact_count"]:
             content = too_many(limits["artifact_count"])
@@ -99,7 +99,7 @@ def _kind_problem(name: str, status: os.stat_result) -> str:
     return "" if stat.S_ISREG(status.st_mode) else "not a regular file"
 
 
-def _walk(root: str, skipped: Skipped) -> "Iterator[tuple[str, int, os.stat_result]]":
+def _walk(root: str, skipped: Omissions) -> "Iterator[tuple[str, int, os.stat_result]]":
     """Everything below `root` but folders that are entered: name, its open folder, its status."""
     folders: "list[list[str]]" = [[]]
     scanned = 0
@@ -111,13 +111,13 @@ def _walk(root: str, skipped: Skipped) -> "Iterator[tuple[str, int, os.stat_resu
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            skipped.add(told(prefix), "unreadable")
+            skipped.add(escape(prefix), "unreadable")
             continue
         try:
             try:
                 names = _names(folder)
             except OSError:
-                skipped.add(told(prefix), "unreadable")
+                skipped.add(escape(prefix), "unreadable")
                 names = []
             for name in names:
                 scanned += 1
@@ -127,7 +127,7 @@ def _walk(root: str, skipped: Skipped) -> "Iterator[tuple[str, int, os.stat_resu
                     continue
                 except OSError:
                     # Of a folder that may be read and not entered, nothing can be looked at.
-                    skipped.add(told(prefix + name), "unreadable")
+                    skipped.add(escape(prefix + name), "unreadable")
                     continue
                 if stat.S_ISDIR(status.st_mode) and len(path) < LOOK_LIMIT:
                     folders.append([*path, name])

@@ -2,7 +2,7 @@
 
 import os
 
-from .names import Skipped, too_large, too_many
+from .names import Omissions, too_large, too_many
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Bundles:
 
     def __init__(self, limits: "dict[str, int]") -> None:
         self.kept: "list[dict[str, bytes]]" = []
-        self.skipped = Skipped()
+        self.skipped = Omissions()
         self._number = 0
         self._room = self._most = limits["rich_output_bytes"]
         self._count = limits["rich_output_count"]

@@ -1,23 +1,23 @@
 """Names of files as text, and what is left out of an answer, each with its reason.
 
 A name is bytes, and here it is text in which a byte that is not UTF-8 is a surrogate (os.fsdecode).
-Most names are told as they are, also with spaces and signs that nobody sees. Two kinds of signs
-would do harm in a line, a header or a database: control characters, and bytes that are not UTF-8.
-Each of their bytes is told as `\\xNN`, and a backslash before what looks like that as `\\x5c`. So
-every name has one text, and every text one name. The host uses this module too.
+Most names stay as they are, also with spaces and signs that nobody sees. Two kinds of signs would
+do harm in a line, a header or a database: control characters, and bytes that are not UTF-8. Each of
+their bytes is written as `\\xNN`, and a backslash before what looks like that as `\\x5c`. So every
+name has one text, and every text one name. The host uses this module too.
 """
 
 # Of a name that is kept: characters of all of it, and bytes of each part.
 MOST_CHARACTERS, PART_BYTES = 512, 255
 # Of a list of what was left out: entries, characters of a name or a reason, and bytes of all.
-MOST_SKIPPED, MOST_SHOWN, SKIPPED_BYTES = 50, 200, 20_000
+MOST_OMISSIONS, MOST_SHOWN, OMISSION_BYTES = 50, 200, 20_000
 
 _DIGITS = "0123456789abcdef"
 _BACKSLASH = 0x5C
 
 
-def told(name: str) -> str:
-    """The name as text that can stand anywhere. `meant` has the name again."""
+def escape(name: str) -> str:
+    """The name as text that can stand anywhere. `unescape` has the name again."""
     if name.isprintable() and "\\x" not in name:
         return name
     pieces = []
@@ -37,8 +37,8 @@ def told(name: str) -> str:
     return "".join(pieces)
 
 
-def meant(text: str) -> str:
-    """The name that `told` made a text of; any other text is a name as it is."""
+def unescape(text: str) -> str:
+    """The name that `escape` made a text of; any other text is a name as it is."""
     if "\\x" not in text:
         return text
     name, place = bytearray(), 0
@@ -72,10 +72,10 @@ def problem(name: object) -> str:
     return ""
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Text for a list of names, no longer than one may be there. What is told already stays so."""
     if not _is_text(text):
-        text = told(text)
+        text = escape(text)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
@@ -90,19 +90,19 @@ def too_large(most: int, together: str = "") -> str:
     return f"too large: at most {most} bytes are kept{of_all}"
 
 
-class Skipped:
+class Omissions:
     """What was left out, as [name, reason], and how many more there were than can be told."""
 
     def __init__(self) -> None:
         self._entries: "list[list[str]]" = []
         self._more = 0
-        self._room = SKIPPED_BYTES
+        self._room = OMISSION_BYTES
 
     def add(self, name: str, reason: str) -> None:
-        """`name` is as `told` has it; anything else is made such text."""
-        entry = [shortened(name), shortened(reason)]
+        """`name` is as `escape` has it; anything else is made such text."""
+        entry = [shorten(name), shorten(reason)]
         size = sum(len(text.encode()) for text in entry)
-        if self._more or len(self._entries) >= MOST_SKIPPED or size > self._room:
+        if self._more or len(self._entries) >= MOST_OMISSIONS or size > self._room:
             self._more += 1
             return
         self._room -= size
@@ -110,7 +110,7 @@ class Skipped:
 
     def add_claimed(self, claimed: object, of: str = "") -> None:
         """Those of a list that somebody claims, as far as they are such entries; `of` what."""
-        for entry in claimed[: MOST_SKIPPED + 1] if isinstance(claimed, list) else ():
+        for entry in claimed[: MOST_OMISSIONS + 1] if isinstance(claimed, list) else ():
             is_entry = isinstance(entry, (list, tuple)) and len(entry) == 2
             if is_entry and all(isinstance(text, str) for text in entry):
                 self.add(f"{of}: {entry[0]}" if of else entry[0], entry[1])
@@ -144,4 +144,4 @@ def _escaped(text: str, place: int) -> "int | None":
 
 
 def _bytes_of(part: str) -> bytes:
-    return meant(part).encode("utf-8", "surrogateescape")
+    return unescape(part).encode("utf-8", "surrogateescape")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from providers.guest.names import Skipped, problem, too_large, too_many
+from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import note
 from providers.pool import claims
 from providers.pool.cgroup import Evidence
@@ -20,7 +20,7 @@ from providers.values import (
     ArtifactFile,
     ExecutionResult,
     RunLimits,
-    note_skipped,
+    note_omissions,
 )
 
 
@@ -45,7 +45,7 @@ def read_answer(
     metadata["cpu_seconds"] = (
         claimed_time if evidence.cpu_seconds is None else round(evidence.cpu_seconds, 6)
     )
-    files_skipped, outputs_skipped = Skipped(), Skipped()
+    files_skipped, outputs_skipped = Omissions(), Omissions()
     files_skipped.add_claimed(header.get(ARTIFACTS_SKIPPED))
     outputs_skipped.add_claimed(header.get(OUTPUTS_SKIPPED))
     if (remarks := claims.remarks(header.get("remarks"))) is not None:
@@ -70,8 +70,8 @@ def read_answer(
         artifacts=_artifacts(parts, limits, files_skipped),
         output_order=claims.order(header),
     )
-    note_skipped(metadata, ARTIFACTS_SKIPPED, files_skipped)
-    note_skipped(metadata, OUTPUTS_SKIPPED, outputs_skipped)
+    note_omissions(metadata, ARTIFACTS_SKIPPED, files_skipped)
+    note_omissions(metadata, OUTPUTS_SKIPPED, outputs_skipped)
     if "result" in parts and exit_code == 0:
         try:
             if len(parts["result"]) > limits.result_bytes:
@@ -85,7 +85,7 @@ def read_answer(
 
 
 def _artifacts(
-    parts: Mapping[str, bytes], limits: RunLimits, skipped: Skipped
+    parts: Mapping[str, bytes], limits: RunLimits, skipped: Omissions
 ) -> list[ArtifactFile]:
     """The claimed artifacts that keep to the limits. A name is only a name: no path comes of it."""
     found: list[ArtifactFile] = []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from providers.guest.names import Skipped, too_large, too_many
+from providers.guest.names import Omissions, too_large, too_many
 from providers.json_values import check
 from providers.pool.claims import parse_json, readable
 from providers.values import RunLimits
@@ -21,13 +21,13 @@ _PART = re.compile(
 
 
 def read_outputs(
-    parts: Mapping[str, bytes], limits: RunLimits, skipped: Skipped | None = None
+    parts: Mapping[str, bytes], limits: RunLimits, skipped: Omissions | None = None
 ) -> list[dict[str, Any]]:
     """The claimed outputs that are well formed and within the limits, in their order. What is JSON
     has MOST_VALUES together; a part with more is left out. `skipped` is told what is left out."""
     bundles: dict[int, dict[str, Any]] = {}
     room, values = limits.rich_output_bytes, MOST_VALUES
-    noted = Skipped() if skipped is None else skipped
+    noted = Omissions() if skipped is None else skipped
     for part, content in parts.items():
         if not part.startswith("output:"):
             continue

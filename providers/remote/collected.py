@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from providers.errors import SandboxError
-from providers.guest.names import Skipped, problem, told, too_large, too_many
+from providers.guest.names import Omissions, escape, problem, too_large, too_many
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.values import (
     ARTIFACTS_SKIPPED,
     ArtifactFile,
     ExecutionResult,
     RunLimits,
-    note_skipped,
+    note_omissions,
 )
 
 # The size of what is no file, such as a link.
@@ -24,7 +24,7 @@ NOT_REGULAR = -1
 @dataclass
 class _Collected:
     files: list[ArtifactFile] = field(default_factory=list)
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: Omissions = field(default_factory=Omissions)
 
 
 def collect_artifacts(
@@ -37,7 +37,7 @@ def collect_artifacts(
     """Add the files of `artifacts/`, by name, as many and as much of them as the limits allow.
 
     `find` tells names relative to that folder and sizes in bytes, as the service claims them, or
-    NOT_REGULAR; they are kept under the text that `names.told` makes of them.
+    NOT_REGULAR; they are kept under the text that `names.escape` makes of them.
     `read` is given a name and the most bytes to accept, and returns None for more than that.
     Never raises SandboxError: the code has run, and what came of it is there. What is beyond the
     limits, and what the service does not hand over within `seconds`, is named in the metadata as
@@ -50,7 +50,7 @@ def collect_artifacts(
         collected.skipped.add("", f"not handed over within {seconds:g} s")
     # What a call that is given up still adds comes too late.
     result.artifacts = list(collected.files)
-    note_skipped(result.metadata, ARTIFACTS_SKIPPED, collected.skipped)
+    note_omissions(result.metadata, ARTIFACTS_SKIPPED, collected.skipped)
 
 
 def _collect(
@@ -67,7 +67,7 @@ def _collect(
     left = limits.artifacts_total_bytes
     for name, size in found:
         longest = min(limits.artifact_bytes, left)
-        text = told(name)
+        text = escape(name)
         reason = "not a regular file" if size == NOT_REGULAR else problem(text)
         if not reason and len(collected.files) >= limits.artifact_count:
             reason = too_many(limits.artifact_count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from providers.guest.names import Skipped, too_large, too_many
+from providers.guest.names import Omissions, too_large, too_many
 from providers.values import Emit, Event, RunLimits, Stream
 
 _ENVELOPE_BYTES = 1024
@@ -22,7 +22,7 @@ class Output:
         self._limits = limits
         self._emit = emit
         self.outputs: list[dict[str, Any]] = []
-        self.skipped = Skipped()
+        self.skipped = Omissions()
         self._shown = 0
         self._rich_left = limits.rich_output_bytes
         self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}

@@ -9,7 +9,7 @@ from executions.api.rendering import execution_for
 from executions.models import Execution, Tenant
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR
-from executions.services.summaries import skipped_of
+from executions.services.summaries import omissions_of
 from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.roles import member
@@ -103,7 +103,7 @@ def test_an_auditor_reads_it_on_the_page_of_the_execution(
 
 def test_a_record_of_before_tells_the_number_of_its_outputs() -> None:
     execution = Execution(meta={"outputs_skipped": 3})
-    assert skipped_of(execution)["outputs_skipped"] == [
+    assert omissions_of(execution)["outputs_skipped"] == [
         {"name": "", "reason": "3 outputs were left out"}
     ]
 

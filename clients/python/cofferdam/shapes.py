@@ -75,9 +75,9 @@ class Execution(Shape):
     outputs: list[dict[str, Any]]
     artifacts: list[Artifact]
     # Files that the code left and that were not kept, and why.
-    artifacts_skipped: list[Skipped]
+    artifacts_skipped: list[Omission]
     # Rich outputs and ends of streams that were not kept, and why.
-    outputs_skipped: list[Skipped]
+    outputs_skipped: list[Omission]
     error: Verdict | None
     # The providers that were tried or passed over, and why.
     hops: list[dict[str, Any]]
@@ -200,6 +200,16 @@ class Observation(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Omission(Shape):
+    """What code has left or shown, and the answer has not. The last one may say how many more."""
+
+    # Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
+    # A byte that is no text is told as `\xNN`.
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy(Shape):
     id: int | None
     # In the policy's history.
@@ -291,16 +301,6 @@ class Session(Shape):
     files: SavedFiles
     # Its files were restored then; variables were not.
     woken_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped(Shape):
-    """What code has left or shown, and the answer has not. The last one may say how many more."""
-
-    # Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
-    # A byte that is no text is told as `\xNN`.
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,9 +76,9 @@ export interface Execution {
   outputs: Array<Record<string, unknown>>;
   artifacts: Artifact[];
   /** Files that the code left and that were not kept, and why. */
-  artifacts_skipped: Skipped[];
+  artifacts_skipped: Omission[];
   /** Rich outputs and ends of streams that were not kept, and why. */
-  outputs_skipped: Skipped[];
+  outputs_skipped: Omission[];
   error: Verdict | null;
   /** The providers that were tried or passed over, and why. */
   hops: Array<Record<string, unknown>>;
@@ -193,6 +193,16 @@ export interface Observation {
   count: number;
 }
 
+/** What code has left or shown, and the answer has not. The last one may say how many more. */
+export interface Omission {
+  /**
+   * Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
+   * A byte that is no text is told as `\xNN`.
+   */
+  name: string;
+  reason: string;
+}
+
 export interface Policy {
   id: number | null;
   /** In the policy's history. */
@@ -277,16 +287,6 @@ export interface Session {
   files: SavedFiles;
   /** Its files were restored then; variables were not. */
   woken_at: string | null;
-}
-
-/** What code has left or shown, and the answer has not. The last one may say how many more. */
-export interface Skipped {
-  /**
-   * Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
-   * A byte that is no text is told as `\xNN`.
-   */
-  name: string;
-  reason: string;
 }
 
 /** The files of a session as they were once. Variables and processes are no part of it. */

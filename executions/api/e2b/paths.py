@@ -6,7 +6,7 @@ import posixpath
 
 from executions.api.e2b.errors import Refused, invalid
 from executions.services.workspaces.paths import is_name
-from providers.guest.names import meant, shortened, told
+from providers.guest.names import escape, shorten, unescape
 from providers.pool.template import WORKSPACE
 
 HOME = "/home/user"
@@ -19,7 +19,7 @@ def to_workspace(path: object, field: str = "path") -> str:
     """Relative to the workspace; "" for the home itself. Raises Refused for what lies outside."""
     if not isinstance(path, str) or (path and not is_name(path)):
         raise invalid(f"{field}: Must be a path.")
-    path = meant(path)
+    path = unescape(path)
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
     if path.startswith("~"):
@@ -44,12 +44,12 @@ def to_named(path: object, field: str = "path") -> str:
 
 def outside(path: str, field: str) -> Refused:
     return invalid(
-        f"{field}: {shortened(told(path))!r} lies outside {HOME}, and cannot be reached."
+        f"{field}: {shorten(escape(path))!r} lies outside {HOME}, and cannot be reached."
     )
 
 
 def shown(path: str) -> str:
-    return f"{HOME}/{told(path)}" if path else HOME
+    return f"{HOME}/{escape(path)}" if path else HOME
 
 
 def require_user(name: object) -> None:

@@ -22,7 +22,7 @@ from executions.services.live import Entry
 from executions.services.sessions.watching import Watch
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
-from providers.guest.names import told
+from providers.guest.names import escape
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
@@ -37,7 +37,7 @@ _AT_ONCE_BYTES = 256 * 1024
 def event_of(entry: Entry, folder: str, *, is_recursive: bool) -> dict[str, Any] | None:
     """None for what is not told: it lies deeper than was asked for."""
     path = str((entry.said or {}).get("path", ""))
-    name = path.removeprefix(f"{told(folder)}/") if folder else path
+    name = path.removeprefix(f"{escape(folder)}/") if folder else path
     if "/" in name and not is_recursive:
         return None
     return {"name": name, "type": _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")}

@@ -15,7 +15,7 @@ from executions.api.mcp.door import Door, Tell
 from executions.models import Execution, Scope
 from executions.services.declared import refuse, shown
 from executions.services.rich_outputs import bundles_of
-from executions.services.summaries import error_of, skipped_of
+from executions.services.summaries import error_of, omissions_of
 from executions.text import from_json
 from providers.slices import json_text
 
@@ -222,7 +222,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
             }
             for each in artifacts
         ],
-        **skipped_of(execution),
+        **omissions_of(execution),
         "context_kept": execution.context_kept,
     }
     links = [

@@ -23,7 +23,7 @@ from executions.services.workspaces.background import saved_behind
 from executions.services.workspaces.waking import awake
 from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable
-from providers.guest.names import told
+from providers.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
 
 T = TypeVar("T")
@@ -199,5 +199,5 @@ def _context(answer: Any) -> dict[str, Any]:
     return {
         "id": storable(answer.id)[:64],
         "language": storable(str(answer.language))[:32],
-        "cwd": told(str(answer.cwd))[:512],
+        "cwd": escape(str(answer.cwd))[:512],
     }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable
-from providers.guest.names import shortened
+from providers.guest.names import shorten
 from providers.pool import sandbox as sandbox_module
 from providers.pool.pool import Pool, PoolSettings
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
@@ -212,7 +212,7 @@ time.sleep(1000)
     assert len(skipped) <= 51
     for entry in skipped:
         assert len(entry) == 2
-        assert all(len(text) <= 200 and text == shortened(text) for text in entry)
+        assert all(len(text) <= 200 and text == shorten(text) for text in entry)
 
 
 @pytest.mark.parametrize(

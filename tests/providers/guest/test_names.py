@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from providers.errors import InvalidConfiguration
-from providers.guest.names import MOST_SKIPPED, Skipped, meant, problem, shortened, told
+from providers.guest.names import MOST_OMISSIONS, Omissions, escape, problem, shorten, unescape
 from providers.pool.requests import check_files
 from providers.pool.service import messages
 from providers.values import InputFile, Job
@@ -28,8 +28,8 @@ NAMES = st.one_of(st.binary(max_size=30), st.lists(SIGNS, max_size=10).map(b"".j
 @example(b"\\x5cxff", b"\\xff")
 def test_a_name_is_told_so_that_it_can_be_read_again(one: bytes, other: bytes) -> None:
     names = [os.fsdecode(name) for name in (one, other)]
-    texts = [told(name) for name in names]
-    assert [os.fsencode(meant(text)) for text in texts] == [one, other]
+    texts = [escape(name) for name in names]
+    assert [os.fsencode(unescape(text)) for text in texts] == [one, other]
     assert (texts[0] == texts[1]) == (one == other)
     for text in texts:
         text.encode()
@@ -38,7 +38,7 @@ def test_a_name_is_told_so_that_it_can_be_read_again(one: bytes, other: bytes) -
 
 @given(st.text(max_size=30))
 def test_any_text_means_a_name_and_a_name_on_the_way_stays_one(text: str) -> None:
-    name = meant(text)
+    name = unescape(text)
     assert name.count("/") == text.count("/")
     assert ("\0" in name) == ("\0" in text)
     assert (".." in name.split("/")) == (".." in text.split("/"))
@@ -51,7 +51,7 @@ NO_PATH = ["", "/a", "a//b", "a/../b", ".", "a/"]
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_name_with_signs_that_nobody_sees_is_itself(name: str) -> None:
-    assert (told(name), meant(name), problem(name)) == (name, name, "")
+    assert (escape(name), unescape(name), problem(name)) == (name, name, "")
 
 
 @pytest.mark.parametrize("path", [*PLAIN, *HARMFUL, *NO_PATH, "x" * 256, "d/" * 300 + "x"])
@@ -69,14 +69,14 @@ def test_a_pool_here_and_a_pool_service_take_the_same_paths_of_files(path: str) 
 
 
 def test_a_list_of_what_was_left_out_is_bounded_and_says_how_many_more() -> None:
-    skipped = Skipped()
-    for number in range(MOST_SKIPPED + 7):
+    skipped = Omissions()
+    for number in range(MOST_OMISSIONS + 7):
         skipped.add(f"{number}\n\u202e", "why")
     entries = skipped.entries
     assert entries[0] == ["0\\x0a\u202e", "why"]
-    assert (len(entries), entries[-1]) == (MOST_SKIPPED + 1, ["", "and 7 more"])
+    assert (len(entries), entries[-1]) == (MOST_OMISSIONS + 1, ["", "and 7 more"])
 
-    large = Skipped()
+    large = Omissions()
     for _ in range(10):
         large.add("漢" * 5000, "x" * 5000)
     assert all(len(text) <= 200 for entry in large.entries for text in entry)
@@ -85,9 +85,9 @@ def test_a_list_of_what_was_left_out_is_bounded_and_says_how_many_more() -> None
 
 def test_what_somebody_claims_is_a_list_only_as_far_as_it_is_one() -> None:
     claims = [1, [], ["a"], ["a", 1], ["a", "b", "c"], {}, ["\ud800", "x"], ["a\0", "\x1b"]]
-    skipped = Skipped()
+    skipped = Omissions()
     skipped.add_claimed(claims)
     skipped.add_claimed("all")
     assert skipped.entries == [["\ufffd", "x"], ["a\\x00", "\\x1b"]]
     for entry in skipped.entries:
-        assert entry == [shortened(text) for text in entry]
+        assert entry == [shorten(text) for text in entry]
