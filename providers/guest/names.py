@@ -17,7 +17,7 @@ _BACKSLASH = 0x5C
 
 
 def escape(name: str) -> str:
-    """The name as text that can stand anywhere. `unescape` has the name again."""
+    """Make text of a name that can stand anywhere. `unescape` makes the name of it again."""
     if name.isprintable() and "\\x" not in name:
         return name
     pieces = []
@@ -38,7 +38,7 @@ def escape(name: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """The name that `escape` made a text of; any other text is a name as it is."""
+    """Make the name of a text that `escape` made. Any other text is a name as it is."""
     if "\\x" not in text:
         return text
     name, place = bytearray(), 0
@@ -57,7 +57,7 @@ def unescape(text: str) -> str:
 
 
 def problem(name: object) -> str:
-    """Why a file cannot be kept under this name, "" where it can."""
+    """Say why a file cannot be kept under this name, "" where it can."""
     if not isinstance(name, str) or not name:
         return "it has no name"
     if not _is_text(name):
@@ -73,19 +73,19 @@ def problem(name: object) -> str:
 
 
 def shorten(text: str) -> str:
-    """Text for a list of names, no longer than one may be there. What is told already stays so."""
+    """Cut a text to what a list of names may have. What is escaped already stays as it is."""
     if not _is_text(text):
         text = escape(text)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
 def too_many(most: int, what: str = "files") -> str:
-    """The reason for what is beyond a number."""
+    """Give the reason for what is beyond a number."""
     return f"too many {what}: at most {most} are kept"
 
 
 def too_large(most: int, together: str = "") -> str:
-    """The reason for what is beyond a size in bytes, its own or that of all `together`."""
+    """Give the reason for what is beyond a size in bytes, its own or that of all `together`."""
     of_all = f" of all {together} together" if together else ""
     return f"too large: at most {most} bytes are kept{of_all}"
 
@@ -99,7 +99,7 @@ class Omissions:
         self._room = OMISSION_BYTES
 
     def add(self, name: str, reason: str) -> None:
-        """`name` is as `escape` has it; anything else is made such text."""
+        """Add an entry. `name` is as `escape` has it; anything else is made such text."""
         entry = [shorten(name), shorten(reason)]
         size = sum(len(text.encode()) for text in entry)
         if self._more or len(self._entries) >= MOST_OMISSIONS or size > self._room:
@@ -109,7 +109,7 @@ class Omissions:
         self._entries.append(entry)
 
     def add_claimed(self, claimed: object, of: str = "") -> None:
-        """Those of a list that somebody claims, as far as they are such entries; `of` what."""
+        """Add the entries of a list that a guest claims, as far as they are such; `of` what."""
         for entry in claimed[: MOST_OMISSIONS + 1] if isinstance(claimed, list) else ():
             is_entry = isinstance(entry, (list, tuple)) and len(entry) == 2
             if is_entry and all(isinstance(text, str) for text in entry):
