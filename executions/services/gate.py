@@ -185,11 +185,12 @@ def _outputs(
 ) -> str:
     """The rich outputs as JSON text. What is not kept, of the streams too, is named in the
     metadata."""
-    skipped = _claims(metadata, OUTPUTS_SKIPPED)
+    skipped = Omissions()
     for stream in ("stdout", "stderr"):
         if getattr(result, f"{stream}_truncated"):
             kept_bytes = len(getattr(result, stream).encode())
             skipped.add(stream, f"cut: the first {kept_bytes} bytes are kept")
+    skipped.add_claimed(metadata.pop(OUTPUTS_SKIPPED, None))
     if not isinstance(result.outputs, list | tuple):
         refused.append(f"outputs: {_kind(result.outputs)}")
         result.outputs = []
@@ -265,7 +266,9 @@ def _artifacts(
         refused.append(f"artifacts: {_kind(result.artifacts)}")
         result.artifacts = []
     kept: list[ArtifactFile] = []
-    skipped = _claims(metadata, ARTIFACTS_SKIPPED)
+    # What the provider says that it left out itself.
+    skipped = Omissions()
+    skipped.add_claimed(metadata.pop(ARTIFACTS_SKIPPED, None))
     taken: set[str] = set()
     room = limits.artifacts_total_bytes
     for file in result.artifacts:
@@ -285,13 +288,6 @@ def _artifacts(
         kept.append(file)
     note_omissions(metadata, ARTIFACTS_SKIPPED, skipped)
     result.artifacts = kept
-
-
-def _claims(metadata: dict[str, Any], key: str) -> Omissions:
-    """What a provider says that it left out itself, as far as it is such a list."""
-    skipped = Omissions()
-    skipped.add_claimed(metadata.pop(key, None))
-    return skipped
 
 
 def _problem(file: Any, taken: set[str]) -> str:

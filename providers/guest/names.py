@@ -112,13 +112,22 @@ class Omissions:
         """Add the entries of a list that a guest claims, as far as they are such; `of` what."""
         for entry in claimed[: MOST_OMISSIONS + 1] if isinstance(claimed, list) else ():
             is_entry = isinstance(entry, (list, tuple)) and len(entry) == 2
-            if is_entry and all(isinstance(text, str) for text in entry):
+            if not is_entry or not all(isinstance(text, str) for text in entry):
+                continue
+            number = entry[1].removeprefix("and ").removesuffix(" more")
+            if not entry[0] and entry[1] == f"and {number} more" and _is_number(number):
+                self._more += int(number)
+            else:
                 self.add(f"{of}: {entry[0]}" if of else entry[0], entry[1])
 
     @property
     def entries(self) -> "list[list[str]]":
         """The list. An entry without a name says how many more there are."""
         return [*self._entries, *([["", f"and {self._more} more"]] if self._more else [])]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _is_text(text: str) -> bool:

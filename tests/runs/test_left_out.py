@@ -33,9 +33,9 @@ FILES = [
     },
 ]
 OUTPUTS = [
+    {"name": "stdout", "reason": "cut: the first 200000 bytes are kept"},
     {"name": "output 21", "reason": "too many outputs: at most 20 are kept"},
     {"name": "output 22", "reason": "too many outputs: at most 20 are kept"},
-    {"name": "stdout", "reason": "cut: the first 200000 bytes are kept"},
 ]
 
 
@@ -122,8 +122,8 @@ print('x' * 2000)
     answer = run(alice, code).json()
     assert (len(answer["artifacts"]), answer["artifacts_skipped"]) == (26, [])
     assert answer["outputs_skipped"] == [
-        {"name": "output 3", "reason": "too many outputs: at most 2 are kept"},
         {"name": "stdout", "reason": "cut: the first 1000 bytes are kept"},
+        {"name": "output 3", "reason": "too many outputs: at most 2 are kept"},
     ]
 
     others = run(charlie, code).json()

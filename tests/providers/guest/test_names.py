@@ -75,6 +75,11 @@ def test_a_list_of_what_was_left_out_is_bounded_and_says_how_many_more() -> None
     entries = skipped.entries
     assert entries[0] == ["0\\x0a\u202e", "why"]
     assert (len(entries), entries[-1]) == (MOST_OMISSIONS + 1, ["", "and 7 more"])
+    # Whoever takes the list over knows the number still.
+    taken_over = Omissions()
+    taken_over.add_claimed(entries)
+    taken_over.add("one", "why")
+    assert taken_over.entries == [*entries[:-1], ["", "and 8 more"]]
 
     large = Omissions()
     for _ in range(10):
