@@ -9,7 +9,7 @@ from urllib.parse import quote
 _MOST_CHARACTERS = 150
 # Other than letters of every script: what a header, a shell or a file manager reads as its own.
 _UNSAFE = re.compile(
-    r'[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff<>:"/\\|?*%;\u202a-\u202e\u2066-\u2069]'
+    r'[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\ud800-\udfff<>:"/\\|?*%;\u202a-\u202e\u2066-\u2069]'
 )
 _NOT_ASCII = re.compile(r"[^ -~]")
 # Nothing of these is a program to a browser, wherever it is shown.

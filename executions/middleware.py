@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from django.core.exceptions import DisallowedHost
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views import defaults
 
-from executions.api.errors import render_error
+from executions.api.errors import error_response, render_error
 from executions.api.later import LATER, Later
 from executions.services.actor import SYSTEM, acting_as
 from executions.services.away import RETRY_SECONDS, DatabaseAway, problem_of
 from executions.services.rights import right_of
 
 _API = ("/api/", "/v1/")
+# What is below these is for people, and all else for programs.
+_PAGES = ("/admin", "/static/")
 
 
 class ActorMiddleware:
@@ -71,6 +74,21 @@ def server_error(request: HttpRequest) -> HttpResponse:
     error = sys.exc_info()[1]
     answer = away_answer(request, error) if isinstance(error, Exception) else None
     return answer or defaults.server_error(request)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """What Django refuses before any view: to programs in the API's own words."""
+    if request.path.startswith(_PAGES):
+        return defaults.bad_request(request, exception)
+    if isinstance(exception, DisallowedHost):
+        return error_response(
+            400,
+            "bad_request",
+            "Host: The service is not known by this name. Whoever runs it adds the name to "
+            "ALLOWED_HOSTS.",
+            field="Host",
+        )
+    return error_response(400, "bad_request", "The request cannot be read.")
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:

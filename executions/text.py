@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from providers.guest import wire
+
 MAX_DEPTH = 200
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -42,6 +44,17 @@ def to_json(value: Any) -> str:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     return text
+
+
+def without_nan(value: Any) -> Any:
+    """A copy of a value with null for NaN and infinities, which JSON has not.
+
+    Raises ValueError for what is no JSON for another reason.
+    """
+    try:
+        return from_json(wire.dumps_value(value))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def without_surrogates(text: str) -> str:

@@ -51,9 +51,10 @@ LARGEST = Bounds(1 << 40, MOST_VALUES)
 
 @dataclass(frozen=True)
 class Base64:
-    """A long text that was to be base64, decoded; None where it was none."""
+    """A long text that was to be base64, decoded; None where it was none, with the `problem`."""
 
     content: bytes | None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _read_answer(told: BinaryIO) -> Read:
         at += length
         part: Any = Base64(content)
         if kind == NO_BASE64:
-            part = Base64(None)
+            part = Base64(None, content.decode())
         elif kind != BASE64:
             part = content.decode("utf-8", "surrogatepass")
         value = _placed(value, path, part)

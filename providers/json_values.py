@@ -38,6 +38,7 @@ Part = tuple[Path, str, bytes]
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)'
 _STRINGS = re.compile(_STRING, re.DOTALL)
 _MARKS = re.compile(_STRING + rb"|[\[\]{},]", re.DOTALL)
+_NO_BASE64_CHARACTER = re.compile(r"[^A-Za-z0-9+/=\r\n]")
 _COMMA, _OPENING, _CLOSING = ord(","), b"[{", b"]}"
 
 
@@ -161,12 +162,22 @@ def _content(literal: memoryview, most_text: int, is_encoded: bool) -> tuple[str
     content = str(json.loads(bytes(literal))).encode("utf-8", "surrogatepass")
     if is_encoded:
         try:
-            return BASE64, binascii.a2b_base64(content, strict_mode=True)
+            return BASE64, binascii.a2b_base64(content.translate(None, b"\r\n"), strict_mode=True)
         except ValueError:
-            return NO_BASE64, b""
+            return NO_BASE64, base64_problem(content.decode("utf-8", "replace")).encode()
     if len(content) > most_text:
         raise TooMuch(f"Must hold no text of more than {most_text} bytes")
     return TEXT, content
+
+
+def base64_problem(text: str) -> str:
+    """Why a text is no base64: where it has a character that is none, or that it is not whole.
+
+    Line breaks do not count.
+    """
+    if (found := _NO_BASE64_CHARACTER.search(text)) is not None:
+        return f"Must be base64: character {found.start() + 1} is {found[0]!a}."
+    return "Must be base64: it is not whole, or has `=` before its end."
 
 
 def _emptied(value: Any, path: Path) -> Any:

@@ -215,12 +215,23 @@ def _traces(probe: Probe, code: str) -> None:
     "refuses a value that is not JSON",
     ARGUMENTS,
     python="def main():\n    return {1, 2}",
-    javascript="function main() { return NaN }",
+    javascript="function main() { return () => 1 }",
 )
 def _refuses_value(probe: Probe, code: str) -> None:
     result = probe.run(code)
     expect("ended", (result.exit_code, result.has_result), (1, False))
     expect_in("stderr", "not JSON", result.stderr)
+
+
+@promise(
+    "returns null for what is no finite number",
+    ARGUMENTS,
+    python="def main():\n    return [float('nan'), float('-inf'), 1.5]",
+    javascript="function main() { return [NaN, -1 / 0, 1.5] }",
+)
+def _returns_null(probe: Probe, code: str) -> None:
+    result = probe.run(code)
+    expect("result", (result.has_result, result.result), (True, [None, None, 1.5]))
 
 
 @promise(

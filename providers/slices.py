@@ -13,6 +13,9 @@ from functools import partial
 from json import encoder
 from typing import Any
 
+from providers.json_values import base64_problem
+
+_LINE_ENDS = tuple((chr(code), f"\\u{code:04x}") for code in (0x85, 0x2028, 0x2029))
 # A multiple of three and of four: base64 of the slices is base64 of all.
 SLICE_BYTES = 3 * 256 * 1024
 
@@ -47,15 +50,31 @@ def encoded_text(content: bytes) -> str:
 
 
 def decoded(text: str | bytes, start: int = 0) -> bytes:
-    """What a text of base64, from `start` on, stands for. Raises ValueError."""
-    sign: Any = "=" if isinstance(text, str) else b"="
-    # It ends what is decoded, so there is none before the end.
-    if text.find(sign, start, len(text) - 2) != -1:
-        raise ValueError("Padding within base64")
-    starts = range(start, len(text), SLICE_BYTES)
-    return b"".join(
-        binascii.a2b_base64(text[at : at + SLICE_BYTES], strict_mode=True) for at in starts
-    )
+    """What a text of base64, from `start` on, stands for. Line breaks in it do not count.
+
+    Raises ValueError, which says what is wrong.
+    """
+    if isinstance(text, str):
+        try:
+            whole = text.encode("ascii")
+        except UnicodeEncodeError:
+            raise ValueError(base64_problem(text)) from None
+    else:
+        whole = text
+    if b"\n" in whole or b"\r" in whole:
+        whole = b"".join(piece.translate(None, b"\r\n") for piece in slices(whole[start:]))
+        start = 0
+    starts = range(start, len(whole), SLICE_BYTES)
+    try:
+        # The sign ends what is decoded, so there is none before the end.
+        if whole.find(b"=", start, len(whole) - 2) != -1:
+            raise ValueError("padding within base64")
+        return b"".join(
+            binascii.a2b_base64(whole[at : at + SLICE_BYTES], strict_mode=True) for at in starts
+        )
+    except ValueError:
+        told = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        raise ValueError(base64_problem(told)) from None
 
 
 class JSONInSlices(json.JSONEncoder):
@@ -81,10 +100,22 @@ class JSONInSlices(json.JSONEncoder):
 
 
 def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """A value as compact JSON. `default` and what is raised are those of `json.dumps`."""
-    return json.dumps(
-        value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"), default=default
+    """A value as compact JSON on one line. `default` and what is raised are as in `json.dumps`."""
+    return escape_line_ends(
+        json.dumps(
+            value, cls=JSONInSlices, ensure_ascii=False, separators=(",", ":"), default=default
+        )
     )
+
+
+def escape_line_ends(text: str) -> str:
+    """JSON text whose strings hold no line end: to many readers these three are one, as \\n is."""
+    if len(text) > SLICE_BYTES:
+        starts = range(0, len(text), SLICE_BYTES)
+        return "".join(escape_line_ends(text[at : at + SLICE_BYTES]) for at in starts)
+    for character, escape in _LINE_ENDS:
+        text = text.replace(character, escape)
+    return text
 
 
 def _has_long(value: Any, depth: int = 3) -> bool:

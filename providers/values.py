@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from providers.guest.names import Omissions
+
 Entrypoint = Literal["auto", "main", "script", "repl"]
 Stream = Literal["stdout", "stderr"]
 
 # The key of a result's metadata under which it says what was seen of a sandbox that ended during
 # the run, where neither time nor memory is known to be the reason.
 SANDBOX_ENDED = "sandbox_ended"
+# The keys under which it says what was left out of files and of outputs, as [name, reason].
+ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED = "artifacts_skipped", "outputs_skipped"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class RunLimits:
     """Bounds of one run. Sizes are bytes. A provider may be stricter, never laxer.
 
     `output_bytes` holds for stdout and stderr each; what is beyond it is read and dropped, and
-    flagged. `rich_output_bytes` holds for all rich outputs together.
+    flagged. `rich_output_bytes` holds for all rich outputs together. What is left out is named in
+    the result's metadata (`note_omissions`).
     """
 
     output_bytes: int = 200_000
@@ -172,7 +177,8 @@ class ExecutionResult:
     never on what the code printed or returned. `result` is the JSON value `main()` returned and
     counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
     (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
-    `cpu_seconds`, `image_digest`, `interpreter` (such as `python 3.11.2`).
+    `cpu_seconds`, `image_digest`, `interpreter` (such as `python 3.11.2`), `artifacts_skipped` and
+    `outputs_skipped` (see `note_omissions`).
     `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
     base64 (all other types). They come from the program: whoever renders one must not trust it.
     `output_order` is in which order the bytes of stdout (1) and stderr (2) came, as [which, how
@@ -197,3 +203,12 @@ class ExecutionResult:
     @property
     def truncated(self) -> bool:
         return self.stdout_truncated or self.stderr_truncated
+
+
+def note_omissions(metadata: dict[str, Any], key: str, skipped: Omissions) -> None:
+    """Say in a result's metadata what was left out, if anything.
+
+    `key` is ARTIFACTS_SKIPPED or OUTPUTS_SKIPPED.
+    """
+    if entries := skipped.entries:
+        metadata[key] = entries

@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from providers.slices import escape_line_ends
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -29,7 +31,7 @@ class JsonLines(logging.Formatter):
             line.setdefault(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return escape_line_ends(json.dumps(line, ensure_ascii=False))
 
 
 class TerminalLines(logging.Formatter):

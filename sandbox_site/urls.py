@@ -21,6 +21,7 @@ docs = csp_update({"style-src": ["'unsafe-inline'"]})(
     SpectacularSwaggerSplitView.as_view(url_name="schema")
 )
 
+handler400 = "executions.middleware.bad_request"
 handler404 = "executions.middleware.not_found"
 handler500 = "executions.middleware.server_error"
 

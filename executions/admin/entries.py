@@ -10,6 +10,7 @@ from django.http import HttpRequest
 
 from executions.services.presentation import visible
 from executions.services.workspaces.paths import from_text, to_text
+from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
 _LATEST = 253_402_300_799
@@ -18,20 +19,14 @@ _LATEST = 253_402_300_799
 def shown_entry(entry: FileEntry) -> dict[str, Any]:
     is_moment = 0 <= entry.modified <= _LATEST
     return {
-        "name": visible(readable(entry.path)),
-        "target": visible(readable(entry.target)),
+        "name": visible(escape(entry.path)),
+        "target": visible(escape(entry.target)),
         "type": entry.type,
         "size": entry.size,
         "mode": f"{entry.mode & 0o7777:04o}",
         "modified": datetime.fromtimestamp(entry.modified, UTC) if is_moment else None,
         "link": link_to(entry.path) if entry.type == "directory" else "",
     }
-
-
-def readable(name: str) -> str:
-    """A name with what is no UTF-8 in it, and line feeds, told."""
-    told_bytes = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return told_bytes.replace("\n", "[U+000A]").replace("\t", "[U+0009]")
 
 
 def link_to(path: str, after: str = "") -> str:

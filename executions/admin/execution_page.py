@@ -30,6 +30,7 @@ from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.page_time import PageTime
 from executions.services.presentation import in_time, shown, visible
+from executions.services.summaries import omission_lines
 from providers.models import ConfigVersion, ProviderConfig
 from providers.moments import shown_moment
 
@@ -185,6 +186,11 @@ class Record:
             }
             for artifact in self.execution.artifacts.all()
         ]
+
+    @property
+    def skipped(self) -> list[str]:
+        """What code has left or shown, and the record has not."""
+        return [visible(line) for line in omission_lines(self.execution)]
 
     @property
     def late_result(self) -> SafeString | str:

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
-from executions.admin.entries import link_to, named_in, readable, shown_entry
+from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.downloading import download
 from executions.downloads import INERT
 from executions.models import Blob, Workspace
@@ -25,6 +25,7 @@ from executions.services.workspaces import browsing
 from executions.services.workspaces.paths import from_text, to_text
 from executions.services.workspaces.preview import image_of, preview_of
 from providers.errors import SandboxError
+from providers.guest.names import escape
 
 MOST_LISTED = 500
 
@@ -55,7 +56,7 @@ class SavedFiles:
         def found() -> dict[str, Any]:
             entries, more = browsing.listing(workspace, name, 1, after, MOST_LISTED)
             return {
-                "folder": visible(readable(name)),
+                "folder": visible(escape(name)),
                 "above": link_to(name.rpartition("/")[0]) if name else "",
                 "entries": [
                     {**shown_entry(each), "file": self._link(pk, "_file", each.path)}
@@ -75,7 +76,7 @@ class SavedFiles:
             blob = browsing.blob_at(workspace, name)
             above = name.rpartition("/")[0]
             return {
-                "file": visible(readable(name)),
+                "file": visible(escape(name)),
                 "folder_link": reverse(f"admin:{self._name}", args=[pk]) + link_to(above),
                 "blob": blob,
                 "preview": preview_of(blob, name),

@@ -17,6 +17,7 @@ from executions.services.consequences import inactive_tenant, without_tenant
 from executions.services.owned import snapshots_of
 from executions.services.presentation import visible
 from executions.services.quotas import COLUMNS, installed_in_column
+from executions.services.requests import LIMIT_COLUMNS, default_limit
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 
@@ -47,6 +48,14 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
             },
         ),
         (
+            "Kept of a run",
+            {
+                "fields": tuple(LIMIT_COLUMNS),
+                "description": "Of what a program leaves and says. An answer names what was left "
+                "out.",
+            },
+        ),
+        (
             "Retention",
             {
                 "fields": (
@@ -69,10 +78,11 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         """With what holds for an empty field shown in it."""
         form = super().get_form(request, obj, change, **kwargs)
         refuse_hidden(form)
-        for name in COLUMNS:
+        installed = {name: installed_in_column(name) for name in COLUMNS}
+        installed |= {name: default_limit(name) for name in LIMIT_COLUMNS}
+        for name, value in installed.items():
             if name in form.base_fields:
-                installed = str(installed_in_column(name))
-                form.base_fields[name].widget.attrs["placeholder"] = installed
+                form.base_fields[name].widget.attrs["placeholder"] = str(value)
         active = form.base_fields.get("is_active")
         if active is not None and obj is not None:
             told = once(request, "inactive tenant", lambda: inactive_tenant(obj))

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 
 from executions.api.downloading import ranged_download
 from executions.api.errors import error_response
-from executions.downloads import INERT
+from executions.downloads import INERT, disposition
 from executions.models import Artifact, Blob
 from executions.services.artifacts import artifact_for_token
 from executions.services.signed_links import BadLink
@@ -40,13 +40,12 @@ def download_response(artifact: Artifact) -> FileResponse:
         raise ProviderUnavailable(
             "The artifact is kept, but its storage does not answer now. Try again later."
         ) from error
-    return FileResponse(
-        opened,
-        as_attachment=True,
-        filename=artifact.name.rpartition("/")[2] or "artifact",
-        content_type=artifact.mime_type,
-        headers=INERT,
+    response = FileResponse(
+        opened, as_attachment=True, content_type=artifact.mime_type, headers=INERT
     )
+    # A name may hold signs that turn text around.
+    response["Content-Disposition"] = disposition(artifact.name)
+    return response
 
 
 @require_safe

@@ -17,7 +17,7 @@ from executions.services.ledger import receipt_of
 from executions.services.observations import observations_of
 from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at
-from executions.services.summaries import error_of, place_of, plan_of, timings_of
+from executions.services.summaries import error_of, omissions_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
 from executions.text import from_json
 from providers import slices
@@ -43,7 +43,7 @@ def json_text(body: Any) -> str:
 
     text = slices.json_text(body, default=named)
     for number, value in enumerate(written):
-        text = text.replace(f'"{nonce}.{number}"', value, 1)
+        text = text.replace(f'"{nonce}.{number}"', slices.escape_line_ends(value), 1)
     return text
 
 
@@ -79,6 +79,7 @@ def execution_detail(
         "exit_code": execution.exit_code,
         "outputs": value_of(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
+        **omissions_of(execution),
         "error": error_of(execution),
         "hops": execution.hops,
         "cost": None if execution.cost is None else str(execution.cost),
@@ -111,6 +112,8 @@ _UNREAD_EXECUTION: Mapping[str, Any] = {
     "exit_code": None,
     "outputs": [],
     "artifacts": [],
+    "artifacts_skipped": [],
+    "outputs_skipped": [],
     "error": None,
     "hops": [],
     "cost": None,

@@ -136,6 +136,16 @@ class ArtifactSerializer(serializers.Serializer[Any]):
     url = serializers.URLField()
 
 
+class OmissionSerializer(serializers.Serializer[Any]):
+    """What code has left or shown, and the answer has not. The last one may say how many more."""
+
+    name = serializers.CharField(
+        help_text="Of a file, its path below `artifacts/`; of an output, its number and type, or "
+        "the stream. A byte that is no text is told as `\\xNN`."
+    )
+    reason = serializers.CharField()
+
+
 class VerdictSerializer(serializers.Serializer[Any]):
     code = serializers.CharField(help_text="SB001 to SB009.")
     message = serializers.CharField()
@@ -221,6 +231,12 @@ class ExecutionSerializer(PlaceSerializer):
         child=JsonObject(), help_text="Rich outputs, each a map from MIME type to data."
     )
     artifacts = ArtifactSerializer(many=True)
+    artifacts_skipped = OmissionSerializer(
+        many=True, help_text="Files that the code left and that were not kept, and why."
+    )
+    outputs_skipped = OmissionSerializer(
+        many=True, help_text="Rich outputs and ends of streams that were not kept, and why."
+    )
     error = VerdictSerializer(allow_null=True)
     hops = serializers.ListField(
         child=JsonObject(), help_text="The providers that were tried or passed over, and why."

@@ -31,7 +31,7 @@ from executions.services.sessions.file_requests import (
     FileListing,
 )
 from executions.services.waiting import Waits
-from executions.text import storable
+from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
 BYTES = {"application/octet-stream": OpenApiTypes.BINARY}
@@ -41,15 +41,15 @@ _OF_SANDBOX = (401, 404, 409, 502)
 
 
 def entry_detail(entry: FileEntry) -> dict[str, Any]:
-    """Of a name that is not UTF-8, what can be shown."""
+    """With its names as `escape` has them: each can be asked for by that."""
     detail = {
-        "path": storable(entry.path),
+        "path": escape(entry.path),
         "type": entry.type,
         "size_bytes": entry.size,
         "mode": entry.mode,
         "modified_at": _moment(entry.modified),
     }
-    return {**detail, "target": storable(entry.target)} if entry.type == "symlink" else detail
+    return {**detail, "target": escape(entry.target)} if entry.type == "symlink" else detail
 
 
 def _moment(seconds: float) -> str | None:
@@ -187,7 +187,7 @@ class FileMkdirView(SessionApiView):
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
         made = yield from files.making_directory(session, path)
-        return json_response({"path": path, "created": made}, 201 if made else 200)
+        return json_response({"path": escape(path), "created": made}, 201 if made else 200)
 
 
 class FileArchiveView(SessionApiView):

@@ -10,6 +10,7 @@ from django.utils import timezone
 from providers import isolation
 
 _DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
+_CUT = "What is beyond it is left out, and named in the answer."
 _BOUND = "Beyond it requests are refused with SB008. Empty is as the installation has it."
 
 
@@ -20,6 +21,17 @@ def _bound(label: str, help_text: str, most: int) -> models.PositiveIntegerField
         blank=True,
         validators=[MaxValueValidator(most)],
         help_text=f"{help_text} {_BOUND}",
+    )
+
+
+def _limit(label: str, help_text: str, most: int) -> models.PositiveIntegerField[Any, Any]:
+    """How much of what a run leaves or says is kept."""
+    return models.PositiveIntegerField(
+        label,
+        null=True,
+        blank=True,
+        validators=[MaxValueValidator(most)],
+        help_text=f"{help_text} {_CUT} Empty is as the installation has it.",
     )
 
 
@@ -65,6 +77,14 @@ class Tenant(models.Model):
     )
     max_schedules = _bound("most schedules", "Those that are paused, too.", 10_000)
     max_storage_mib = _bound("most storage", "MiB of saved files of its sessions.", 2**30)
+
+    # Together they stay below what an answer of the pool service may have (`wire.REQUEST_LIMIT`).
+    max_output_kb = _limit("output of a run", "kB of stdout, and of stderr.", 10_000)
+    max_outputs = _limit("rich outputs of a run", "Values that are shown.", 200)
+    max_outputs_mib = _limit("size of rich outputs", "MiB of all of a run.", 32)
+    max_artifacts = _limit("artifacts of a run", "Files that it leaves in artifacts/.", 200)
+    max_artifact_mib = _limit("size of an artifact", "MiB of each.", 64)
+    max_artifacts_mib = _limit("size of artifacts", "MiB of all of a run.", 64)
 
     keep_code_days = models.PositiveSmallIntegerField(
         "keep code",

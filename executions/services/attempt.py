@@ -31,7 +31,7 @@ from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import POLICY, BlockedByPolicy
 from executions.services.queue import hand_over, move, put_back
 from executions.services.record import PLACE, Outcome, error_changes
-from executions.services.requests import ExecutionRequest
+from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.routes import Step
 from executions.services.routing import Hops, admitted
 from executions.services.sessions.cells import end_of, facts_of_cell
@@ -47,7 +47,7 @@ from executions.text import storable
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
-from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, SandboxSpec
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, RunLimits, SandboxSpec
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Attempt:
         self.handed_over = False
         self.desk: Desk | None = None
         self.floor = ""
+        self.limits = RunLimits()
         self.seconds = request.longest
         self.sandbox: Sandbox | None = None
         # Whose sandbox it runs in, as it was when it was lent.
@@ -128,6 +129,9 @@ class Attempt:
     def run(self, steps: Sequence[Step]) -> Waits[Checked]:
         """Try the providers in their order, and leave one only while no code can have started."""
         self.floor = floor_of(self.execution)
+        self.limits = run_limits(self.execution.tenant)
+        if self.log is not None:
+            self.log.set_limits(self.limits)
         is_only = len(steps) == 1
         for number, step in enumerate(steps, start=1):
             self.handed_over = False
@@ -239,7 +243,7 @@ class Attempt:
             request.arguments,
             request.entrypoint,
             request.files,
-            request.limits,
+            self.limits,
         )
         emit: Emit | None = self.log.emit if self.log else None
         if request.tools:

@@ -29,6 +29,7 @@ from executions.services.waiting import Waits
 from executions.services.workspaces.inheriting import kept_of
 from executions.services.workspaces.paths import from_text, is_path, key_of, to_text
 from executions.text import storable
+from providers.guest.names import unescape
 from providers.waiting import within
 
 DEFAULT = "default"
@@ -132,7 +133,7 @@ def cell(session: Session, code: str, **claims: Any) -> ExecutionRequest:
 
 def path_of(name: str, text: str) -> str:
     """The path of a workspace that a caller names. Raises InvalidConfiguration."""
-    path = text.removeprefix("./")
+    path = unescape(text.removeprefix("./"))
     if not is_path(path):
         refuse(name, "Must be a relative path, without '..' and empty parts.")
     if path in INTERNAL_FILES:

@@ -16,6 +16,7 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from executions.models import Execution, LedgerEntry
 from executions.services.ledger.canonical import moment
 from executions.text import to_json
+from providers.slices import escape_line_ends
 
 FACTS = (
     "id",
@@ -129,7 +130,7 @@ def _jsonl(columns: tuple[str, ...], rows: Iterator[Row]) -> Iterator[bytes]:
     pieces: list[str] = []
     size = 0
     for row in rows:
-        line = to_json(dict(zip(columns, map(_value, row), strict=True))) + "\n"
+        line = escape_line_ends(to_json(dict(zip(columns, map(_value, row), strict=True)))) + "\n"
         pieces.append(line)
         size += len(line)
         if size > 65_536:

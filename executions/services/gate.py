@@ -1,7 +1,7 @@
 """The gate behind every provider, ours included: what comes out of one is a claim until it is here.
 
-What is too much is cut and flagged, what is of the wrong kind is left out and named in the result's
-metadata, and what is no result at all is an error of the provider's.
+What is too much is cut and flagged, what is left out is named in the result's metadata with the
+reason, and what is no result at all is an error of the provider's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executions.text import from_json, storable, to_json, without_surrogates
+from executions.text import from_json, storable, to_json, without_nan, without_surrogates
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import OBSERVATIONS, checked, note
 from providers.sandbox import Sandbox
-from providers.values import ArtifactFile, ExecutionResult, RunLimits
+from providers.values import (
+    ARTIFACTS_SKIPPED,
+    OUTPUTS_SKIPPED,
+    ArtifactFile,
+    ExecutionResult,
+    RunLimits,
+    note_omissions,
+)
 
 # The key of a result's metadata that names what was wrong with the rest.
 REFUSED = "refused_by_the_gate"
@@ -22,8 +30,6 @@ REFUSED = "refused_by_the_gate"
 METADATA_BYTES = 64 * 1024
 METADATA_DEPTH = 8
 METADATA_ENTRIES = 1000
-NAME_CHARACTERS = 500
-PART_BYTES = 255
 MIME_CHARACTERS = 100
 MIME_TYPES_PER_OUTPUT = 12
 _NOTED = 50
@@ -158,7 +164,7 @@ def _result(result: ExecutionResult, limits: RunLimits) -> str:
         result.result = None
         return ""
     try:
-        text = to_json(result.result)
+        text, result.result = _json_of(result.result)
         if len(text) * 4 > limits.result_bytes and len(text.encode("utf-8", "replace")) > (
             limits.result_bytes
         ):
@@ -177,39 +183,69 @@ def _result(result: ExecutionResult, limits: RunLimits) -> str:
 def _outputs(
     result: ExecutionResult, limits: RunLimits, metadata: dict[str, Any], refused: list[str]
 ) -> str:
-    """The rich outputs as JSON text; those that cannot be kept are counted."""
+    """The rich outputs as JSON text. What is not kept, of the streams too, is named in the
+    metadata."""
+    skipped = Omissions()
+    for stream in ("stdout", "stderr"):
+        if getattr(result, f"{stream}_truncated"):
+            kept_bytes = len(getattr(result, stream).encode())
+            skipped.add(stream, f"cut: the first {kept_bytes} bytes are kept")
+    skipped.add_claimed(metadata.pop(OUTPUTS_SKIPPED, None))
     if not isinstance(result.outputs, list | tuple):
         refused.append(f"outputs: {_kind(result.outputs)}")
         result.outputs = []
-    if not result.outputs:
-        return ""
     texts: list[str] = []
     kept: list[dict[str, Any]] = []
-    room, skipped = limits.rich_output_bytes * 4 // 3 + 4096, 0
-    for bundle in result.outputs:
-        text = bundle_text(bundle) if len(kept) < limits.rich_output_count else ""
-        size = len(text.encode()) if text else 0
-        if not text or size > room:
-            skipped += 1
+    room = limits.rich_output_bytes * 4 // 3 + 4096
+    for number, bundle in enumerate(result.outputs, start=1):
+        text, reason = "", ""
+        if len(kept) >= limits.rich_output_count:
+            reason = too_many(limits.rich_output_count, "outputs")
+        else:
+            try:
+                text, bundle = _bundle_json(bundle)
+            except ValueError as error:
+                reason = f"it cannot be kept: {error}"
+        size = len(text.encode())
+        if size > room:
+            reason = too_large(limits.rich_output_bytes, "outputs")
+        if reason:
+            skipped.add(f"output {number}", reason)
             continue
         room -= size
         texts.append(text)
         kept.append(bundle)
-    if skipped:
-        before = metadata.get("outputs_skipped", 0)
-        metadata["outputs_skipped"] = skipped + (before if type(before) is int else 0)
+    note_omissions(metadata, OUTPUTS_SKIPPED, skipped)
     result.outputs = kept
     return f"[{','.join(texts)}]" if texts else ""
 
 
 def bundle_text(bundle: Any) -> str:
     """A rich output as JSON text, "" for what is none."""
-    if not _is_bundle(bundle):
-        return ""
     try:
-        return without_surrogates(to_json(bundle))
+        return _bundle_json(bundle)[0]
     except ValueError:
         return ""
+
+
+def _bundle_json(bundle: Any) -> tuple[str, Any]:
+    """The same, and the bundle that the text stands for. Raises ValueError for what is none."""
+    if not _is_bundle(bundle):
+        raise ValueError("it is no map from MIME types to data")
+    text, bundle = _json_of(bundle)
+    return without_surrogates(text), bundle
+
+
+def _json_of(value: Any) -> tuple[str, Any]:
+    """A value as JSON text, and the value that it stands for: NaN and infinities become null.
+
+    Raises ValueError.
+    """
+    try:
+        return to_json(value), value
+    except ValueError:
+        value = without_nan(value)
+        return to_json(value), value
 
 
 def _is_bundle(bundle: Any) -> bool:
@@ -229,32 +265,28 @@ def _artifacts(
     if not isinstance(result.artifacts, list | tuple):
         refused.append(f"artifacts: {_kind(result.artifacts)}")
         result.artifacts = []
-    if not result.artifacts:
-        result.artifacts = []
-        return
     kept: list[ArtifactFile] = []
-    skipped: list[list[str]] = []
+    # What the provider says that it left out itself.
+    skipped = Omissions()
+    skipped.add_claimed(metadata.pop(ARTIFACTS_SKIPPED, None))
     taken: set[str] = set()
     room = limits.artifacts_total_bytes
     for file in result.artifacts:
         reason = _problem(file, taken)
         if not reason and len(kept) >= limits.artifact_count:
-            reason = "too many files"
-        if not reason and len(file.content) > min(limits.artifact_bytes, room):
-            reason = "too large"
+            reason = too_many(limits.artifact_count)
+        if not reason and len(file.content) > limits.artifact_bytes:
+            reason = too_large(limits.artifact_bytes)
+        if not reason and len(file.content) > room:
+            reason = too_large(limits.artifacts_total_bytes, "files")
         if reason:
             name = getattr(file, "name", "")
-            shown = storable(name[:200]) if isinstance(name, str) else ""
-            if len(skipped) < _NOTED:
-                skipped.append([shown, reason])
+            skipped.add(name if isinstance(name, str) else "", reason)
             continue
         taken.add(file.name)
         room -= len(file.content)
         kept.append(file)
-    if skipped:
-        before = metadata.get("artifacts_skipped")
-        known = before if isinstance(before, list) else []
-        metadata["artifacts_skipped"] = [*known, *skipped][:_NOTED]
+    note_omissions(metadata, ARTIFACTS_SKIPPED, skipped)
     result.artifacts = kept
 
 
@@ -264,17 +296,7 @@ def _problem(file: Any, taken: set[str]) -> str:
         return "not a file"
     if not isinstance(file.content, bytes) or not isinstance(file.mime_type, str):
         return "not a file"
-    name = file.name
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS:
-        return "the name is too long, or none"
-    if not name.isprintable():
-        return "the name is not plain text"
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or len(part.encode()) > PART_BYTES for part in parts):
-        return "the name is no relative path"
-    if name in taken:
-        return "another file has this name"
-    return ""
+    return problem(file.name) or ("another file has this name" if file.name in taken else "")
 
 
 def _metadata(told: Any, refused: list[str]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from executions.services.declared import STRICT, Members, Rule, refuse
-from executions.services.kinds import PATH_PART
 from executions.text import is_storable
 from providers import slices
+from providers.guest.names import problem
 from providers.json_reading import Base64
 from providers.values import InputFile
 
@@ -23,22 +23,25 @@ MAX_FILES_BYTES = 40 * 1024 * 1024
 MAX_PATH_PARTS = 10
 MAX_PATH_BYTES = 512
 
-_PATH = rf"^{PATH_PART}(/{PATH_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
-_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_PART = r"(?!\.{1,2}(/|$))[^/\u0000-\u001f\u007f-\u009f]{1,255}"
+_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
+# Line breaks do not count.
+_SIGN = r"[A-Za-z0-9+/][\r\n]*"
+_BASE64 = (
+    rf"^[\r\n]*(({_SIGN}){{4}})*"
+    rf"(({_SIGN}){{2}}=[\r\n]*=[\r\n]*|({_SIGN}){{3}}=[\r\n]*)?$"
+)
 
 
 def decoded(text: Any) -> bytes:
     """What a text of base64, or one that was read apart, stands for. Raises ValueError."""
     if isinstance(text, Base64):
         if text.content is None:
-            raise ValueError("Must be base64.")
+            raise ValueError(text.problem)
         return text.content
     if not isinstance(text, str):
         raise ValueError("Must be a string.")
-    try:
-        return slices.decoded(text)
-    except ValueError:
-        raise ValueError("Must be base64.") from None
+    return slices.decoded(text)
 
 
 class _SentFile(BaseModel):
@@ -107,4 +110,6 @@ def _path_parts(name: str, path: str) -> tuple[str, ...]:
         refuse(name, f"Must be at most {MAX_PATH_PARTS} levels deep.")
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > 255 for part in parts):
         refuse(name, f"Must be at most {MAX_PATH_BYTES} bytes, and each part at most 255.")
+    if problem(path):
+        refuse(name, "Must hold no control characters.")
     return parts

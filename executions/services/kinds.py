@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from executions.services.declared import Members, Rule, at_most
 from executions.services.workspaces.paths import MOST_FOLDERS, MOST_NAME_BYTES, from_text
 from executions.text import is_storable
+from providers.guest.names import unescape
 
 MAX_ENVIRONMENT = 100
 MAX_ENVIRONMENT_BYTES = 64 * 1024
@@ -104,6 +105,8 @@ def _moment(value: Any) -> datetime:
 
 
 def _path(path: str) -> str:
+    """The path that is meant, where a byte that is no text is told as `\\xNN`."""
+    path = unescape(path)
     try:
         size = len(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
@@ -125,7 +128,7 @@ def _path(path: str) -> str:
 def _named(path: str) -> str:
     if not path:
         raise ValueError("This field is required.")
-    _path(path)
+    path = _path(path)
     if all(part in ("", ".") for part in path.split("/")):
         raise ValueError("Must name something in the workspace.")
     return path

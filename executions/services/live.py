@@ -112,7 +112,6 @@ class EventLog:
         self.written = 0
         # Done when nothing more comes, and the record is closed as far as it can be.
         self.closed = Moment()
-        self._limits = limits
         self._lock = threading.Lock()
         self._waiting: set[Future[None]] = set()
         self._entries: list[Entry] = []
@@ -122,7 +121,7 @@ class EventLog:
         self._texts = {stream: bytearray() for stream in STREAMS}
         self._held = dict.fromkeys(STREAMS, b"")
         self._outputs: list[str] = []
-        self._outputs_room = limits.rich_output_bytes * 4 // 3 + 4096
+        self.set_limits(limits)
         self._order: list[list[int]] = []
         self._is_ordered = True
 
@@ -133,6 +132,11 @@ class EventLog:
     @property
     def has_ended(self) -> bool:
         return self._has_ended
+
+    def set_limits(self, limits: RunLimits) -> None:
+        """Take the limits of the run, before anything comes of it."""
+        self._limits = limits
+        self._outputs_room = limits.rich_output_bytes * 4 // 3 + 4096
 
     def begin(self, execution_id: UUID) -> None:
         """The record is there: from now on it can be followed."""

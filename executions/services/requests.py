@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from django.conf import settings
 from pydantic import Field
 
+from executions.models import Tenant
 from executions.services.claims import (
     CLAIMS,
     Agent,
@@ -50,9 +51,33 @@ PRIORITIES = ("low", "normal", "high")
 _CALLS_TOOLS = ("python", "nodejs")
 
 
-def run_limits() -> RunLimits:
-    """The bounds of every run."""
-    return RunLimits(output_bytes=settings.SANDBOX_MAX_OUTPUT_KB * 1000)
+# Columns of a tenant that bound what is kept of its runs: which limit each is, and in what unit.
+LIMIT_COLUMNS: Mapping[str, tuple[str, int]] = {
+    "max_output_kb": ("output_bytes", 1000),
+    "max_outputs": ("rich_output_count", 1),
+    "max_outputs_mib": ("rich_output_bytes", 1024 * 1024),
+    "max_artifacts": ("artifact_count", 1),
+    "max_artifact_mib": ("artifact_bytes", 1024 * 1024),
+    "max_artifacts_mib": ("artifacts_total_bytes", 1024 * 1024),
+}
+
+
+def run_limits(tenant: Tenant | None = None) -> RunLimits:
+    """The bounds of a run: the tenant's own where it has some, the installation's otherwise."""
+    limits = RunLimits(output_bytes=settings.SANDBOX_MAX_OUTPUT_KB * 1000)
+    own = {
+        name: value * unit
+        for column, (name, unit) in LIMIT_COLUMNS.items()
+        if tenant is not None and (value := getattr(tenant, column)) is not None
+    }
+    return replace(limits, **own)
+
+
+def default_limit(column: str) -> int:
+    """What holds for a tenant whose column is empty, as that column would say it."""
+    name, unit = LIMIT_COLUMNS[column]
+    limit: int = getattr(run_limits(), name)
+    return limit // unit
 
 
 IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255), STORABLE]
@@ -157,10 +182,6 @@ class ExecutionRequest:
     @property
     def code_hash(self) -> str:
         return "sha256:" + hashlib.sha256(self.code.encode()).hexdigest()
-
-    @property
-    def limits(self) -> RunLimits:
-        return run_limits()
 
     @property
     def longest(self) -> float:

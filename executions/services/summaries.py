@@ -6,6 +6,7 @@ from typing import Any
 
 from executions.models import Execution, LateResult
 from executions.services.claims import CLAIMS
+from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
 
 
 def execution_summary(execution: Execution) -> dict[str, Any]:
@@ -45,6 +46,34 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     if not execution.error_code:
         return None
     return {"code": execution.error_code, "message": execution.error_message}
+
+
+def omissions_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
+    """What was left out of its files and of its outputs, each with the reason."""
+    return {
+        key: [
+            {"name": name, "reason": reason} for name, reason in _entries(execution.meta.get(key))
+        ]
+        for key in (ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED)
+    }
+
+
+def omission_lines(execution: Execution) -> list[str]:
+    """The same, as a line for each."""
+    return [
+        f"{what}{entry['name']} was left out: {entry['reason']}"
+        if entry["name"]
+        else entry["reason"]
+        for what, key in (("file ", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
+        for entry in omissions_of(execution)[key]
+    ]
+
+
+def _entries(kept: Any) -> list[list[str]]:
+    if isinstance(kept, int):
+        # Of outputs the number alone was kept before.
+        return [["", f"{kept} outputs were left out"]]
+    return kept if isinstance(kept, list) else []
 
 
 def plan_of(execution: Execution) -> dict[str, str | None]:

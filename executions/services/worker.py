@@ -30,7 +30,7 @@ from executions.services.later import refuse_begin
 from executions.services.live import EventLog
 from executions.services.queue import claim_next
 from executions.services.record import Outcome
-from executions.services.requests import ExecutionRequest
+from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.routes import Route
 from executions.services.run import carry_out
 from executions.services.sessions.cells import steps_of
@@ -94,7 +94,7 @@ def run_claimed(execution: Execution, *, route: Route | None = None) -> Outcome:
             steps,
             began=began,
             waited_ms=_waited_ms(execution),
-            log=EventLog(request.limits),
+            log=EventLog(run_limits()),
         )
     )
 

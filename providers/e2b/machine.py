@@ -15,6 +15,7 @@ from e2b_code_interpreter import Execution, ExecutionError, Result, Sandbox
 from providers.errors import InvalidConfiguration
 from providers.remote import service as remote_service
 from providers.remote.bounded import BoundedClient, Cut, ResponseTooLarge
+from providers.remote.collected import NOT_REGULAR
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.remote.service import Cell, Machine, Service
@@ -121,8 +122,10 @@ class E2BMachine(Machine):
         except NotFoundException:
             return
         for entry in entries:
-            if entry.type == FileType.FILE and entry.symlink_target is None:
-                _, _, name = entry.path.partition("/artifacts/")
+            _, _, name = entry.path.partition("/artifacts/")
+            if entry.symlink_target is not None:
+                yield name, NOT_REGULAR
+            elif entry.type == FileType.FILE:
                 yield name, entry.size
 
     def read(self, path: str, longest: int) -> bytes | None:

@@ -7,7 +7,6 @@ no provider is configured. Our own pool service answers the same contract.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
+from providers import slices
 from providers.base import ARGUMENTS, ARTIFACTS, Health, SandboxProvider
 from providers.errors import (
     BlockedByPolicy,
@@ -213,9 +213,9 @@ def _language(job: Job) -> str:
 
 def _artifact(told: Any) -> ArtifactFile:
     try:
-        content = base64.b64decode(told["content_b64"], validate=True)
+        content = slices.decoded(told["content_b64"])
         return ArtifactFile(str(told["name"]), str(told["mime_type"]), content)
-    except (TypeError, KeyError, ValueError, binascii.Error):
+    except (AttributeError, TypeError, KeyError, ValueError):
         raise _unclear("RAGFlow's executor answered with an artifact that is none.") from None
 
 

@@ -8,15 +8,22 @@ looked at: so each folder is entered from the one above it, and what was opened 
 import os
 import stat
 
+from .names import Omissions, escape, problem, too_large, too_many
+
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     # Size, time of the last change in nanoseconds, inode.
     Mark = tuple[int, int, int]
+    # What there was, and what could not be looked at.
+    Look = tuple[dict[str, Mark], list[list[str]]]
 
-DEPTH_LIMIT = 4
+# How deep a file may lie, how deep it is looked for those that lie deeper, and at how many entries.
+DEPTH_LIMIT, LOOK_LIMIT = 4, 16
 SCAN_LIMIT = 2000
+# Of all names together: they stand in the header of an answer.
+NAMES_BYTES = 64 * 1024
 
 
 def collect(
@@ -24,25 +31,28 @@ def collect(
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     """The regular files below `root` as (relative name, content), and what was left out and why.
 
-    When there is nothing in it, `root` is removed: that is the quickest way to know.
+    Names are as `names.escape` has them. When there is nothing in it, `root` is removed: that is
+    the quickest way to know.
     """
     try:
         os.rmdir(root)
         return [], []
     except OSError:
-        return _collect(root, limits, {})
+        return _collect(root, limits, ({}, []))
 
 
-def look(root: str) -> "dict[str, Mark]":
+def look(root: str) -> "Look":
     """What is below `root` now, for `collect_new` to compare with."""
     marks: "dict[str, Mark]" = {}
-    for name, _, status in _walk(root, []):
+    unseen = Omissions()
+    for name, _, status in _walk(root, unseen):
         marks[name] = _mark(status)
-    return marks
+    # That there is too much is said again: something new may be among it.
+    return marks, [entry for entry in unseen.entries if entry[0]]
 
 
 def collect_new(
-    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
+    root: str, limits: "dict[str, int]", before: "Look"
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
     """The same as `collect` of what was added or changed since `before`. Nothing is removed."""
     return _collect(root, limits, before)
@@ -53,27 +63,43 @@ def _mark(status: os.stat_result) -> "Mark":
 
 
 def _collect(
-    root: str, limits: "dict[str, int]", before: "dict[str, Mark]"
+    root: str, limits: "dict[str, int]", before: "Look"
 ) -> "tuple[list[tuple[str, bytes]], list[list[str]]]":
+    marks, known = before
     found: "list[tuple[str, bytes]]" = []
-    skipped: "list[list[str]]" = []
-    room = limits["artifacts_total_bytes"]
-    for name, folder, status in _walk(root, skipped):
-        if before.get(name) == _mark(status):
+    skipped, unseen = Omissions(), Omissions()
+    room, names = limits["artifacts_total_bytes"], NAMES_BYTES
+    for name, folder, status in _walk(root, unseen):
+        if marks.get(name) == _mark(status):
             continue
-        if len(found) >= limits["artifact_count"]:
-            _skip(skipped, name, "too many files")
-            continue
-        content = _read(name.rpartition("/")[2], folder, min(limits["artifact_bytes"], room))
+        text = escape(name)
+        content: "bytes | str" = _kind_problem(name, status) or problem(text)
+        if not content and len(found) >= limits["artifact_count"]:
+            content = too_many(limits["artifact_count"])
+        if not content and len(text.encode()) > names:
+            content = "the names are too long together"
+        if not content:
+            content = _read(name.rpartition("/")[2], folder, limits, room)
         if isinstance(content, str):
-            _skip(skipped, name, content)
+            skipped.add(text, content)
             continue
         room -= len(content)
-        found.append((name, content))
-    return found, skipped
+        names -= len(text.encode())
+        found.append((text, content))
+    skipped.add_claimed([entry for entry in unseen.entries if entry not in known])
+    return found, skipped.entries
 
 
-def _walk(root: str, skipped: "list[list[str]]") -> "Iterator[tuple[str, int, os.stat_result]]":
+def _kind_problem(name: str, status: os.stat_result) -> str:
+    """Why this is nothing that can be kept, "" where it is a file that lies where one may."""
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link: none is followed"
+    if name.count("/") > DEPTH_LIMIT:
+        return f"too deep: at most {DEPTH_LIMIT} folders lie above a file that is kept"
+    return "" if stat.S_ISREG(status.st_mode) else "not a regular file"
+
+
+def _walk(root: str, skipped: Omissions) -> "Iterator[tuple[str, int, os.stat_result]]":
     """Everything below `root` but folders that are entered: name, its open folder, its status."""
     folders: "list[list[str]]" = [[]]
     scanned = 0
@@ -85,35 +111,32 @@ def _walk(root: str, skipped: "list[list[str]]") -> "Iterator[tuple[str, int, os
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            _skip(skipped, prefix, "unreadable")
+            skipped.add(escape(prefix), "unreadable")
             continue
         try:
             try:
                 names = _names(folder)
             except OSError:
-                _skip(skipped, prefix, "unreadable")
+                skipped.add(escape(prefix), "unreadable")
                 names = []
             for name in names:
                 scanned += 1
-                if not _is_plain(name):
-                    _skip(skipped, prefix, "name is not plain text")
-                    continue
                 try:
                     status = os.lstat(name, dir_fd=folder)
                 except FileNotFoundError:
                     continue
                 except OSError:
                     # Of a folder that may be read and not entered, nothing can be looked at.
-                    _skip(skipped, prefix + name, "unreadable")
+                    skipped.add(escape(prefix + name), "unreadable")
                     continue
-                if stat.S_ISDIR(status.st_mode) and len(path) < DEPTH_LIMIT:
+                if stat.S_ISDIR(status.st_mode) and len(path) < LOOK_LIMIT:
                     folders.append([*path, name])
                 else:
                     yield prefix + name, folder, status
         finally:
             os.close(folder)
     if scanned > SCAN_LIMIT:
-        _skip(skipped, "", "too many entries")
+        skipped.add("", f"too many entries: {SCAN_LIMIT} were looked at")
 
 
 def _open_folder(path: "list[str]") -> int:
@@ -140,11 +163,6 @@ def _open_folder(path: "list[str]") -> int:
     return above
 
 
-def _skip(skipped: "list[list[str]]", name: str, reason: str) -> None:
-    if len(skipped) < 50:
-        skipped.append([name[:200], reason])
-
-
 def _names(folder: int) -> "list[str]":
     names = []
     with os.scandir(folder) as entries:
@@ -155,15 +173,10 @@ def _names(folder: int) -> "list[str]":
     return sorted(names)
 
 
-def _is_plain(name: str) -> bool:
-    try:
-        return name.isprintable() and bool(name.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _read(name: str, folder: int, bound: int) -> "bytes | str":
-    """The content, or the reason why it is left out."""
+def _read(name: str, folder: int, limits: "dict[str, int]", left: int) -> "bytes | str":
+    """The content, or the reason why it is left out. `left` is what all files may still have."""
+    most = limits["artifact_bytes"]
+    bound = min(most, left)
     try:
         if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
             return "not a regular file"
@@ -171,7 +184,8 @@ def _read(name: str, folder: int, bound: int) -> "bytes | str":
     except OSError:
         return "unreadable"
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        opened = os.fstat(fd)
+        if not stat.S_ISREG(opened.st_mode):
             return "not a regular file"
         chunks: "list[bytes]" = []
         room = bound + 1
@@ -181,6 +195,8 @@ def _read(name: str, folder: int, bound: int) -> "bytes | str":
                 return b"".join(chunks)
             chunks.append(chunk)
             room -= len(chunk)
-        return "too large"
+        if bound == most or opened.st_size > most:
+            return too_large(most)
+        return too_large(limits["artifacts_total_bytes"], "files")
     finally:
         os.close(fd)

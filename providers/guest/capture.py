@@ -2,12 +2,16 @@
 
 import os
 
+from .names import Omissions, too_large, too_many
+
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     from typing import Callable
 
 # Longest name and most representations of one rich output.
 MIME_LIMIT, BUNDLE_LIMIT = 100, 12
+# Of all representations' names together: they stand in the header of an answer.
+NAMES_BYTES = 32 * 1024
 # How many turns between stdout and stderr are told.
 ORDER_LIMIT = 1000
 STDOUT, STDERR = 1, 2
@@ -91,23 +95,42 @@ class Capture:
 
 
 class Bundles:
-    """The rich outputs of a run, as far as its limits allow; the others are counted."""
+    """The rich outputs of a run, as far as its limits allow, and what was left out of them."""
 
     def __init__(self, limits: "dict[str, int]") -> None:
         self.kept: "list[dict[str, bytes]]" = []
-        self.skipped = 0
-        self._room = limits["rich_output_bytes"]
+        self.skipped = Omissions()
+        self._number = 0
+        self._room = self._most = limits["rich_output_bytes"]
         self._count = limits["rich_output_count"]
+        self._names = NAMES_BYTES
 
-    def add(self, parts: "dict[str, bytes]") -> bool:
-        """Whether it was kept."""
-        size = sum(map(len, parts.values()))
-        named = 0 < len(parts) <= BUNDLE_LIMIT and all(
-            len(mime) <= MIME_LIMIT and mime.isascii() for mime in parts
-        )
-        if not named or len(self.kept) >= self._count or size > self._room:
-            self.skipped += 1
+    def add(self, parts: "dict[str, bytes]", header: "dict[str, object]") -> bool:
+        """Whether it was kept. `header` says what was left out of it: `cut`, as [what, why]."""
+        self._number += 1
+        name = f"output {self._number}"
+        self.skipped.add_claimed(header.get("cut"), name)
+        reason = self._problem(parts)
+        if reason:
+            self.skipped.add(name, reason)
             return False
-        self._room -= size
+        self._room -= sum(map(len, parts.values()))
+        self._names -= sum(map(len, parts))
         self.kept.append(parts)
         return True
+
+    def _problem(self, parts: "dict[str, bytes]") -> str:
+        if not parts:
+            # It was too large to be sent here at all.
+            return too_large(self._most, "outputs")
+        if len(parts) > BUNDLE_LIMIT:
+            return too_many(BUNDLE_LIMIT, "representations")
+        if not all(len(mime) <= MIME_LIMIT and mime.isascii() for mime in parts):
+            return "the name of a representation is no MIME type"
+        if len(self.kept) >= self._count:
+            return too_many(self._count, "outputs")
+        if sum(map(len, parts.values())) > self._room:
+            return too_large(self._most, "outputs")
+        if sum(map(len, parts)) > self._names:
+            return "the names of the representations are too long together"
+        return ""

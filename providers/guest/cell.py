@@ -137,7 +137,7 @@ class Cell:
             if self.interrupted or self.timed_out:
                 self._context.signal()
         elif kind == "output":
-            if self.outputs.add(parts) and self.operation.streams:
+            if self.outputs.add(parts, header) and self.operation.streams:
                 self._events.append(("output", list(parts.items())))
                 self._pass_on()
         elif kind == "call":

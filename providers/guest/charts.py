@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Of more there is the picture alone.
 MOST_POINTS = 20_000
+# Of a value that is no number and no text of its own.
+MOST_CHARACTERS = 1000
 _UNIT = re.compile(r"\s\(([^()]*)\)|\[([^\[\]]*)\]")
 _NUMBERED = re.compile(r"_(?:child|container)(\d+)")
 # What box plots mark the mean with, which is no value.
@@ -161,7 +163,23 @@ def _value(axis: "Any", number: "Any") -> object:
 
 
 def plain(value: "Any") -> object:
-    """A number, a date or a text of any library, as JSON has it."""
+    """A number, a date or a text of any library, as JSON has it. Never raises an Exception."""
+    try:
+        return _plain(value)
+    except Exception:
+        return text(value)
+
+
+def text(value: "Any") -> str:
+    """What a value says of itself, cut where that is long."""
+    try:
+        said = str(value)
+    except Exception:
+        said = f"<{type(value).__name__}>"
+    return said if len(said) <= MOST_CHARACTERS else f"{said[: MOST_CHARACTERS - 1]}…"
+
+
+def _plain(value: "Any") -> object:
     if hasattr(value, "astype") and str(getattr(value, "dtype", "")).startswith("datetime64"):
         return str(value.astype("datetime64[s]"))
     if hasattr(value, "isoformat"):
@@ -173,7 +191,7 @@ def plain(value: "Any") -> object:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        return str(value)
+        return text(value)
     return number if math.isfinite(number) else None
 
 

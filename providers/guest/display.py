@@ -56,20 +56,18 @@ class Outputs:
         """Show values richly: the builtin `display` of every program."""
         for value in values:
             bundle = {**self._represent(value), **_as_data(LISTED, _listed, value)}
-            bundle["text/plain"] = _plain(value)
-            self._send(bundle)
+            self._send(bundle, value)
 
     def show_if_rich(self, value: object) -> None:
         """Show a value that has more to show than its repr()."""
         bundle = self._represent(value)
         if bundle:
-            bundle["text/plain"] = _plain(value)
-            self._send(bundle)
+            self._send(bundle, value)
 
     def show_figures(self) -> None:
         """Show every open figure and close it, as `plt.show()` does in a notebook."""
         for figure in plots.open_figures():
-            self._send({**_drawn(figure), "text/plain": _plain(figure)})
+            self._send(_drawn(figure), figure)
         plots.close_figures()
 
     def finish(self) -> None:
@@ -77,7 +75,7 @@ class Outputs:
         try:
             for figure in plots.open_figures():
                 if not any(figure is shown for shown in self._shown):
-                    self._send({**_drawn(figure), "text/plain": _plain(figure)})
+                    self._send(_drawn(figure), figure)
         except Exception as error:
             _complain("an open figure cannot be shown", error)
 
@@ -118,15 +116,22 @@ class Outputs:
                     _complain(f"{type(value).__name__} as {mime}", error)
         return {**encoded, **_as_data(COLUMNS, _columns_of, value)}
 
-    def _send(self, bundle: "dict[str, bytes]") -> None:
+    def _send(self, bundle: "dict[str, bytes]", value: object) -> None:
+        """Send what a value shows, with its repr(), and what had to be left out of it."""
+        text, cut = _plain(value), []
+        if len(text) > TEXT_LIMIT:
+            text = text[:TEXT_LIMIT]
+            cut.append(["text/plain", f"cut: the first {TEXT_LIMIT} characters are kept"])
+        bundle["text/plain"] = text.encode(errors="replace")
         size = sum(map(len, bundle.values()))
         for mime in (CHART, COLUMNS, LISTED):
-            if size > self.room:
-                size -= len(bundle.pop(mime, b""))
-        # An empty one is counted as left out.
+            if size > self.room and mime in bundle:
+                size -= len(bundle.pop(mime))
+                cut.append([mime, "too large beside the others"])
+        # One that is empty says that it was too large.
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0
-        self.report(wire.pack({"type": "output", **self.mark}, parts))
+        self.report(wire.pack({"type": "output", "cut": cut if parts else [], **self.mark}, parts))
 
 
 def _drawn(figure: "Any") -> "dict[str, bytes]":
@@ -170,7 +175,7 @@ def encode(mime: str, data: object) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if mime == "application/json" or mime.endswith("+json"):
-        return wire.dumps(data).encode(errors="replace")
+        return wire.dumps_value(data).encode(errors="replace")
     if not isinstance(data, str):
         raise TypeError(f"a {type(data).__name__} is neither text nor bytes")
     if mime.startswith("text/") or mime.endswith(("+xml", "/xml", "/javascript")):
@@ -195,11 +200,11 @@ def _call(value: object, name: str, **options: object) -> object:
     return data[0] if isinstance(data, tuple) and data else data
 
 
-def _plain(value: object) -> bytes:
+def _plain(value: object) -> str:
     try:
-        return repr(value)[:TEXT_LIMIT].encode(errors="replace")
+        return repr(value)
     except Exception as error:
-        return f"<{type(value).__name__}, whose repr() fails: {error!r}>".encode(errors="replace")
+        return f"<{type(value).__name__}, whose repr() fails: {error!r}>"
 
 
 def _complain(what: str, error: BaseException) -> None:

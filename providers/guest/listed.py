@@ -17,12 +17,14 @@ def as_json(value: "list[Any] | dict[Any, Any]") -> "Any":
 
     Raises TypeError for one with what has no JSON, and ValueError for too many values.
     """
-    return _Plain().of(value)
+    return Plain().of(value)
 
 
-class _Plain:
-    def __init__(self) -> None:
-        self._left = MOST_VALUES
+class Plain:
+    """Makes JSON of values, of so many together."""
+
+    def __init__(self, left: int = MOST_VALUES) -> None:
+        self._left = left
 
     def _take(self, count: int) -> None:
         self._left -= count
@@ -30,6 +32,7 @@ class _Plain:
             raise ValueError("too many values")
 
     def of(self, value: "Any") -> object:
+        """Raises as `as_json` does."""
         self._take(1)
         if value is None or isinstance(value, (bool, str)):
             return value

@@ -96,14 +96,15 @@ async function load (code, isModule, named) {
   return module.exports?.__main__
 }
 
-function toJson (value) {
+// What is no finite number becomes null, or is refused where `isStrict`.
+function toJson (value, isStrict = true) {
   const refuseNaN = (_, item) => {
     if (typeof item === 'number' && !Number.isFinite(item)) {
       throw new TypeError(`${item} is not JSON`)
     }
     return item
   }
-  const text = JSON.stringify(value === undefined ? null : value, refuseNaN)
+  const text = JSON.stringify(value === undefined ? null : value, isStrict ? refuseNaN : undefined)
   if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`)
   // JSON.stringify escapes nothing beyond control characters but lone surrogates.
   if (/(^|[^\\])(\\\\)*\\ud[89a-f]/.test(text)) throw new TypeError('a string in it is not valid Unicode')
@@ -113,7 +114,7 @@ function toJson (value) {
 function encode (value, limit) {
   let encoded
   try {
-    encoded = toJson(value)
+    encoded = toJson(value, false)
   } catch (error) {
     throw new ProgramError(`main() returned a value that is not JSON: ${error.message}`)
   }

@@ -217,7 +217,7 @@ def _await(awaitable: object) -> object:
 
 def _encode(value: object) -> bytes:
     try:
-        return wire.dumps(value).encode()
+        return wire.dumps_value(value).encode()
     except RecursionError:
         problem = "it is nested too deeply"
     except UnicodeEncodeError:

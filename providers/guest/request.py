@@ -139,7 +139,7 @@ class Run:
         try:
             for header, parts in self._reports.feed(data):
                 if header.get("type") == "output":
-                    if self.outputs.add(parts) and self._stream is not None:
+                    if self.outputs.add(parts, header) and self._stream is not None:
                         self._stream.send("output", list(parts.items()))
                 elif header.get("type") == "advice":
                     self._keep_remarks(header.get("remarks"))
@@ -228,7 +228,7 @@ def outcome(
         "order": run.order.entries,
         "order_cut": run.order.is_cut,
         "artifacts_skipped": skipped,
-        "outputs_skipped": run.outputs.skipped,
+        "outputs_skipped": run.outputs.skipped.entries,
         "remarks": run.remarks,
         "remarks_dropped": run.remarks_dropped,
         "seconds": seconds,

@@ -61,6 +61,40 @@ else:
         return "".join(encode(value, 0))
 
 
+def dumps_value(value: object) -> str:
+    """As `dumps`, of a value that code made: NaN and infinities are null, as JavaScript has it."""
+    try:
+        return dumps(value)
+    except ValueError:
+        return dumps(_finite(value, []))
+
+
+def _finite(value: object, above: "list[int]") -> object:
+    """A copy with null for each number that JSON has not."""
+    if isinstance(value, float):
+        return value if _is_finite(value) else None
+    if not isinstance(value, (list, tuple, dict)):
+        return value
+    if id(value) in above:
+        raise ValueError("Circular reference detected")
+    below = [*above, id(value)]
+    if isinstance(value, dict):
+        return {_finite_key(key): _finite(each, below) for key, each in value.items()}
+    return [_finite(each, below) for each in value]
+
+
+def _finite_key(key: object) -> object:
+    if isinstance(key, float) and not _is_finite(key):
+        return "NaN" if key != key else "Infinity" if key > 0 else "-Infinity"
+    return key
+
+
+def _is_finite(number: float) -> bool:
+    # Without `math`, and without the warnings of numpy's numbers.
+    plain = float(number)
+    return plain - plain == 0
+
+
 def _refuse(value: object) -> object:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 

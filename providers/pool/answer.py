@@ -7,13 +7,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import note
 from providers.pool import claims
 from providers.pool.cgroup import Evidence
 from providers.pool.channel import Frame
 from providers.pool.observing import observed
 from providers.pool.outputs import read_outputs
-from providers.values import ArtifactFile, ExecutionResult, RunLimits
+from providers.values import (
+    ARTIFACTS_SKIPPED,
+    OUTPUTS_SKIPPED,
+    ArtifactFile,
+    ExecutionResult,
+    RunLimits,
+    note_omissions,
+)
 
 
 def read_answer(
@@ -37,10 +45,9 @@ def read_answer(
     metadata["cpu_seconds"] = (
         claimed_time if evidence.cpu_seconds is None else round(evidence.cpu_seconds, 6)
     )
-    if skipped := claims.skipped_files(header.get("artifacts_skipped")):
-        metadata["artifacts_skipped"] = skipped
-    if left_out := claims.measured(header.get("outputs_skipped")):
-        metadata["outputs_skipped"] = left_out
+    files_skipped, outputs_skipped = Omissions(), Omissions()
+    files_skipped.add_claimed(header.get(ARTIFACTS_SKIPPED))
+    outputs_skipped.add_claimed(header.get(OUTPUTS_SKIPPED))
     if (remarks := claims.remarks(header.get("remarks"))) is not None:
         metadata["advice"] = remarks
     if dropped := claims.measured(header.get("remarks_dropped")):
@@ -59,10 +66,12 @@ def read_answer(
         stderr_truncated=header.get("stderr_truncated") is True or len(stderr) > bound,
         timed_out=timed_out,
         out_of_memory=out_of_memory,
-        outputs=read_outputs(parts, limits),
-        artifacts=_artifacts(parts, limits),
+        outputs=read_outputs(parts, limits, outputs_skipped),
+        artifacts=_artifacts(parts, limits, files_skipped),
         output_order=claims.order(header),
     )
+    note_omissions(metadata, ARTIFACTS_SKIPPED, files_skipped)
+    note_omissions(metadata, OUTPUTS_SKIPPED, outputs_skipped)
     if "result" in parts and exit_code == 0:
         try:
             if len(parts["result"]) > limits.result_bytes:
@@ -75,16 +84,23 @@ def read_answer(
     return result
 
 
-def _artifacts(parts: Mapping[str, bytes], limits: RunLimits) -> list[ArtifactFile]:
+def _artifacts(
+    parts: Mapping[str, bytes], limits: RunLimits, skipped: Omissions
+) -> list[ArtifactFile]:
     """The claimed artifacts that keep to the limits. A name is only a name: no path comes of it."""
     found: list[ArtifactFile] = []
     room = limits.artifacts_total_bytes
     for part, content in parts.items():
         name = part.removeprefix("artifact:")
-        safe = name.isprintable() and ".." not in name.split("/") and not name.startswith("/")
-        if part == name or not safe or not 0 < len(name) <= 500:
+        if part == name:
             continue
-        if len(found) >= limits.artifact_count or len(content) > min(limits.artifact_bytes, room):
+        reason = problem(name)
+        if not reason and len(found) >= limits.artifact_count:
+            reason = too_many(limits.artifact_count)
+        if not reason and len(content) > min(limits.artifact_bytes, room):
+            reason = too_large(limits.artifact_bytes)
+        if reason:
+            skipped.add(name, reason)
             continue
         room -= len(content)
         mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"

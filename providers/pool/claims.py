@@ -67,14 +67,3 @@ def order(header: Mapping[str, object]) -> list[list[int]] | None:
         for piece in claimed
     )
     return claimed if is_order else None
-
-
-def skipped_files(claimed: object) -> list[list[str]]:
-    """The [name, reason] pairs of what was not taken, as far as they are that."""
-    return [
-        [entry[0][:200], entry[1][:200]]
-        for entry in (claimed[:50] if isinstance(claimed, list) else [])
-        if isinstance(entry, list)
-        and len(entry) == 2
-        and all(isinstance(text, str) and text.isprintable() for text in entry)
-    ]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from providers.guest.names import Omissions, too_large, too_many
 from providers.json_values import check
 from providers.pool.claims import parse_json, readable
 from providers.values import RunLimits
@@ -19,24 +20,36 @@ _PART = re.compile(
 )
 
 
-def read_outputs(parts: Mapping[str, bytes], limits: RunLimits) -> list[dict[str, Any]]:
+def read_outputs(
+    parts: Mapping[str, bytes], limits: RunLimits, skipped: Omissions | None = None
+) -> list[dict[str, Any]]:
     """The claimed outputs that are well formed and within the limits, in their order. What is JSON
-    has MOST_VALUES together; a part with more is left out."""
+    has MOST_VALUES together; a part with more is left out. `skipped` is told what is left out."""
     bundles: dict[int, dict[str, Any]] = {}
     room, values = limits.rich_output_bytes, MOST_VALUES
+    noted = Omissions() if skipped is None else skipped
     for part, content in parts.items():
+        if not part.startswith("output:"):
+            continue
         match = _PART.fullmatch(part)
-        if match is None or len(content) > room:
+        if match is None:
+            noted.add(part, "its name is no MIME type")
             continue
         number, mime = int(match[1]), match[2]
+        name = f"output {number + 1}: {mime}"
+        if len(content) > room:
+            noted.add(name, too_large(limits.rich_output_bytes, "outputs"))
+            continue
         if number not in bundles and len(bundles) >= limits.rich_output_count:
+            noted.add(name, too_many(limits.rich_output_count, "outputs"))
             continue
         try:
             if _is_json(mime):
                 # Before any is made.
                 values -= check(content, values, len(content))
             data = _decode(mime, content)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            noted.add(name, f"it cannot be read: {error}")
             continue
         room -= len(content)
         bundles.setdefault(number, {})[mime] = data

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from providers.errors import InvalidConfiguration
 from providers.guest import wire
+from providers.guest.names import problem
 from providers.languages import RESERVED_NAMES, language_of, normalize_language
 from providers.pool.launcher import Launcher
 from providers.pool.template import Template
@@ -134,12 +135,9 @@ def _refuse_environment() -> NoReturn:
 
 def _check_path(path: str) -> None:
     """Only below the workspace, which matters most where nothing else confines the program."""
-    first, *rest = path.split("/")
-    if any(part in ("", ".", "..") for part in (first, *rest)) or "\0" in path:
-        raise InvalidConfiguration(
-            f"files: {path!r} is no path below the workspace.", field="files"
-        )
-    if first in RESERVED_NAMES or path == "artifacts":
+    if reason := problem(path):
+        raise InvalidConfiguration(f"files: {path!r}: {reason}.", field="files")
+    if path.split("/")[0] in RESERVED_NAMES or path == "artifacts":
         raise InvalidConfiguration(f"files: {path!r} is taken.", field="files")
 
 

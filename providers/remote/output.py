@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from providers.guest.names import Omissions, too_large, too_many
 from providers.values import Emit, Event, RunLimits, Stream
 
 _ENVELOPE_BYTES = 1024
@@ -21,6 +22,8 @@ class Output:
         self._limits = limits
         self._emit = emit
         self.outputs: list[dict[str, Any]] = []
+        self.skipped = Omissions()
+        self._shown = 0
         self._rich_left = limits.rich_output_bytes
         self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
         self._left: dict[Stream, int] = {
@@ -64,10 +67,16 @@ class Output:
 
     def show(self, bundle: dict[str, Any]) -> None:
         """A rich output, a map from MIME type to value. One too many or too large is dropped."""
-        if self._closed or not bundle or len(self.outputs) >= self._limits.rich_output_count:
+        if self._closed or not bundle:
+            return
+        self._shown += 1
+        name = f"output {self._shown}"
+        if len(self.outputs) >= self._limits.rich_output_count:
+            self.skipped.add(name, too_many(self._limits.rich_output_count, "outputs"))
             return
         size = sum(len(str(value).encode("utf-8", "replace")) for value in bundle.values())
         if size > self._rich_left:
+            self.skipped.add(name, too_large(self._limits.rich_output_bytes, "outputs"))
             return
         self._rich_left -= size
         self.outputs.append(bundle)

@@ -35,13 +35,9 @@ _CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
 
 _JAVASCRIPT_CALL = """
 ;%(await)s(() => {
-  const finite = (_, item) => {
-    if (typeof item === 'number' && !Number.isFinite(item)) throw new TypeError(`${item} is not JSON`)
-    return item
-  }
   const end = (text) => console.log(%(mark)s + text + %(mark)s)
   const finish = (value) => {
-    const text = JSON.stringify(value === undefined ? null : value, finite)
+    const text = JSON.stringify(value === undefined ? null : value)
     if (text === undefined) throw new TypeError(`main() returned a ${typeof value}, which is not JSON`)
     end(`{"exit_code": 0, "result": ${text}}`)
   }

@@ -6,7 +6,7 @@ from typing import Any
 
 from providers.remote.output import Output
 from providers.remote.programs import Program
-from providers.values import ExecutionResult
+from providers.values import OUTPUTS_SKIPPED, ExecutionResult, note_omissions
 
 
 def result_of(
@@ -39,5 +39,6 @@ def result_of(
         result=ended["result"] if ended is not None and has_result else None,
         outputs=list(output.outputs),
     )
+    note_omissions(result.metadata, OUTPUTS_SKIPPED, output.skipped)
     output.close()
     return result

@@ -91,7 +91,8 @@ class Machine(ABC):
         """[ARTIFACTS] Make the folder `artifacts` in the workspace."""
 
     def artifacts(self) -> Iterable[tuple[str, int]]:
-        """[ARTIFACTS] Names of the regular files below `artifacts`, relative to it, and sizes."""
+        """[ARTIFACTS] Names of what is below `artifacts` but folders, relative to it, and sizes in
+        bytes: `collected.NOT_REGULAR` for what is no regular file."""
         return ()
 
     def read(self, path: str, longest: int) -> bytes | None:

@@ -109,6 +109,13 @@ def test_no_spreadsheet_finds_a_formula(text: str) -> None:
     assert json.loads(line)["stdout"] == text
 
 
+def test_a_row_is_one_line_to_every_reader_of_lines() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    make_rows(1, stdout=text)
+    (line,) = exported("jsonl", bodies=True).decode().splitlines()
+    assert json.loads(line)["stdout"] == text
+
+
 def test_no_text_leaves_its_cell() -> None:
     """Where the list separator is a semicolon, an unquoted one would start another cell."""
     make_rows(1, stdout='a;=1+1,=1+1\n=1+1"', subject=";=1+1")

@@ -141,6 +141,17 @@ def test_arguments_artifacts_and_the_record(here: Path, capfd: pytest.CaptureFix
     assert main(check) == 2
 
 
+def test_what_was_left_out_is_told_beside_the_output(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = "import os\nos.symlink('x', 'artifacts/a\\x1b')\nfor n in range(21): display(n)"
+    assert main(["run", "-c", code]) == 0
+    assert capfd.readouterr().err.splitlines() == [
+        "cofferdam: a\\x1b was left out: a symbolic link: none is followed",
+        "cofferdam: output 21 was left out: too many outputs: at most 20 are kept",
+    ]
+
+
 def test_what_is_left_to_run_is_followed_and_found(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

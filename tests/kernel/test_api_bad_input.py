@@ -168,6 +168,8 @@ def test_code_over_a_mebibyte_is_refused(code: str, alice: Caller) -> None:
         ("files[0]", ["x"]),
         ("files[0].mode", [{**text_file("a"), "mode": 7}]),
         ("files[0].path", [{"content_base64": ""}]),
+        ("files[0].path", [text_file("a\nb")]),
+        ("files[0].path", [text_file("a\x85")]),
         ("files[0].content_base64", [{"path": "a"}]),
         ("files[0].path", [text_file(5)]),
         ("files[0].path", [text_file("")]),
@@ -256,3 +258,10 @@ def test_what_is_allowed_to_the_edge_is_allowed(settings: Any) -> None:
 
     assert request.timeout == 300.0
     assert request.files == (InputFile("a/b/c/d/e/f/g/h/i/j", b"x"),)
+
+
+def test_base64_that_is_none_is_told_by_its_first_wrong_character(alice: Caller) -> None:
+    files = [text_file("a", "aGk=\naG k=")]
+    answer = alice.client.post(PATH, {"code": "print(1)", "files": files})
+    assert_refused(answer, "files[0].content_base64")
+    assert "character 8 is ' '" in answer.json()["error"]["message"]

@@ -28,6 +28,8 @@ SHAPE = {
     "exit_code": (int, type(None)),
     "outputs": list,
     "artifacts": list,
+    "artifacts_skipped": list,
+    "outputs_skipped": list,
     "error": (dict, type(None)),
     "hops": list,
     "cost": (str, type(None)),

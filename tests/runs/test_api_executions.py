@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
 from uuid import uuid4
 
@@ -162,6 +163,17 @@ def test_input_files_are_there_when_the_code_runs(local_active: None, alice: Cal
     )
 
     assert run(alice, code, files=files).json()["stdout"] == "True 0\n"
+
+
+@pytest.mark.parametrize("size", [100, 2 * 1024 * 1024])
+def test_an_input_file_may_come_as_base64_with_line_breaks(
+    local_active: None, alice: Caller, size: int
+) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    lines = base64.encodebytes(content).decode().replace("\n", "\r\n")
+    code = "import hashlib\nprint(hashlib.sha256(open('in', 'rb').read()).hexdigest())"
+    answer = run(alice, code, files=[{"path": "in", "content_base64": lines}]).json()
+    assert answer["stdout"].strip() == hashlib.sha256(content).hexdigest()
 
 
 def test_bash_runs(local_active: None, alice: Caller) -> None:

@@ -64,7 +64,12 @@ display("kept")
 
     assert body["outputs"] == [{"text/plain": "'kept'"}]
     assert body["status"] == "succeeded"
-    assert Execution.objects.get(pk=body["id"]).meta["outputs_skipped"] == 1
+    [skipped] = body["outputs_skipped"]
+    assert skipped["name"] == "output 1"
+    assert "nested" in skipped["reason"]
+    assert Execution.objects.get(pk=body["id"]).meta["outputs_skipped"] == [
+        [skipped["name"], skipped["reason"]]
+    ]
 
 
 @pytest.mark.parametrize("own", [{"preload": "wave, colorsys"}], indirect=True)

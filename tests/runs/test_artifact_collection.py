@@ -90,7 +90,7 @@ def test_a_link_is_never_followed(local: Local, target: str) -> None:
     """
     result = local.survive(code)
     assert contents(result) == {"plain": b"plain"}
-    assert skipped(result) == {"loop": "not a regular file"}
+    assert skipped(result) == {"loop": "a symbolic link: none is followed"}
 
 
 def test_a_linked_folder_is_not_entered(bubblewrap: Local) -> None:
@@ -157,7 +157,15 @@ def test_too_many_files_are_cut_off(bubblewrap: Local) -> None:
     code = "for n in range(30): open(f'artifacts/{n:02}', 'w').write(str(n))"
     result = bubblewrap.run(code)
     assert sorted(contents(result)) == [f"{number:02}" for number in range(20)]
-    assert skipped(result) == {f"{number:02}": "too many files" for number in range(20, 30)}
+    reason = "too many files: at most 20 are kept"
+    assert skipped(result) == {f"{number:02}": reason for number in range(20, 30)}
+
+
+def test_of_more_files_than_can_be_named_the_number_is_told(bubblewrap: Local) -> None:
+    result = bubblewrap.run("for n in range(200): open(f'artifacts/{n:03}', 'w').close()")
+    told = result.metadata["artifacts_skipped"]
+    assert [name for name, _ in told] == [*(f"{number:03}" for number in range(20, 70)), ""]
+    assert told[-1] == ["", "and 130 more"]
 
 
 def test_a_flood_of_files_does_not_cost_the_verdict(local: Local) -> None:
@@ -179,19 +187,20 @@ def test_a_file_that_is_too_large_is_left_out(local: Local) -> None:
     """
     result = local.run(code)
     assert {name: len(content) for name, content in contents(result).items()} == {"fits": 10 << 20}
-    assert skipped(result) == {"over": "too large"}
+    assert skipped(result) == {"over": "too large: at most 10485760 bytes are kept"}
 
 
 def test_all_files_together_are_bounded(bubblewrap: Local) -> None:
     code = "for n in 'abc': open(f'artifacts/{n}', 'wb').write(b'x' * (8 << 20))"
     result = bubblewrap.run(code)
     assert sorted(contents(result)) == ["a", "b"]
-    assert skipped(result) == {"c": "too large"}
+    reason = "too large: at most 20971520 bytes are kept of all files together"
+    assert skipped(result) == {"c": reason}
 
 
 def test_a_sparse_file_is_as_large_as_it_says(bubblewrap: Local) -> None:
     result = bubblewrap.run("open('artifacts/sparse', 'wb').truncate(60 << 20)")
-    assert skipped(result) == {"sparse": "too large"}
+    assert skipped(result) == {"sparse": "too large: at most 10485760 bytes are kept"}
 
 
 def test_the_bounds_of_the_request_hold(bubblewrap: Local) -> None:
@@ -199,13 +208,25 @@ def test_the_bounds_of_the_request_hold(bubblewrap: Local) -> None:
     code = "for name, text in (('a', '1234'), ('b', '123'), ('c', '1')): open(f'artifacts/{name}', 'w').write(text)"  # fmt: skip
     result = bubblewrap.run(code, limits=limits)
     assert contents(result) == {"b": b"123"}
-    assert skipped(result) == {"a": "too large", "c": "too many files"}
+    assert skipped(result) == {
+        "a": "too large: at most 3 bytes are kept",
+        "c": "too many files: at most 1 are kept",
+    }
 
 
-@pytest.mark.parametrize("name", [r"a\nb", r"\xff", r"a\x1bb", r"\xed\xa0\x80", r"\x7f", r"\xe2\x80\xae"])  # fmt: skip
+CONTROLS = {
+    r"a\nb": r"a\x0ab", r"\xff": r"\xff", r"a\x1bb": r"a\x1bb", r"\x7f": r"\x7f",
+    r"\xed\xa0\x80": r"\xed\xa0\x80", r"\xc2\x85": r"\xc2\x85", r"\\xff": r"\x5cxff",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "told"), CONTROLS.items())
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_name_that_cannot_be_shown_is_left_out(bubblewrap: Local, name: str, kind: str) -> None:
-    path = f"b'artifacts/{name}'" + (" + b'/inside'" if kind == "folder" else "")
+def test_a_name_that_no_line_may_hold_is_told_with_escapes(
+    bubblewrap: Local, name: str, told: str, kind: str
+) -> None:
+    inside = "/inside" if kind == "folder" else ""
+    path = f"b'artifacts/{name}{inside}'"
     code = f"""
         import os
         os.makedirs(os.path.dirname({path}), exist_ok=True)
@@ -213,12 +234,19 @@ def test_a_name_that_cannot_be_shown_is_left_out(bubblewrap: Local, name: str, k
         open("artifacts/plain", "w").write("plain")
     """
     result = bubblewrap.survive(code)
-    assert contents(result) == {"plain": b"plain"}
-    assert skipped(result) == {"": "name is not plain text"}
+    assert contents(result) == {"plain": b"plain", f"{told}{inside}": b"x"}
+    assert skipped(result) == {}
+
+
+def test_two_names_that_are_not_text_stay_two(local: Local) -> None:
+    code = r"for name in (b'\xff', b'\xfe'): open(b'artifacts/' + name, 'wb').write(name)"
+    assert contents(local.run(code)) == {r"\xff": b"\xff", r"\xfe": b"\xfe"}
 
 
 def test_odd_names_that_are_text_are_kept(local: Local) -> None:
     names = ["é🚢 x.txt", "-rf", "a..b", "...", "%2e%2e", "'\"<b>", "x" * 255, "artifact:x"]
+    # Signs that no one sees, of other spaces, and such as turn text around are data.
+    names += [f"a{sign}b" for sign in "\u3000\u202f\u00a0\u200d\u00ad\ufeff\u202e\u2028\U000e0041"]
     code = f"for name in {names!r}: open('artifacts/' + name, 'w').write('x')"
     assert sorted(contents(local.run(code))) == sorted(names)
 
@@ -234,6 +262,8 @@ def test_deep_folders_are_not_followed_for_ever(bubblewrap: Local) -> None:
     """
     result = bubblewrap.survive(code)
     assert set(contents(result)) == {f"{'d/' * depth}file{depth}" for depth in range(5)}
+    reason = "too deep: at most 4 folders lie above a file that is kept"
+    assert skipped(result) == {f"{'d/' * depth}file{depth}": reason for depth in range(5, 8)}
 
 
 def test_a_file_that_keeps_growing_is_seen_as_it_was_at_the_end(bubblewrap: Local) -> None:

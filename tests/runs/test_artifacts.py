@@ -54,7 +54,8 @@ def test_a_download_is_saved_and_never_shown(scripted: object, alice: Caller) ->
 
     download = fetch(alice, body["id"], "page.html")
 
-    assert download["Content-Disposition"] == 'attachment; filename="page.html"'
+    named = "attachment; filename=\"page.html\"; filename*=UTF-8''page.html"
+    assert download["Content-Disposition"] == named
     assert download["X-Content-Type-Options"] == "nosniff"
     assert "sandbox" in download["Content-Security-Policy"]
     assert download["Content-Type"] == "text/html"
@@ -84,7 +85,18 @@ def test_its_name_never_decides_where_a_file_is_kept(
 
 
 @pytest.mark.parametrize(
-    "name", ["a b.txt", "ü/日本.txt", "50%?#&.txt", 'quo"te.txt', "semi;colon", "x" * 255]
+    "name",
+    [
+        "a b.txt",
+        "\u3000\u202f\u00a0\u200d\u00ad.txt",
+        "\\xff",
+        "\\x5cxff",
+        "ü/日本.txt",
+        "50%?#&.txt",
+        'quo"te.txt',
+        "semi;colon",
+        "x" * 255,
+    ],
 )
 def test_a_file_is_found_under_its_own_name(name: str, scripted: object, alice: Caller) -> None:
     body = leave(alice, (name, "text/plain", b"content"))
@@ -95,6 +107,16 @@ def test_a_file_is_found_under_its_own_name(name: str, scripted: object, alice: 
     assert download["Content-Disposition"].startswith("attachment")
 
 
+def test_a_name_that_turns_text_around_is_saved_without_that(
+    scripted: object, alice: Caller
+) -> None:
+    name = "a\u202egnp.exe"
+    body = leave(alice, (name, "text/plain", b"content"))
+    assert body["artifacts"][0]["name"] == name
+    header = fetch(alice, body["id"], name)["Content-Disposition"]
+    assert header == "attachment; filename=\"a_gnp.exe\"; filename*=UTF-8''a_gnp.exe"
+
+
 HOSTILE = ("a\r\nSet-Cookie: x=1", "nul\0and\ud800", "d/" * 2000 + "end.txt", "")
 
 
@@ -103,10 +125,10 @@ def test_a_hostile_name_is_left_out_and_noted(scripted: object, alice: Caller) -
     assert [artifact["name"] for artifact in body["artifacts"]] == ["good"]
     skipped = Execution.objects.get().meta["artifacts_skipped"]
     assert [reason for _, reason in skipped] == [
-        "the name is not plain text",
-        "the name is not plain text",
-        "the name is too long, or none",
-        "the name is too long, or none",
+        "the name has control characters, or is not UTF-8",
+        "the name has control characters, or is not UTF-8",
+        "the name is too long: at most 512 characters are kept",
+        "it has no name",
     ]
 
 

@@ -153,3 +153,38 @@ def test_data_frames_have_their_columns(charts: dict[str, Any]) -> None:
         "flag": [True, False],
     }
     assert large is None
+
+
+ODD_CELLS = """
+import numpy, pandas
+
+class Odd:
+    def item(self): raise RuntimeError("no item")
+    def __str__(self): return "odd"
+
+frame = pandas.DataFrame({
+    "id": [1, 2, 3],
+    "vec": [numpy.array([0.5, float("nan")]), pandas.Series([1, 2]), numpy.array([])],
+    "odd": [Odd(), b"x", {"a": (1, float("inf"))}],
+    "deep": [numpy.zeros((2, 2), dtype=int), pandas.DataFrame({"x": [1]}), [1, {2}]],
+})
+display(frame)
+display(pandas.DataFrame([[1, 2, 3, 4]], columns=["a", "a", "a.1", 7]))
+display(pandas.DataFrame({"large": [numpy.zeros(30_000), list(range(30_000)), 1]}))
+"""
+
+
+def test_an_odd_cell_loses_no_other_and_two_columns_of_one_name_stay_two() -> None:
+    require("bwrap")
+    require_module("pandas")
+    with WarmPool() as pool:
+        result = pool.run(ODD_CELLS, timeout=60)
+    assert result.stderr == ""
+    cells, named, large = [output[COLUMNS] for output in result.outputs]
+    assert cells["id"] == [1, 2, 3]
+    assert cells["vec"] == [[0.5, None], [1, 2], []]
+    assert cells["odd"] == ["odd", "b'x'", {"a": [1, None]}]
+    assert cells["deep"][0] == [[0, 0], [0, 0]]
+    assert cells["deep"][2] == "[1, {2}]"
+    assert named == {"a": [1], "a.2": [2], "a.1": [3], "7": [4]}
+    assert [len(str(each)) <= 1000 for each in large["large"]] == [True, True, True]

@@ -177,7 +177,9 @@ def test_what_was_displayed_before_the_deadline_is_kept(pool: WarmPool) -> None:
 def test_number_and_size_are_bounded(pool: WarmPool) -> None:
     many = pool.run("for n in range(30): display(n)", rich_output_count=5)
     assert many.outputs == [{"text/plain": str(n)} for n in range(5)]
-    assert many.metadata["outputs_skipped"] == 25
+    assert many.metadata["outputs_skipped"] == [
+        [f"output {n}", "too many outputs: at most 5 are kept"] for n in range(6, 31)
+    ]
     code = """
         class Big:
             def __init__(self, size): self.size = size
@@ -188,7 +190,8 @@ def test_number_and_size_are_bounded(pool: WarmPool) -> None:
     """
     large = pool.run(code, rich_output_bytes=10_000)
     assert [len(output["text/html"]) for output in large.outputs] == [4000, 5000]
-    assert large.metadata["outputs_skipped"] == 2
+    reason = "too large: at most 10000 bytes are kept of all outputs together"
+    assert large.metadata["outputs_skipped"] == [["output 2", reason], ["output 4", reason]]
     assert large.result == "the result is not lost"
 
 

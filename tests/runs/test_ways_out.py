@@ -117,3 +117,21 @@ def test_no_page_shows_a_comment_of_its_template() -> None:
     for path in (ROOT / "templates").rglob("*.html"):
         for line in path.read_text().splitlines():
             assert line.count("{#") == line.count("#}"), path
+
+
+@pytest.mark.parametrize("path", ["/api/v1/executions", "/v1/execute", "/mcp", "/healthz", "/no"])
+def test_a_program_that_names_an_unknown_host_is_told_so_in_the_shape_of_the_api(
+    client: Client, path: str
+) -> None:
+    for host in ("evil.example", "a b", "x" * 300):
+        answer = client.get(path, headers={"host": host})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["field"], answer.json()["id"]) == ("bad_request", "Host", None)
+        assert "ALLOWED_HOSTS" in error["message"]
+        assert host not in error["message"]
+
+
+def test_a_person_who_names_an_unknown_host_gets_a_page(client: Client) -> None:
+    answer = client.get("/admin/login/", headers={"host": "evil.example"})
+    assert (answer.status_code, answer["Content-Type"]) == (400, "text/html; charset=utf-8")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from executions.services.sessions.files import range_of
+from providers.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -132,11 +135,38 @@ def test_a_page_may_end_at_a_name_that_is_no_utf8_or_looks_like_one_that_is_esca
         assert told.status_code == 200, told.content
         seen += [entry["path"] for entry in told.json()["entries"]]
         page = told.json()["next"]
-    assert seen == [name.decode(errors="replace") for name in names]
+    assert seen == [guest_names.escape(os.fsdecode(name)) for name in names]
     listed = alice.client.post(
         "/filesystem.Filesystem/ListDir", {"path": ""}, headers={"E2b-Sandbox-Id": sandbox}
     )
     assert len(listed.json()["entries"]) == len(names)
+
+
+ODD = [b"\xfe", b"\xff", b"a\nb", b"\\xff", "\u3000 \u202e\u200d".encode(), b"50%", b"\\n"]
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_each_file_is_read_moved_and_removed_by_the_name_that_is_told(
+    alice: Caller, bob: Caller, charlie: Caller, is_asleep: bool
+) -> None:
+    session = opened(alice)
+    made = cell(alice, session, f"for name in {ODD}: open(name, 'wb').write(name)")
+    assert made.json()["status"] == "succeeded"
+    if is_asleep:
+        sandbox = session["id"].replace("-", "")
+        assert alice.client.post(f"/sandboxes/{sandbox}/pause", {}).status_code == 204
+    files = f"{URL}/{session['id']}/files"
+    names = [entry["path"] for entry in alice.client.get(files).json()["entries"]]
+    assert sorted(names) == sorted(guest_names.escape(os.fsdecode(name)) for name in ODD)
+    read = [b"".join(got(bob, session, quote(name)).streaming_content) for name in names]
+    assert sorted(read) == sorted(ODD)
+    assert got(charlie, session, quote(names[0])).status_code == 404
+    for number, name in enumerate(names):
+        moved = alice.client.post(f"{files}/move", {"from": name, "to": f"\\xf{number}"})
+        assert (moved.status_code, moved.json()["path"]) == (200, f"\\xf{number}")
+    for number in range(len(names)):
+        assert alice.client.delete(f"{files}?path=%5Cxf{number}").status_code == 204
+    assert alice.client.get(files).json()["entries"] == []
 
 
 def test_an_archive_goes_in_and_comes_out(alice: Caller) -> None:

@@ -74,6 +74,10 @@ class Execution(Shape):
     # Rich outputs, each a map from MIME type to data.
     outputs: list[dict[str, Any]]
     artifacts: list[Artifact]
+    # Files that the code left and that were not kept, and why.
+    artifacts_skipped: list[Omission]
+    # Rich outputs and ends of streams that were not kept, and why.
+    outputs_skipped: list[Omission]
     error: Verdict | None
     # The providers that were tried or passed over, and why.
     hops: list[dict[str, Any]]
@@ -193,6 +197,16 @@ class Observation(Shape):
     # The host, from outside of the sandbox, or the supervisor within it.
     seen_by: Literal["host", "supervisor"]
     count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Omission(Shape):
+    """What code has left or shown, and the answer has not. The last one may say how many more."""
+
+    # Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
+    # A byte that is no text is told as `\xNN`.
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

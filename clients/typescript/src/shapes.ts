@@ -75,6 +75,10 @@ export interface Execution {
   /** Rich outputs, each a map from MIME type to data. */
   outputs: Array<Record<string, unknown>>;
   artifacts: Artifact[];
+  /** Files that the code left and that were not kept, and why. */
+  artifacts_skipped: Omission[];
+  /** Rich outputs and ends of streams that were not kept, and why. */
+  outputs_skipped: Omission[];
   error: Verdict | null;
   /** The providers that were tried or passed over, and why. */
   hops: Array<Record<string, unknown>>;
@@ -189,6 +193,16 @@ export interface Observation {
   /** The host, from outside of the sandbox, or the supervisor within it. */
   seen_by: "host" | "supervisor";
   count: number;
+}
+
+/** What code has left or shown, and the answer has not. The last one may say how many more. */
+export interface Omission {
+  /**
+   * Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
+   * A byte that is no text is told as `\xNN`.
+   */
+  name: string;
+  reason: string;
 }
 
 export interface Policy {

@@ -18,8 +18,8 @@ from executions.models import Blob, Tenant
 from executions.services.away import DatabaseAway
 from executions.services.conversations import Saved
 from executions.services.workspaces.links import Wanted, links
-from executions.text import storable
 from providers.errors import SandboxError
+from providers.guest.names import escape
 
 TAGS = ["Agent Sandbox"]
 
@@ -47,7 +47,7 @@ def file_details(
     urls = links(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
     return [
         {
-            "path": storable(saved.path),
+            "path": escape(saved.path),
             "size_bytes": saved.row.size,
             "mime_type": to.mime_type,
             "download_url": url,
@@ -61,7 +61,7 @@ def _wanted(saved: Saved) -> Wanted:
     name = saved.path.rpartition("/")[2]
     return Wanted(
         cast("Blob", saved.row.blob),
-        storable(name),
+        escape(name),
         mimetypes.guess_type(name)[0] or "application/octet-stream",
     )
 

@@ -38,6 +38,7 @@ from executions.services.shapes import Query
 from executions.services.waiting import Waits
 from executions.text import storable
 from providers.errors import InvalidConfiguration, SandboxError
+from providers.guest.names import escape
 
 # The fields of a form are texts, as those of a query are.
 UPLOAD: Query[Any] = Query(UploadRequest)
@@ -134,7 +135,7 @@ class UploadUrlsView(AgentSandboxView):
         return json_response(
             {
                 "status": status if arrived.paths else "error",
-                "uploaded": [storable(path) for path in arrived.paths],
+                "uploaded": [escape(path) for path in arrived.paths],
                 "errors": failures,
             }
         )
@@ -156,7 +157,7 @@ class ListView(AgentSandboxView):
             {
                 "files": [
                     {
-                        "path": storable(each.path),
+                        "path": escape(each.path),
                         "size_bytes": each.row.size,
                         "mtime": int(each.row.modified),
                     }

@@ -13,6 +13,7 @@ from executions.api.e2b.process_stream import KeptAlive
 from executions.api.streams import NDJSON
 from executions.models import Execution
 from executions.services.live import Entry
+from executions.services.summaries import omission_lines
 
 _FIELDS = {
     "text/plain": "text",
@@ -81,6 +82,9 @@ class CellEvents(KeptAlive):
         else:
             trace = self._trace.decode("utf-8", "replace")
             told += _line({"type": "error", **error_of(execution, trace)})
+        if (execution := said.get("execution")) is not None:
+            left_out = "".join(f"[{line}]\n" for line in omission_lines(execution))
+            told += _text("stderr", left_out.encode())
         return told + _line({"type": "end_of_execution"})
 
     def _errors(self, data: bytes) -> bytes:

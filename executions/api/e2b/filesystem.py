@@ -22,7 +22,7 @@ from executions.services.sessions import files
 from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
 from executions.services.sessions.watching import watching
 from executions.services.waiting import Waits
-from executions.text import storable
+from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
 _TYPES = {
@@ -155,7 +155,7 @@ def detail(entry: FileEntry) -> dict[str, Any]:
         "group": USER,
         "modifiedTime": _moment(entry.modified),
     }
-    return {**told, "symlinkTarget": storable(entry.target)} if entry.type == "symlink" else told
+    return {**told, "symlinkTarget": escape(entry.target)} if entry.type == "symlink" else told
 
 
 def _moment(seconds: float) -> str:

@@ -6,7 +6,7 @@ import posixpath
 
 from executions.api.e2b.errors import Refused, invalid
 from executions.services.workspaces.paths import is_name
-from executions.text import storable
+from providers.guest.names import escape, shorten, unescape
 from providers.pool.template import WORKSPACE
 
 HOME = "/home/user"
@@ -19,6 +19,7 @@ def to_workspace(path: object, field: str = "path") -> str:
     """Relative to the workspace; "" for the home itself. Raises Refused for what lies outside."""
     if not isinstance(path, str) or (path and not is_name(path)):
         raise invalid(f"{field}: Must be a path.")
+    path = unescape(path)
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
     if path.startswith("~"):
@@ -42,11 +43,13 @@ def to_named(path: object, field: str = "path") -> str:
 
 
 def outside(path: str, field: str) -> Refused:
-    return invalid(f"{field}: {storable(path)[:200]!r} lies outside {HOME}, and cannot be reached.")
+    return invalid(
+        f"{field}: {shorten(escape(path))!r} lies outside {HOME}, and cannot be reached."
+    )
 
 
 def shown(path: str) -> str:
-    return f"{HOME}/{storable(path)}" if path else HOME
+    return f"{HOME}/{escape(path)}" if path else HOME
 
 
 def require_user(name: object) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import binascii
 import shlex
-from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +27,7 @@ from executions.services.waiting import Waits
 from executions.text import storable
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
+from providers.slices import decoded
 
 _LOGIN_SHELL = ("-l", "-c")
 _SIGNALS = {"SIGNAL_SIGKILL": "SIGKILL", "SIGNAL_SIGTERM": "SIGTERM", 9: "SIGKILL", 15: "SIGTERM"}
@@ -222,9 +221,9 @@ def _input_of(body: Mapping[str, Any]) -> bytes:
     given = _object(body, "input")
     text = given.get("stdin", given.get("pty"))
     try:
-        return b64decode(text if isinstance(text, str) else "?", validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid("input: Must be base64.") from None
+        return decoded(text if isinstance(text, str) else "?")
+    except ValueError as error:
+        raise invalid(f"input: {error}") from None
 
 
 def _require_process(session: Session, pid: int) -> None:

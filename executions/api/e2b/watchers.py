@@ -22,6 +22,7 @@ from executions.services.live import Entry
 from executions.services.sessions.watching import Watch
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
+from providers.guest.names import escape
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
@@ -36,7 +37,7 @@ _AT_ONCE_BYTES = 256 * 1024
 def event_of(entry: Entry, folder: str, *, is_recursive: bool) -> dict[str, Any] | None:
     """None for what is not told: it lies deeper than was asked for."""
     path = str((entry.said or {}).get("path", ""))
-    name = path.removeprefix(f"{folder}/") if folder else path
+    name = path.removeprefix(f"{escape(folder)}/") if folder else path
     if "/" in name and not is_recursive:
         return None
     return {"name": name, "type": _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")}
@@ -51,8 +52,8 @@ class WatchEvents(KeptAlive):
         self._is_recursive = is_recursive
 
     def line(self, entry: Entry) -> bytes:
-        told = event_of(entry, self._folder, is_recursive=self._is_recursive)
-        return message({"filesystem": told}) if told else b""
+        event = event_of(entry, self._folder, is_recursive=self._is_recursive)
+        return message({"filesystem": event}) if event else b""
 
     def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
         """Raises what ended the watch."""

@@ -15,7 +15,7 @@ from executions.api.mcp.door import Door, Tell
 from executions.models import Execution, Scope
 from executions.services.declared import refuse, shown
 from executions.services.rich_outputs import bundles_of
-from executions.services.summaries import error_of
+from executions.services.summaries import error_of, omissions_of
 from executions.text import from_json
 from providers.slices import json_text
 
@@ -125,6 +125,10 @@ def artifact_uri(execution_id: object, name: str) -> str:
     return f"{execution_uri(execution_id)}/artifacts/{quote(name, safe='')}"
 
 
+_SKIPPED = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"name": _TEXT, "reason": _TEXT}},
+}
 EXECUTION = {
     "properties": {
         "execution_id": _TEXT,
@@ -162,6 +166,14 @@ EXECUTION = {
                     "uri": _TEXT,
                 },
             },
+        },
+        "artifacts_skipped": {
+            **_SKIPPED,
+            "description": "Files that the code left and that were not kept, and why.",
+        },
+        "outputs_skipped": {
+            **_SKIPPED,
+            "description": "Values and ends of streams that were not kept, and why.",
         },
         "context_kept": {
             "type": ["boolean", "null"],
@@ -210,6 +222,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
             }
             for each in artifacts
         ],
+        **omissions_of(execution),
         "context_kept": execution.context_kept,
     }
     links = [

@@ -162,8 +162,8 @@ def _given(text: Any, encoded: Any) -> bytes:
         return text.encode("utf-8", "replace")
     try:
         return decoded(encoded)
-    except ValueError:
-        refuse("content_base64", "Must be base64.")
+    except ValueError as error:
+        refuse("content_base64", str(error))
 
 
 def _all(pieces: Iterator[bytes], length: int) -> Waits[bytes]:

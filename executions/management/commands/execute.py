@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from executions.services.tenants import internal_tenant
 from executions.text import from_json
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
+from providers.slices import json_text
 
 SERVICE_ERROR = 125
 ENDED_BY_US = 124
@@ -54,7 +54,7 @@ class Command(BaseCommand):
                 f"{error.code}: {error.message}", returncode=SERVICE_ERROR
             ) from error
         if options["json"]:
-            self.stdout.write(json.dumps(execution_detail(execution), ensure_ascii=False))
+            self.stdout.write(json_text(execution_detail(execution)))
         else:
             self._print(execution)
         sys.exit(_exit_code(execution))

@@ -23,11 +23,11 @@ from executions.services.workspaces.background import saved_behind
 from executions.services.workspaces.waking import awake
 from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable
+from providers.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
 
 T = TypeVar("T")
 
-MOST_CONTEXTS = 32
 # It sleeps, and nobody has begun to wake it with what it had before.
 _SLEEPS = Q(state=Session.State.ASLEEP, waking_since=None)
 
@@ -130,8 +130,6 @@ def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str
     """Another interpreter of the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
         raise Conflict("id: The session has a context of this id.", field="id")
-    if len(session.contexts) >= MOST_CONTEXTS:
-        refuse("language", f"A session has at most {MOST_CONTEXTS} contexts.")
     made = yield from done_in(
         session,
         lambda kept: kept.contexts.create(wanted.language, wanted.cwd, wanted.id),
@@ -201,5 +199,5 @@ def _context(answer: Any) -> dict[str, Any]:
     return {
         "id": storable(answer.id)[:64],
         "language": storable(str(answer.language))[:32],
-        "cwd": storable(str(answer.cwd))[:512],
+        "cwd": escape(str(answer.cwd))[:512],
     }

@@ -25,8 +25,8 @@ from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionLost, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox
 from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
+from providers.guest.names import escape
 from providers.sandbox import FileChange
 from providers.waiting import within
 from sandbox_site import draining
@@ -85,7 +85,7 @@ class Watch(Relay):
         while self.is_full and self.is_wanted:
             self._left.wait(_LOOK_SECONDS)
         self._seq += 1
-        self.push([Entry(self._seq, change.type, said={"path": storable(change.path)})])
+        self.push([Entry(self._seq, change.type, said={"path": escape(change.path)})])
 
 
 def watching(session: Session, path: str) -> Waits[Watch]:

@@ -16,6 +16,7 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
+from providers.guest import names
 from providers.json_reading import Base64, Bounds, CannotRead, read_bytes, read_text
 from providers.pool.requests import arguments_problem
 from providers.values import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Job, RunLimits
@@ -225,16 +226,15 @@ def _file(value: Any) -> InputFile:
     if not isinstance(value, dict) or not isinstance(value.get("path"), str):
         _refuse("files", "Each must be an object with path and content_base64.")
     path = value["path"]
-    parts = path.split("/")
-    if not path.isprintable() or not _is_utf8(path) or {"", ".", ".."} & set(parts):
-        _refuse("files", f"{path!r} is no plain relative path.")
+    if reason := names.problem(path):
+        _refuse("files", f"{path!r}: {reason}.")
     encoded = value.get("content_base64", "")
     if isinstance(encoded, Base64) and encoded.content is not None:
         return InputFile(path, encoded.content)
     try:
         return InputFile(path, slices.decoded(encoded))
-    except (AttributeError, TypeError, ValueError):
-        _refuse("files", f"The content of {path!r} is not base64.")
+    except (AttributeError, TypeError, ValueError) as error:
+        _refuse("files", f"The content of {path!r}: {error}")
 
 
 def _limits(given: Any) -> RunLimits:

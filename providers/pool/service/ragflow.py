@@ -220,7 +220,9 @@ def _value(text: bytes) -> Any:
 
 def _decoded(encoded: str) -> str:
     try:
-        code = base64.b64decode(encoded, validate=True)
+        # Line breaks do not count; RAGFlow's own words stay for what is none.
+        lines = encoded.translate({ord("\r"): None, ord("\n"): None})
+        code = base64.b64decode(lines, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _value_error(encoded, f"Invalid base64 encoding: {error}") from None
     try:

@@ -49,6 +49,19 @@ def test_a_cell_has_a_value_prints_and_keeps_what_it_made(sandbox: Sandbox) -> N
     ]
 
 
+def test_what_is_left_out_stands_in_the_logs(sandbox: Sandbox) -> None:
+    run = sandbox.run_code(
+        "import os\nos.symlink('x', 'artifacts/link')\nfor n in range(22): display(n)"
+    )
+    assert (len(run.results), run.error) == (20, None)
+    assert "".join(run.logs.stderr).splitlines() == [
+        "[file link was left out: a symbolic link: none is followed]",
+        "[output 21 was left out: too many outputs: at most 20 are kept]",
+        "[output 22 was left out: too many outputs: at most 20 are kept]",
+    ]
+    assert sandbox.run_code("1").logs.stderr == []
+
+
 def test_rich_values_have_their_names(sandbox: Sandbox) -> None:
     (rich,) = sandbox.run_code(RICH).results
     assert (rich.text, rich.html, rich.markdown, rich.svg) == (

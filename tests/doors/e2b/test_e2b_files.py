@@ -40,6 +40,17 @@ def test_files_are_written_in_every_way_and_read_by_every_name(sandbox: Sandbox)
     assert files.read("packed", gzip=True) == "p" * 10_000
 
 
+def test_names_that_are_not_text_stay_apart_and_are_read_by_what_is_told(sandbox: Sandbox) -> None:
+    names = [b"\xfe", b"\xff", b"a\nb", "\u3000\u200d".encode()]
+    sandbox.run_code(
+        f"import os\nos.mkdir('odd')\nfor n in {names}: open(b'odd/' + n, 'wb').write(n)"
+    )
+    listed = {entry.name: entry.path for entry in sandbox.files.list("odd")}
+    assert sorted(listed) == ["\\xfe", "\\xff", "a\\x0ab", "\u3000\u200d"]
+    read = [bytes(sandbox.files.read(path, format="bytes")) for path in listed.values()]
+    assert sorted(read) == sorted(names)
+
+
 def test_a_file_that_may_not_be_read_is_refused_by_both_doors(door: Site, sandbox: Sandbox) -> None:
     sandbox.files.write("closed", "secret")
     sandbox.commands.run("chmod 000 closed")

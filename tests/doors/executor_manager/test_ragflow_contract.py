@@ -124,6 +124,27 @@ def test_code_without_main_fails(pool: PoolService) -> None:
     assert answer == FAILED | {"stdout": "top level\n", "stderr": answer["stderr"]}
 
 
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "def main():\n    return {'mean': float('nan'), 'most': [float('inf')]}"),
+        ("nodejs", "function main() { return {mean: 0 / 0, most: [1 / 0]} }"),
+    ],
+)
+def test_what_is_no_finite_number_is_null_as_there(
+    pool: PoolService, language: str, code: str
+) -> None:
+    if language == "nodejs":
+        require("node")
+    answer = run(pool, code, language=language)
+    assert answer == SUCCESS | {"result": value({"mean": None, "most": [None]})}
+
+
+def test_code_may_come_with_line_breaks_in_its_base64(pool: PoolService) -> None:
+    lines = base64.encodebytes(b"def main():\n    return 'x' * 3" + b" " * 100).decode()
+    assert pool.ask("POST", "/run", {"code_b64": lines}).body["result"] == value("xxx")
+
+
 def test_a_value_that_is_not_json_fails(pool: PoolService) -> None:
     answer = run(pool, "def main():\n    return {1, 2}")
     assert "set is not JSON serializable" in answer["stderr"]

@@ -97,6 +97,32 @@ def test_a_page_of_files_may_end_at_a_name_that_is_no_utf8(streaming_site: Site)
     go(work)
 
 
+def test_what_is_left_out_of_a_run_is_said(streaming_site: Site) -> None:
+    async def work() -> None:
+        async with connected(streaming_site) as client:
+            opened = await called(client, "session_open")
+            here = {"session_id": opened["session_id"]}
+            code = (
+                "import os\nos.symlink('x', 'artifacts/link')\nos.mkdir('artifacts/closed', 0)\n"
+                "for n in range(21): display(n)"
+            )
+            files = [
+                {"name": "link", "reason": "a symbolic link: none is followed"},
+                {"name": "closed/", "reason": "unreadable"},
+            ]
+            outputs = [{"name": "output 21", "reason": "too many outputs: at most 20 are kept"}]
+            said = await called(client, "session_run", code=code, **here)
+            assert (said["artifacts_skipped"], said["outputs_skipped"]) == (files, outputs)
+            # Of what an earlier cell has left nothing is said again.
+            said = await called(client, "session_run", code="1", **here)
+            assert (said["artifacts_skipped"], said["outputs_skipped"]) == ([], [])
+            said = await called(client, "run_code", code=code)
+            assert (said["artifacts_skipped"], said["outputs_skipped"]) == (files, outputs)
+            await called(client, "session_close", **here)
+
+    go(work)
+
+
 def test_a_session_keeps_its_variables_its_files_and_its_processes(streaming_site: Site) -> None:
     async def work() -> None:
         async with connected(streaming_site) as client:

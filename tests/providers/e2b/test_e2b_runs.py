@@ -80,7 +80,7 @@ def test_an_awaitable_main_is_awaited(e2b: E2BProvider) -> None:
         ("python", "x = 'main'", 0, ""),
         ("javascript", "throw new Error('bad')", 1, "bad"),
         ("javascript", "function main() { throw new Error('bad') }", 1, "bad"),
-        ("javascript", "function main() { return NaN }", 1, "not JSON"),
+        ("javascript", "function main() { return () => 1 }", 1, "not JSON"),
         ("bash", "echo to stderr >&2\nexit 7", 7, "to stderr"),
     ],
 )
@@ -91,6 +91,17 @@ def test_how_code_ends_shows_in_its_exit_code(
     assert result.exit_code == exit_code
     assert said in result.stderr
     assert not result.has_result
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "def main():\n    return [float('nan'), float('inf'), 1.5]"),
+        ("javascript", "function main() { return [NaN, 1 / 0, 1.5] }"),
+    ],
+)
+def test_what_is_no_finite_number_is_null(e2b: E2BProvider, language: str, code: str) -> None:
+    assert run(e2b, code, language).result == [None, None, 1.5]
 
 
 def test_shell_code_prints(e2b: E2BProvider) -> None:

@@ -87,8 +87,8 @@ def told(stream: RunStream, options: argparse.Namespace) -> Execution:
         execution = events.until_done()
     if options.json:
         output.as_json(execution.raw)
-    elif execution.error is not None:
-        output.problem(f"{execution.error.code}: {execution.error.message}")
+    else:
+        _tell_problems(execution)
     return execution
 
 
@@ -100,9 +100,16 @@ def told_record(execution: Execution, options: argparse.Namespace) -> int:
         out = output.Out(raw=options.raw)
         out.stdout(execution.stdout.encode())
         out.stderr(execution.stderr.encode())
-        if execution.error is not None:
-            output.problem(f"{execution.error.code}: {execution.error.message}")
+        _tell_problems(execution)
     return exit_code_of(execution)
+
+
+def _tell_problems(execution: Execution) -> None:
+    """What was left out of its files and outputs, and the error that it ended with."""
+    for each in (*execution.artifacts_skipped, *execution.outputs_skipped):
+        output.problem(f"{each.name} was left out: {each.reason}" if each.name else each.reason)
+    if execution.error is not None:
+        output.problem(f"{execution.error.code}: {execution.error.message}")
 
 
 def _tell(out: output.Out, event: Event) -> None:
