@@ -14,7 +14,7 @@ from executions.text import from_json, storable, to_json, without_surrogates
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.observations import OBSERVATIONS, checked, note
 from providers.sandbox import Sandbox
-from providers.values import ArtifactFile, ExecutionResult, RunLimits
+from providers.values import ArtifactFile, ExecutionResult, RunLimits, exception_of
 
 # The key of a result's metadata that names what was wrong with the rest.
 REFUSED = "refused_by_the_gate"
@@ -42,6 +42,7 @@ class Checked:
     result: ExecutionResult
     result_json: str
     outputs_json: str
+    exception_json: str
 
 
 def check_sandbox(sandbox: Any) -> Sandbox:
@@ -73,11 +74,12 @@ def check(answer: Any, limits: RunLimits) -> Checked:
     result_json = _result(answer, limits)
     _check_order(answer, refused)
     outputs_json = _outputs(answer, limits, metadata, refused)
+    exception_json = _exception(answer, refused)
     _artifacts(answer, limits, metadata, refused)
     if refused:
         metadata[REFUSED] = refused[:_NOTED]
     answer.metadata = metadata
-    return Checked(answer, result_json, outputs_json)
+    return Checked(answer, result_json, outputs_json, exception_json)
 
 
 def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[str]) -> None:
@@ -103,6 +105,18 @@ def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[
             text, truncated = data[:bound].decode("utf-8", "ignore"), True
     setattr(result, name, text)
     setattr(result, flag, truncated)
+
+
+def _exception(result: ExecutionResult, refused: list[str]) -> str:
+    """What ended the program as JSON text; "" where it has not failed, or nothing is known."""
+    told, result.exception = result.exception, None
+    if told is None or not result.exit_code or result.timed_out or result.out_of_memory:
+        return ""
+    if (found := exception_of(told)) is None:
+        refused.append(f"exception: {_kind(told)}")
+        return ""
+    result.exception = {name: storable(text) for name, text in found.items()}
+    return without_surrogates(to_json(result.exception))
 
 
 def _check_order(result: ExecutionResult, refused: list[str]) -> None:

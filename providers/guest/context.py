@@ -15,7 +15,7 @@ from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child, with_group
-from .protocol import CALL_BYTES
+from .protocol import CALL_BYTES, EXCEPTION_BYTES
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -88,7 +88,10 @@ class Context:
         assert self._child is not None
         self.cell = Cell(operation, self, header, parts)
         self._reports.limit = REPORT_BYTES + max(
-            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"], CALL_BYTES
+            self.cell.limits["result_bytes"],
+            self.cell.limits["rich_output_bytes"],
+            CALL_BYTES,
+            EXCEPTION_BYTES,
         )
         self.cell.attach(self._child.stdout, self._child.stderr)
         for fd in (self._child.stdout, self._child.stderr):

@@ -42,6 +42,8 @@ class Outputs:
         # What each frame says beside its kind.
         self.mark: "dict[str, object]" = {}
         self.write = wire.write_all
+        # What has ended the program, as JSON; empty while nothing has.
+        self.exception = b""
         self._report = report
         self._process = os.getpid()
         self._writing = _thread.allocate_lock()
@@ -86,6 +88,18 @@ class Outputs:
         self.finish()
         self._shown.clear()
         plots.close_figures()
+
+    def note(self, error: BaseException) -> None:
+        """Keep what has ended the program, for the report of its end."""
+        # Only here: what succeeds does not pay for it.
+        from . import exceptions
+
+        self.exception = exceptions.described(error)
+
+    def parts_of_end(self, result: "bytes | None") -> "list[tuple[str, bytes]]":
+        """What the report of the program's end has: what `main()` returned, or what ended it."""
+        parts = [] if result is None else [("result", result)]
+        return [*parts, ("exception", self.exception)] if self.exception else parts
 
     def report(self, frame: bytes) -> bool:
         """Write one frame, never in the middle of another. Whether it could be written."""

@@ -81,6 +81,9 @@ is too large to be read at once comes as `held`, and `kept` or `dropped` says wh
 same until its end. `unseen` is a list of folders that cannot be looked into; "" is the workspace,
 and stands for more of them than can be said.
 
+The part `exception` of a run's answer is JSON, {type, message, traceback}: what ended the program,
+as it says itself. It is there where the exit code is another than 0 and something is known.
+
 `failed` has `reason`, and `field` where one of the operation's is at fault; `code` is `refused`,
 `missing` or `exhausted`.
 """
@@ -109,6 +112,10 @@ MOST_UNSEEN, UNSEEN_CHARACTERS = 50, 16 * 1024
 CALL_BYTES, CALL_ANSWER_BYTES = 32 * 1024, 256 * 1024
 MOST_CALLS, MOST_WAITING_CALLS, MOST_REFUSED_CALLS = 100, 8, 1000
 NAME_BYTES = 64
+
+# Of what ended a program: characters of each field, and bytes of all of them as JSON.
+TYPE_CHARACTERS, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS = 200, 10_000, 20_000
+EXCEPTION_BYTES = 192 * 1024
 
 DEFAULT_CONTEXT = "default"
 # How long what was interrupted, or has met its deadline, may take to stop and keep its state.

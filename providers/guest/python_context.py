@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from . import calls, display, preload, python_runner, wire
+from . import calls, display, exceptions, preload, python_runner, wire
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 
@@ -67,8 +67,7 @@ def serve(
             # The program has closed it: there will be no other cell.
             _exit(exit_code)
         done = {"type": "done", "number": frame_header["number"], "exit_code": exit_code}
-        returned = [] if result is None else [("result", result)]
-        if not outputs.report(wire.pack(done, returned)):
+        if not outputs.report(wire.pack(done, outputs.parts_of_end(result))):
             _exit(exit_code)
 
 
@@ -112,6 +111,7 @@ class Context:
         mark = {"number": header["number"]}
         self._outputs.mark = mark
         self._outputs.room = header["rich_output_bytes"]
+        self._outputs.exception = b""
         code = parts["code"].decode()
         if self._advised:
             from . import advice
@@ -197,8 +197,9 @@ class Context:
             task.cancel()
             try:
                 events.run_until_complete(task)
-            except asyncio.CancelledError:
-                raise KeyboardInterrupt from None
+            except asyncio.CancelledError as cancelled:
+                interrupt = KeyboardInterrupt()
+                raise interrupt.with_traceback(cancelled.__traceback__) from None
             raise
 
     def _remember(self, code: str) -> str:
@@ -234,6 +235,4 @@ def _print_exception(
     kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
 ) -> None:
     # The interpreter's own looks for the lines of a program in files alone.
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    traceback.print_exception(kind, error, trace)
+    traceback.print_exception(kind, error, exceptions.own_part(trace))

@@ -62,6 +62,7 @@ def read_answer(
         outputs=read_outputs(parts, limits),
         artifacts=_artifacts(parts, limits),
         output_order=claims.order(header),
+        exception=claims.exception(parts.get("exception")) if exit_code else None,
     )
     if "result" in parts and exit_code == 0:
         try:
