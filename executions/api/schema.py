@@ -200,7 +200,7 @@ class PlaceSerializer(serializers.Serializer[Any]):
     traceparent = serializers.CharField(allow_null=True)
 
 
-class ExceptionSerializer(serializers.Serializer[Any]):
+class ProgramExceptionSerializer(serializers.Serializer[Any]):
     """What ended the program, by its own account."""
 
     type = serializers.CharField(help_text="Such as ValueError; Error where there are no types.")
@@ -232,7 +232,7 @@ class ExecutionSerializer(PlaceSerializer):
     )
     artifacts = ArtifactSerializer(many=True)
     error = VerdictSerializer(allow_null=True)
-    exception = ExceptionSerializer(
+    exception = ProgramExceptionSerializer(
         allow_null=True,
         help_text="What ended a program that failed; null where it has not, or said nothing.",
     )

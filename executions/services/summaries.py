@@ -6,6 +6,7 @@ from typing import Any
 
 from executions.models import Execution, LateResult
 from executions.services.claims import CLAIMS
+from executions.text import from_json
 
 
 def execution_summary(execution: Execution) -> dict[str, Any]:
@@ -45,6 +46,15 @@ def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
     if not execution.error_code:
         return None
     return {"code": execution.error_code, "message": execution.error_message}
+
+
+def exception_of(execution: Execution) -> dict[str, str] | None:
+    """What ended its program, by its own account: type, message, traceback. None where nothing is
+    known of it, or it was erased."""
+    if not execution.exception:
+        return None
+    told: dict[str, str] = from_json(execution.exception)
+    return told
 
 
 def plan_of(execution: Execution) -> dict[str, str | None]:

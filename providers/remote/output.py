@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from providers.values import Emit, Event, RunLimits, Stream
+from providers.values import Emit, Event, RunLimits, Stream, exception_of
 
 _ENVELOPE_BYTES = 1024
 
@@ -21,6 +21,7 @@ class Output:
         self._limits = limits
         self._emit = emit
         self.outputs: list[dict[str, Any]] = []
+        self.exception: dict[str, str] | None = None
         self._rich_left = limits.rich_output_bytes
         self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
         self._left: dict[Stream, int] = {
@@ -61,6 +62,10 @@ class Output:
 
     def stderr(self, text: str) -> None:
         self._keep("stderr", text)
+
+    def fail(self, name: str, value: str, traceback: str) -> None:
+        """What the service says of the exception that ended the cell."""
+        self.exception = exception_of({"type": name, "message": value, "traceback": traceback})
 
     def show(self, bundle: dict[str, Any]) -> None:
         """A rich output, a map from MIME type to value. One too many or too large is dropped."""

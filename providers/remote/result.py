@@ -38,6 +38,7 @@ def result_of(
         has_result=has_result,
         result=ended["result"] if ended is not None and has_result else None,
         outputs=list(output.outputs),
+        exception=output.exception if exit_code else None,
     )
     output.close()
     return result

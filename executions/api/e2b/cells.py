@@ -13,6 +13,7 @@ from executions.api.e2b.process_stream import KeptAlive
 from executions.api.streams import NDJSON
 from executions.models import Execution
 from executions.services.live import Entry
+from executions.services.summaries import exception_of
 
 _FIELDS = {
     "text/plain": "text",
@@ -34,11 +35,8 @@ _FIELDS = {
     "application/vnd.cofferdam.chart+json": "chart",
     "application/vnd.cofferdam.listed+json": "json",
 }
-_TRACEBACK = b"Traceback (most recent call last):\n"
-# A class is told with where it was made, and goes by its own name.
-_MADE_IN = r"^(?:Uncaught )?(?:(?:[A-Za-z_]\w*|<locals>)\.)*"
-_NAMED = re.compile(rf"{_MADE_IN}([A-Za-z_]\w*)(?:: (.*))?$")
-_ERROR = re.compile(rf"{_MADE_IN}\w*(?:Error|Exception|Interrupt|Exit)\b")
+# How a traceback begins, that of a group of exceptions included.
+_TRACEBACK = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):\n")
 # Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
 _MOST_LOOKED_AT = 16 * 1024
 
@@ -79,17 +77,21 @@ class CellEvents(KeptAlive):
         ):
             told += _text("stderr", self._trace)
         else:
+            error = error_of(execution)
             trace = self._trace.decode("utf-8", "replace")
-            told += _line({"type": "error", **error_of(execution, trace)})
+            # What ended the cell is told as its error, and once.
+            told += _text("stderr", trace.removesuffix(error["traceback"]).encode())
+            told += _line({"type": "error", **error})
         return told + _line({"type": "end_of_execution"})
 
     def _errors(self, data: bytes) -> bytes:
         if self._trace:
             self._trace += data
             return b""
-        before, found, after = data.partition(_TRACEBACK)
-        self._trace = found + after
-        return _text("stderr", before)
+        found = _TRACEBACK.search(data)
+        start = len(data) if found is None else found.start()
+        self._trace = data[start:]
+        return _text("stderr", data[:start])
 
     def _output(self, bundle: Mapping[str, Any]) -> bytes:
         if not self._has_value:
@@ -115,18 +117,18 @@ def may_have_value(code: str) -> bool:
     return name not in ("print", "display", "show")
 
 
-def error_of(execution: Execution, trace: str) -> dict[str, str]:
-    """Why a cell did not succeed, in the interpreter's own words where there are any."""
+def error_of(execution: Execution) -> dict[str, str]:
+    """Why a cell did not succeed: the verdict, or what the program says of its end."""
     if execution.error_code or execution.exit_code is None:
         name = execution.error_code or str(execution.status)
         said = execution.error_message or f"The code was ended: {execution.status}."
-        return {"name": name, "value": said, "traceback": trace}
-    lines = (trace or execution.stderr).rstrip("\n").split("\n")
-    found = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
-    if parts := _NAMED.match(found):
-        return {"name": parts[1], "value": parts[2] or "", "traceback": trace or execution.stderr}
-    said = f"exit status {execution.exit_code}"
-    return {"name": "Error", "value": found or said, "traceback": trace or execution.stderr}
+        return {"name": name, "value": said, "traceback": ""}
+    if (told := exception_of(execution)) is None:
+        said = f"exit status {execution.exit_code}"
+        return {"name": "Error", "value": said, "traceback": execution.stderr}
+    # Code without exceptions says what went wrong on standard error alone.
+    traceback = told["traceback"] or execution.stderr
+    return {"name": told["type"], "value": told["message"], "traceback": traceback}
 
 
 def _result(bundle: Mapping[str, Any], *, is_main: bool) -> bytes:
