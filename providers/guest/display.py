@@ -21,7 +21,7 @@ CHART = "application/vnd.cofferdam.chart+json"
 COLUMNS = "application/vnd.cofferdam.columns+json"
 LISTED = "application/vnd.cofferdam.listed+json"
 
-_METHODS = (
+METHODS = (
     ("text/html", "_repr_html_"),
     ("text/markdown", "_repr_markdown_"),
     ("text/latex", "_repr_latex_"),
@@ -44,6 +44,10 @@ class Outputs:
         self.write = wire.write_all
         # What has ended the program, as JSON; empty while nothing has.
         self.exception = b""
+        # What `get_ipython()` answers with: nothing in a program that runs by itself.
+        self.shell: "Callable[[], object]" = lambda: None
+        # By MIME type and type of value, where a library says how its values are shown.
+        self.printers: "dict[str, dict[type, Callable[[Any], object]]]" = {}
         self._report = report
         self._process = os.getpid()
         self._writing = _thread.allocate_lock()
@@ -52,14 +56,30 @@ class Outputs:
     def open(self) -> None:
         """Let the program show values, and take over `plt.show()`. `room` bytes count, in all."""
         _builtins()["display"] = self.display
-        plots.hook(self.show_figures)
+        plots.hook(self.show_figures, self.display)
+        for name in ("IPython.core.display_functions", "IPython.core.getipython"):
+            plots.when_imported(name, self._use_ours)
+        sys.meta_path.append(_IPython(self))  # type: ignore[arg-type]
 
-    def display(self, *values: object) -> None:
-        """Show values richly: the builtin `display` of every program."""
+    def _use_ours(self, module: "Any") -> None:
+        from . import ipython
+
+        ipython.use_ours(self, module)
+
+    def display(self, *values: object, raw: bool = False, **_: object) -> None:
+        """Show values richly: the builtin `display` of every program. Those that are `raw` are
+        bundles themselves."""
         for value in values:
+            if raw and isinstance(value, dict):
+                self.show_bundle(value)
+                continue
             bundle = {**self._represent(value), **_as_data(LISTED, _listed, value)}
             bundle["text/plain"] = _plain(value)
             self._send(bundle)
+
+    def show_bundle(self, data: "dict[str, object]") -> None:
+        """Show what is given by MIME type. Raises TypeError or ValueError for what cannot be."""
+        self._send({str(mime): encode(str(mime), each) for mime, each in data.items()})
 
     def show_if_rich(self, value: object) -> None:
         """Show a value that has more to show than its repr()."""
@@ -117,9 +137,19 @@ class Outputs:
         if plots.is_figure(value):
             self._shown.append(value)
             return _drawn(value)
+        if plots.is_plotly(value):
+            return {mime: encode(mime, each) for mime, each in plots.plotly_bundle(value).items()}
         found: "dict[str, object]" = {}
-        for mime, name in _METHODS:
+        for mime, name in METHODS:
             found[mime] = _call(value, name)
+        for mime, printers in self.printers.items():
+            printer = next((printers[kind] for kind in type(value).__mro__ if kind in printers), None)
+            # That of plain text takes a printer of IPython's.
+            if printer is not None and mime != "text/plain":
+                try:
+                    found[mime] = printer(value)
+                except Exception as error:
+                    _complain(f"{type(value).__name__} as {mime}", error)
         bundle = _call(value, "_repr_mimebundle_", include=None, exclude=None)
         if isinstance(bundle, dict):
             found.update(bundle)
@@ -141,6 +171,21 @@ class Outputs:
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0
         self.report(wire.pack({"type": "output", **self.mark}, parts))
+
+
+class _IPython:
+    """The last finder of modules: where IPython is not installed, it is ours that is found."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "Any":
+        if name != "IPython" and not name.startswith("IPython."):
+            return None
+        # Only here: who does not ask for it does not pay for it.
+        from . import ipython
+
+        return ipython.Finder(self._outputs).find_spec(name)
 
 
 def _drawn(figure: "Any") -> "dict[str, bytes]":

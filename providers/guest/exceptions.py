@@ -48,22 +48,29 @@ def own_part(trace: "types.TracebackType | None") -> "types.TracebackType | None
         for module in (sys.modules[__name__], loops)
         if module is not None and module.__file__
     )
-    step = trace
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(machinery):
-        step = step.tb_next
-    # Of what raised outside of the program's own lines there is nothing better to show.
-    return step if step is not None else last_foreign(trace)
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(machinery):
+        own = own.tb_next
+    if own is None:
+        # Nothing of it is the program's: what is not ours says most.
+        own = _without(trace, machinery[:1])
+    else:
+        own.tb_next = _without(own.tb_next, machinery[:1])
+    return own
 
 
-def last_foreign(trace: "types.TracebackType | None") -> "types.TracebackType | None":
-    """What of a traceback is behind the last frame of ours."""
-    ours = __file__.rpartition("/")[0] + "/"
-    kept = step = trace
-    while step is not None:
-        if step.tb_frame.f_code.co_filename.startswith(ours):
-            kept = step.tb_next
-        step = step.tb_next
-    return kept
+def _without(
+    trace: "types.TracebackType | None", folders: "tuple[str, ...]"
+) -> "types.TracebackType | None":
+    """A traceback without the frames of code in these folders."""
+    kept: "list[types.TracebackType]" = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(folders):
+            kept.append(trace)
+        trace = trace.tb_next
+    for before, after in zip(kept, [*kept[1:], None]):
+        before.tb_next = after
+    return kept[0] if kept else None
 
 
 def _type_of(error: BaseException) -> str:
