@@ -39,6 +39,8 @@ _INTERPRETERS = {"bash": ["bash"], "sh": ["sh"], "perl": ["perl"], "ruby": ["rub
 class UsageError(Exception):
     """A magic that is not here, or is used wrongly."""
 
+    __module__ = "IPython.core.error"
+
 
 class Lines(list):  # type: ignore[type-arg]
     """What a command has put out, line by line, as IPython's SList: also `n` and `s`."""
@@ -188,6 +190,8 @@ class InteractiveShell:
         if not has_network:
             # It would try again for minutes.
             os.environ.update(PIP_RETRIES="0", PIP_DEFAULT_TIMEOUT="1")
+        # That the interpreter is the distribution's is of no concern in a sandbox.
+        os.environ.setdefault("PIP_BREAK_SYSTEM_PACKAGES", "1")
         os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
         try:
             code = self.user_ns["_exit_code"] = _run([_shell(), "-c", command])
@@ -264,6 +268,8 @@ class InteractiveShell:
             config.HistoryManager.enabled = False
             real = Real.instance(config=config, user_module=self.user_module, user_ns=self.user_ns)
             real.display_pub.publish = self.display_pub.publish
+            for name in ("get_ipython", "exit", "quit"):
+                self.user_ns.pop(name, None)
             vars(sys.modules["builtins"])["display"] = self._outputs.display
             vars(sys.modules["builtins"])["get_ipython"] = lambda: self
         return Real.instance()
@@ -492,7 +498,8 @@ def _run(command: "list[str]", given: "bytes | None" = None) -> int:
 
     pipes = [None if _is_direct(*each) else subprocess.PIPE for each in _streams()]
     for stream, _ in _streams():
-        if stream is not None and not stream.closed:
+        # It may be the program's own, and closed.
+        if hasattr(stream, "flush") and not getattr(stream, "closed", False):
             stream.flush()
     process = subprocess.Popen(
         command,

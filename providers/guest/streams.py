@@ -38,9 +38,12 @@ class Streams:
                 except OSError:
                     # The program has closed all descriptors.
                     continue
-            for shown in (name, f"__{name}__"):
-                if not self._reaches(getattr(sys, shown, None), _MOST_AROUND):
-                    setattr(sys, shown, _fresh(fd))
+            first = f"__{name}__"
+            if not self._reaches(getattr(sys, first, None), _MOST_AROUND):
+                setattr(sys, first, _fresh(fd))
+            if not self._reaches(getattr(sys, name, None), _MOST_AROUND):
+                # The same one: whoever wraps it must not be left alone with what it writes to.
+                setattr(sys, name, getattr(sys, first))
 
     def _reaches(self, stream: "Any", depth: int) -> bool:
         """Whether what is written to it comes out here, as far as can be seen."""

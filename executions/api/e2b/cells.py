@@ -14,6 +14,7 @@ from executions.api.streams import NDJSON
 from executions.models import Execution
 from executions.services.live import Entry
 from executions.services.summaries import exception_of
+from providers.guest.notebook import is_quiet, plain
 
 _FIELDS = {
     "text/plain": "text",
@@ -39,6 +40,8 @@ _FIELDS = {
 _TRACEBACK = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):\n")
 # Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
 _MOST_LOOKED_AT = 16 * 1024
+# Lines of notebooks, each of which costs a look at the whole cell.
+_MOST_REWRITTEN = 20
 
 
 class CellEvents(KeptAlive):
@@ -105,16 +108,19 @@ def may_have_value(code: str) -> bool:
     if len(code) > _MOST_LOOKED_AT:
         return True
     try:
-        body = ast.parse(code).body
+        text = plain(code, _MOST_REWRITTEN)
+        body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     if not body or not isinstance(last := body[-1], ast.Expr):
+        return False
+    if is_quiet(text, last.end_lineno or 1, last.end_col_offset or 0):
         return False
     if not isinstance(call := last.value, ast.Call):
         return True
     # These show something themselves, and have no value.
     name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
-    return name not in ("print", "display", "show")
+    return name not in ("print", "display", "show", "system", "run_cell_magic")
 
 
 def error_of(execution: Execution) -> dict[str, str]:
