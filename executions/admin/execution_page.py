@@ -114,7 +114,7 @@ class Record:
         """What ended the program, as a text; "" where the last line of stderr says more."""
         told = exception_of(self.execution)
         # Code without types of exceptions says what went wrong on stderr alone.
-        if told is None or not told["traceback"] and told["type"] == "Error":
+        if told is None or (told["type"] == "Error" and not told["traceback"]):
             return ""
         return f"{told['type']}: {told['message']}"
 

@@ -59,7 +59,7 @@ class Outputs:
         plots.hook(self.show_figures, self.display)
         for name in ("IPython.core.display_functions", "IPython.core.getipython"):
             plots.when_imported(name, self._use_ours)
-        sys.meta_path.append(_IPython(self))  # type: ignore[arg-type]
+        sys.meta_path.append(_IPython(self))
 
     def _use_ours(self, module: "Any") -> None:
         from . import ipython
@@ -143,7 +143,9 @@ class Outputs:
         for mime, name in METHODS:
             found[mime] = _call(value, name)
         for mime, printers in self.printers.items():
-            printer = next((printers[kind] for kind in type(value).__mro__ if kind in printers), None)
+            printer = next(
+                (printers[kind] for kind in type(value).__mro__ if kind in printers), None
+            )
             # That of plain text takes a printer of IPython's.
             if printer is not None and mime != "text/plain":
                 try:

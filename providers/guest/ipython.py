@@ -21,6 +21,7 @@ _NAMES = (
 # Older libraries ask for parts that we have not where it is less.
 _VERSION = (9, 0, 0)
 
+
 class Finder:
     """The last finder of modules: it is asked for what nobody else has found."""
 
@@ -30,8 +31,7 @@ class Finder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> "Any":
         if name not in _NAMES:
             return None
-        spec = type(sys.__spec__)(name, self, is_package=name in ("IPython", "IPython.core"))  # type: ignore[arg-type]
-        return spec
+        return type(sys.__spec__)(name, self, is_package=name in ("IPython", "IPython.core"))  # type: ignore[arg-type]
 
     def create_module(self, spec: object) -> None:
         return None

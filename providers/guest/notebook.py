@@ -17,7 +17,9 @@ _SHELL = re.compile(rf"(?:({_TARGETS})\s*=\s*)?(!!?)(.*)", re.DOTALL)
 _MAGIC = re.compile(rf"(?:({_TARGETS})\s*=\s*)?%(\w[\w.]*)(.*)", re.DOTALL)
 _HELP = re.compile(r"\?{1,2}\s*([A-Za-z_%][\w.]*)|([A-Za-z_%][\w.]*)\s*\?{1,2}")
 # Installers are so often written without a mark that notebooks take them so.
-_INSTALLER = re.compile(r"(pip)3?\s+((?:install|list|show|freeze|uninstall|download)\b.*)", re.DOTALL)
+_INSTALLER = re.compile(
+    r"(pip)3?\s+((?:install|list|show|freeze|uninstall|download)\b.*)", re.DOTALL
+)
 _COMMENT = re.compile(r"#[^\n]*")
 
 

@@ -212,9 +212,7 @@ class Context:
         if last is None:
             return None
         made = _ast.Expression(last)
-        value = self._execute(
-            compile(made, self._name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True)
-        )
+        value = self._execute(compile(made, self._name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True))
         if ";" in text:
             from . import notebook
 

@@ -24,7 +24,10 @@ _NO_NETWORK = (
 _VARIABLE = re.compile(r"\{([^{}\n]+)\}|\$(\$?)([A-Za-z_]\w*)")
 _PIP = re.compile(r"^\s*(?:pip3?|python3? -m pip)(?=\s)")
 # What is of interfaces that are not here, and does nothing.
-_QUIET = ("matplotlib", "load_ext", "reload_ext", "autoreload", "config", "gui", "pylab", "automagic", "colors", "precision", "aimport")  # fmt: skip
+_QUIET = (
+    *("matplotlib", "load_ext", "reload_ext", "autoreload", "aimport", "config", "gui", "pylab"),
+    *("automagic", "colors", "precision"),
+)
 _SHOWN_AS = {
     "html": "text/html",
     "markdown": "text/markdown",
@@ -149,8 +152,9 @@ class InteractiveShell:
         command = self.var_expand(command)
         changed = _PIP.sub(f"{shlex.quote(sys.executable)} -m pip", command)
         if changed != command:
-            return self._pip(changed)
-        self.user_ns["_exit_code"] = _run([_shell(), "-c", command])
+            self._pip(changed)
+        else:
+            self.user_ns["_exit_code"] = _run([_shell(), "-c", command])
 
     system_raw = system_piped = system
 
@@ -222,10 +226,13 @@ class InteractiveShell:
         if name in self._cell_magics:
             return self._cell_magics[name](self.var_expand(line), cell)
         if name in _SHOWN_AS:
-            self._outputs.show_bundle({_SHOWN_AS[name]: cell.lstrip("\n"), "text/plain": f"<{name}>"})
+            self._outputs.show_bundle(
+                {_SHOWN_AS[name]: cell.lstrip("\n"), "text/plain": f"<{name}>"}
+            )
             return None
         if name in _INTERPRETERS:
-            return self._script([*_INTERPRETERS[name], *shlex.split(line)], cell)
+            self._script([*_INTERPRETERS[name], *shlex.split(line)], cell)
+            return None
         known = getattr(self, f"_cell_{name}", None)
         if known is None:
             real = self._real(f"Cell magic `%%{name}` not found.")
@@ -393,7 +400,9 @@ class InteractiveShell:
     def _cell_timeit(self, line: str, cell: str) -> None:
         import timeit
 
-        options = re.match(r"((?:-[nr]\s*\d+\s+|-[a-z]\s+)*)(.*)", (line + " ").lstrip() + cell, re.DOTALL)
+        options = re.match(
+            r"((?:-[nr]\s*\d+\s+|-[a-z]\s+)*)(.*)", (line + " ").lstrip() + cell, re.DOTALL
+        )
         assert options is not None
         given = dict(re.findall(r"-([nr])\s*(\d+)", options[1]))
         body, setup = options[2].strip(), "pass"
@@ -536,7 +545,7 @@ def _shell() -> str:
 
 
 def _has_network() -> bool:
-    """Whether there is a way to anywhere else. Where that cannot be read it is taken for granted."""
+    """Whether there is a way to anywhere else. Where nothing says so, there is."""
     try:
         with open("/proc/net/route") as routes:
             return any(line.split()[0] != "lo" for line in routes.readlines()[1:] if line.strip())

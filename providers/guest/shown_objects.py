@@ -199,7 +199,7 @@ class IFrame(DisplayObject):
 
 
 class YouTubeVideo(IFrame):
-    def __init__(self, id: str, width: "Any" = 400, height: "Any" = 300, **_: "Any") -> None:
+    def __init__(self, id: str, width: "Any" = 400, height: "Any" = 300, **_: "Any") -> None:  # noqa: A002
         super().__init__(f"https://www.youtube.com/embed/{id}", width, height)
 
 

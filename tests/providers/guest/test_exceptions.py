@@ -41,8 +41,11 @@ def node(guests: Guests) -> KeptGuest:
         ("a b c", "SyntaxError", "invalid syntax"),
         ("{}['k']", "KeyError", "'k'"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
-        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E", "<exception str() failed>"),
-        ("raise ValueError('\\ud800\\0')", "ValueError", "?\0"),
+        (
+            "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
+            "E",
+            "<exception str() failed>",
+        ),
     ],
 )
 def test_python_tells_type_and_whole_message(
@@ -52,6 +55,10 @@ def test_python_tells_type_and_whole_message(
 
     assert (failed.exit_code, told(failed)["type"], told(failed)["message"]) == (1, kind, message)
     assert told(failed)["traceback"].rstrip("\n") == failed.stderr.rstrip("\n")
+
+
+def test_what_is_no_unicode_is_replaced(kept: KeptGuest) -> None:
+    assert told(kept.run("raise ValueError('\\ud800\\0')"))["message"] == "?\0"
 
 
 def test_a_program_that_ends_itself_has_no_traceback(kept: KeptGuest) -> None:
@@ -130,7 +137,8 @@ def test_javascript_tells_what_node_prints(
 
 
 @pytest.mark.parametrize(
-    "thrown", ["new Proxy({}, {get () { throw 1 }})", "{get name () { throw 2 }}", "Object.create(null)"]
+    "thrown",
+    ["new Proxy({}, {get () { throw 1 }})", "{get name () { throw 2 }}", "Object.create(null)"],
 )
 def test_what_cannot_be_looked_at_keeps_the_state_of_javascript(
     node: KeptGuest, thrown: str

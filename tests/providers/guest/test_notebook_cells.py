@@ -168,7 +168,9 @@ def test_other_loops_run_in_a_cell(kept: KeptGuest) -> None:
 
 
 def test_what_a_task_raises_ends_no_context(kept: KeptGuest) -> None:
-    kept.run("import asyncio\nx = 1\nasync def f(): raise SystemExit(3)\nt = asyncio.create_task(f())")
+    kept.run(
+        "import asyncio\nx = 1\nasync def f(): raise SystemExit(3)\nt = asyncio.create_task(f())"
+    )
     kept.run("asyncio.get_event_loop().call_soon(lambda: 1 / 0)")
 
     assert kept.run("x").shown == ["1"]
