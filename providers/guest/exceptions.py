@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 _CUT = "\n[...]\n"
 
 
+class Ending:
+    """Keeps what ended a program, where nothing else hears of it."""
+
+    def __init__(self) -> None:
+        self.exception = b""
+
+    def note(self, error: BaseException) -> None:
+        """Keep it."""
+        self.exception = described(error)
+
+    def show_if_rich(self, value: object) -> None:
+        """Nothing: whoever has run the program shows its values."""
+
+
 def described(error: BaseException) -> bytes:
     """The fields of an exception as JSON: `type`, `message` and `traceback`.
 
@@ -42,20 +56,20 @@ def of_status(exit_code: int) -> bytes:
 
 def own_part(trace: "types.TracebackType | None") -> "types.TracebackType | None":
     """A traceback from the first frame on that is neither ours nor of the event loop we run."""
-    loops = sys.modules.get("asyncio")
-    machinery = tuple(
-        module.__file__.rpartition("/")[0] + "/"
-        for module in (sys.modules[__name__], loops)
-        if module is not None and module.__file__
+    loops = getattr(sys.modules.get("asyncio"), "__file__", "")
+    # What was sent somewhere as a text has no folder.
+    ours, machinery = (
+        tuple(file.rpartition("/")[0] + "/" for file in files if "/" in file)
+        for files in ((__file__,), (__file__, loops))
     )
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename.startswith(machinery):
         own = own.tb_next
     if own is None:
         # Nothing of it is the program's: what is not ours says most.
-        own = _without(trace, machinery[:1])
+        own = _without(trace, ours)
     else:
-        own.tb_next = _without(own.tb_next, machinery[:1])
+        own.tb_next = _without(own.tb_next, ours)
     return own
 
 

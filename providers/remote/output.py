@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from providers.guest.protocol import EXCEPTION_BYTES
 from providers.values import Emit, Event, RunLimits, Stream, exception_of
 
 _ENVELOPE_BYTES = 1024
@@ -55,7 +56,7 @@ class Output:
                 return
             self._value, text = "", after
         value, mark, after = (self._value + text).partition(self.mark)
-        self._value = value[: self._limits.result_bytes + _ENVELOPE_BYTES]
+        self._value = value[: self._limits.result_bytes + EXCEPTION_BYTES]
         if mark:
             self._value_ended = True
             self._keep("stdout", after.removeprefix("\n"))
@@ -88,19 +89,21 @@ class Output:
         return "".join(self._kept[stream])
 
     def ended(self) -> dict[str, Any] | None:
-        """What the program said at its end: `exit_code`, and `result` where `main()` returned.
+        """What the program said at its end: `exit_code`, `result` where `main()` returned, and the
+        `exception` that ended it.
 
         None when it said nothing, as when it was killed or ended itself.
         """
         if not self._value_ended or self._value is None:
             return None
-        if len(self._value.encode()) > self._limits.result_bytes + _ENVELOPE_BYTES // 2:
-            self.stderr(f"main() returned more than {self._limits.result_bytes} bytes of JSON\n")
-            return {"exit_code": 1}
         try:
             said = json.loads(self._value)
         except (ValueError, RecursionError):
             said = None
+        is_long = len(self._value.encode()) > self._limits.result_bytes + _ENVELOPE_BYTES // 2
+        if is_long and not (isinstance(said, dict) and "exception" in said):
+            self.stderr(f"main() returned more than {self._limits.result_bytes} bytes of JSON\n")
+            return {"exit_code": 1}
         if not isinstance(said, dict) or not isinstance(said.get("exit_code"), int):
             self.stderr("The sandbox returned a value that is not JSON.\n")
             return {"exit_code": 1}

@@ -6,7 +6,7 @@ from typing import Any
 
 from providers.remote.output import Output
 from providers.remote.programs import Program
-from providers.values import ExecutionResult
+from providers.values import ExecutionResult, exception_of
 
 
 def result_of(
@@ -38,7 +38,12 @@ def result_of(
         has_result=has_result,
         result=ended["result"] if ended is not None and has_result else None,
         outputs=list(output.outputs),
-        exception=output.exception if exit_code else None,
+        exception=_exception(output, ended) if exit_code else None,
     )
     output.close()
     return result
+
+
+def _exception(output: Output, ended: dict[str, Any] | None) -> dict[str, str] | None:
+    """What ended the program: it says so where we have run it, else its service does."""
+    return exception_of((ended or {}).get("exception")) or output.exception
