@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from providers.guest.protocol import (
+from providers.guest.wire import (
     MESSAGE_CHARACTERS,
     TRACEBACK_CHARACTERS,
     TYPE_CHARACTERS,

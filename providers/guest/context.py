@@ -15,7 +15,7 @@ from .child import EXHAUSTED, JOB, confine
 from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child, with_group
-from .protocol import CALL_BYTES, EXCEPTION_BYTES
+from .protocol import CALL_BYTES
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -91,7 +91,7 @@ class Context:
             self.cell.limits["result_bytes"],
             self.cell.limits["rich_output_bytes"],
             CALL_BYTES,
-            EXCEPTION_BYTES,
+            wire.EXCEPTION_BYTES,
         )
         self.cell.attach(self._child.stdout, self._child.stderr)
         for fd in (self._child.stdout, self._child.stderr):

@@ -7,7 +7,7 @@ here, and again by whoever reads it.
 import sys
 
 from . import wire
-from .protocol import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, TYPE_CHARACTERS
+from .wire import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, TYPE_CHARACTERS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:

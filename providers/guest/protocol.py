@@ -113,10 +113,6 @@ CALL_BYTES, CALL_ANSWER_BYTES = 32 * 1024, 256 * 1024
 MOST_CALLS, MOST_WAITING_CALLS, MOST_REFUSED_CALLS = 100, 8, 1000
 NAME_BYTES = 64
 
-# Of what ended a program: characters of each field, and bytes of all of them as JSON.
-TYPE_CHARACTERS, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS = 200, 10_000, 20_000
-EXCEPTION_BYTES = 192 * 1024
-
 DEFAULT_CONTEXT = "default"
 # How long what was interrupted, or has met its deadline, may take to stop and keep its state.
 STOP_SECONDS = 1.0

@@ -9,7 +9,7 @@ from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
 from .processes import Times, cpu_seconds, last_number
-from .protocol import EXCEPTION_BYTES
+from .wire import EXCEPTION_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from providers.guest.protocol import EXCEPTION_BYTES
+from providers.guest.wire import EXCEPTION_BYTES
 from providers.values import exception_of
 
 # Turns of stdout and stderr that a guest may tell of.

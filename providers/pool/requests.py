@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from providers.errors import InvalidConfiguration
 from providers.guest import wire
-from providers.guest.protocol import EXCEPTION_BYTES
+from providers.guest.wire import EXCEPTION_BYTES
 from providers.languages import RESERVED_NAMES, language_of, normalize_language
 from providers.pool.launcher import Launcher
 from providers.pool.template import Template

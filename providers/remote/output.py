@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from providers.guest.protocol import EXCEPTION_BYTES
+from providers.guest.wire import EXCEPTION_BYTES
 from providers.values import Emit, Event, RunLimits, Stream, exception_of
 
 _ENVELOPE_BYTES = 1024

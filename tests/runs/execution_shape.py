@@ -29,6 +29,7 @@ SHAPE = {
     "outputs": list,
     "artifacts": list,
     "error": (dict, type(None)),
+    "exception": (dict, type(None)),
     "hops": list,
     "cost": (str, type(None)),
     "timings": dict,

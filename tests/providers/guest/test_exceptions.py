@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from providers.guest.protocol import EXCEPTION_BYTES, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
+from providers.guest.wire import EXCEPTION_BYTES, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
 from providers.pool import claims
 from providers.values import exception_of
 from tests.conftest import require
