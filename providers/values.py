@@ -7,9 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from providers.guest.names import Omissions
+from providers.guest.wire import (
+    MESSAGE_CHARACTERS,
+    TRACEBACK_CHARACTERS,
+    TYPE_CHARACTERS,
+)
 
 Entrypoint = Literal["auto", "main", "script", "repl"]
 Stream = Literal["stdout", "stderr"]
+
+# What is told of an exception, and how many characters of each.
+EXCEPTION_FIELDS = {
+    "type": TYPE_CHARACTERS,
+    "message": MESSAGE_CHARACTERS,
+    "traceback": TRACEBACK_CHARACTERS,
+}
 
 # The key of a result's metadata under which it says what was seen of a sandbox that ended during
 # the run, where neither time nor memory is known to be the reason.
@@ -181,6 +193,8 @@ class ExecutionResult:
     `outputs_skipped` (see `note_omissions`).
     `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
     base64 (all other types). They come from the program: whoever renders one must not trust it.
+    `exception` is what ended the program, by its own account: `type`, `message` and `traceback` as
+    text; None where nothing is known of it.
     `output_order` is in which order the bytes of stdout (1) and stderr (2) came, as [which, how
     many]; None where that is not known.
     """
@@ -199,6 +213,7 @@ class ExecutionResult:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[ArtifactFile] = field(default_factory=list)
     output_order: list[list[int]] | None = None
+    exception: dict[str, str] | None = None
 
     @property
     def truncated(self) -> bool:
@@ -212,3 +227,19 @@ def note_omissions(metadata: dict[str, Any], key: str, skipped: Omissions) -> No
     """
     if entries := skipped.entries:
         metadata[key] = entries
+
+
+def exception_of(told: object) -> dict[str, str] | None:
+    """What is claimed of an exception as its three texts within their bounds, NUL replaced.
+
+    None for what is none.
+    """
+    if not isinstance(told, Mapping):
+        return None
+    found = {name: told.get(name) for name in EXCEPTION_FIELDS}
+    if not found["type"] or not all(isinstance(text, str) for text in found.values()):
+        return None
+    return {
+        name: str(found[name])[:most].replace("\0", "\ufffd")
+        for name, most in EXCEPTION_FIELDS.items()
+    }

@@ -168,7 +168,8 @@ def json_text(value):
 
 # The fields whose words are others in the receipt. What is not here is compared by its own name.
 HANDLED = {"id", "receipt", "error", "result", "outputs", "stdout", "stderr", "artifacts"} | {
-    "on_behalf_of"
+    "exception",
+    "on_behalf_of",
 }
 # No text and an empty one have the same hash: none.
 TYPES = {"stdout": str, "stderr": str, "outputs": list, "artifacts": list, "has_result": bool}
@@ -202,6 +203,11 @@ def outcome_problems(answer, receipt):
         found["on_behalf_of_hash"] = text_hash(person) if isinstance(person, str) else person
     elif answer.get("on_behalf_of"):
         unbound.append("on_behalf_of")
+    exception = answer.get("exception")
+    if "exception_hash" in receipt and "exception" in answer:
+        found["exception_hash"] = None if exception is None else text_hash(json_text(exception))
+    elif exception is not None:
+        unbound.append("exception")
     problems = [
         f"{name}: it has another type than answers have"
         for name, kind in TYPES.items()

@@ -43,7 +43,7 @@ from providers.admin.sifting import Condition
 from providers.moments import shown_moment
 
 _LARGE = (
-    *("code", "arguments", "result", "outputs", "stdout", "stderr"),
+    *("code", "arguments", "result", "outputs", "exception", "stdout", "stderr"),
     *("meta", "hops", "error_message"),
 )
 

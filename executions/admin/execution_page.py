@@ -30,7 +30,7 @@ from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.page_time import PageTime
 from executions.services.presentation import in_time, shown, visible
-from executions.services.summaries import omission_lines
+from executions.services.summaries import exception_of, omission_lines
 from providers.models import ConfigVersion, ProviderConfig
 from providers.moments import shown_moment
 
@@ -96,13 +96,27 @@ class Record:
             return f"{execution.error_code}: {message}" if execution.error_code else message
         if execution.error_code:
             return execution.error_code
-        return _last_line(execution.stderr) if execution.status == "failed" else ""
+        if execution.status != "failed":
+            return ""
+        if self._exception:
+            line = self._exception.partition("\n")[0]
+            return visible(line[:_MOST_OF_ERROR]) + ("…" if line != self._exception else "")
+        return _last_line(execution.stderr)
 
     @property
     def whole_error(self) -> str:
         """The error as it was told, where that is more than its last line."""
-        text = self.execution.error_message.strip()
+        text = self.execution.error_message.strip() or self._exception
         return shown(text).text if "\n" in text else ""
+
+    @cached_property
+    def _exception(self) -> str:
+        """What ended the program, as a text; "" where the last line of stderr says more."""
+        told = exception_of(self.execution)
+        # Code without types of exceptions says what went wrong on stderr alone.
+        if told is None or (told["type"] == "Error" and not told["traceback"]):
+            return ""
+        return f"{told['type']}: {told['message']}"
 
     @property
     def observations(self) -> list[str]:

@@ -210,6 +210,16 @@ class PlaceSerializer(serializers.Serializer[Any]):
     traceparent = serializers.CharField(allow_null=True)
 
 
+class ProgramExceptionSerializer(serializers.Serializer[Any]):
+    """What ended the program, by its own account."""
+
+    type = serializers.CharField(help_text="Such as ValueError; Error where there are no types.")
+    message = serializers.CharField()
+    traceback = serializers.CharField(
+        help_text="With notes, causes and members of groups; empty where there is none."
+    )
+
+
 class ExecutionSerializer(PlaceSerializer):
     language = serializers.CharField()
     provider = serializers.CharField()
@@ -238,6 +248,10 @@ class ExecutionSerializer(PlaceSerializer):
         many=True, help_text="Rich outputs and ends of streams that were not kept, and why."
     )
     error = VerdictSerializer(allow_null=True)
+    exception = ProgramExceptionSerializer(
+        allow_null=True,
+        help_text="What ended a program that failed; null where it has not, or said nothing.",
+    )
     hops = serializers.ListField(
         child=JsonObject(), help_text="The providers that were tried or passed over, and why."
     )

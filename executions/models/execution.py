@@ -163,6 +163,12 @@ class Execution(models.Model):
     outputs = models.TextField(
         blank=True, help_text="JSON list of MIME bundles; empty when there are none."
     )
+    exception = models.TextField(
+        blank=True,
+        default="",
+        db_default="",
+        help_text="JSON of what ended the program, by its own account: type, message, traceback.",
+    )
     stdout = models.TextField(blank=True)
     stderr = models.TextField(blank=True)
     stdout_truncated = models.BooleanField(default=False)

@@ -335,6 +335,7 @@ class Attempt:
             "has_result": result.has_result,
             "result": checked.result_json,
             "outputs": checked.outputs_json,
+            "exception": checked.exception_json,
             "stdout": result.stdout,
             "stderr": result.stderr,
             "stdout_truncated": result.stdout_truncated,

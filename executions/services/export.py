@@ -57,7 +57,7 @@ FACTS = (
     "code_hash",
     "ledger_sequence",
 )
-BODIES = ("code", "arguments", "result", "outputs", "stdout", "stderr")
+BODIES = ("code", "arguments", "result", "outputs", "exception", "stdout", "stderr")
 
 # Rows per query. With bodies, one row may be half a megabyte.
 _ROWS = 2000

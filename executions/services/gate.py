@@ -21,6 +21,7 @@ from providers.values import (
     ArtifactFile,
     ExecutionResult,
     RunLimits,
+    exception_of,
     note_omissions,
 )
 
@@ -48,6 +49,7 @@ class Checked:
     result: ExecutionResult
     result_json: str
     outputs_json: str
+    exception_json: str
 
 
 def check_sandbox(sandbox: Any) -> Sandbox:
@@ -79,11 +81,12 @@ def check(answer: Any, limits: RunLimits) -> Checked:
     result_json = _result(answer, limits)
     _check_order(answer, refused)
     outputs_json = _outputs(answer, limits, metadata, refused)
+    exception_json = _exception(answer, refused)
     _artifacts(answer, limits, metadata, refused)
     if refused:
         metadata[REFUSED] = refused[:_NOTED]
     answer.metadata = metadata
-    return Checked(answer, result_json, outputs_json)
+    return Checked(answer, result_json, outputs_json, exception_json)
 
 
 def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[str]) -> None:
@@ -109,6 +112,18 @@ def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[
             text, truncated = data[:bound].decode("utf-8", "ignore"), True
     setattr(result, name, text)
     setattr(result, flag, truncated)
+
+
+def _exception(result: ExecutionResult, refused: list[str]) -> str:
+    """What ended the program as JSON text; "" where it has not failed, or nothing is known."""
+    told, result.exception = result.exception, None
+    if told is None or not result.exit_code or result.timed_out or result.out_of_memory:
+        return ""
+    if (found := exception_of(told)) is None:
+        refused.append(f"exception: {_kind(told)}")
+        return ""
+    result.exception = {name: storable(text) for name, text in found.items()}
+    return without_surrogates(to_json(result.exception))
 
 
 def _check_order(result: ExecutionResult, refused: list[str]) -> None:

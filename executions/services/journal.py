@@ -48,7 +48,7 @@ RETRY_SECONDS = 1.0
 LOOK_SECONDS = 5.0
 # What is wrong with a file itself, and stays wrong.
 _LASTING = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP}
-_BODIES = ("result", "outputs", "stdout", "stderr")
+_BODIES = ("result", "outputs", "exception", "stdout", "stderr")
 
 
 def record(execution: Execution, ended: Ended) -> bool:

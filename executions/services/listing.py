@@ -21,7 +21,7 @@ MAX_LIMIT = 200
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 Cursor = Annotated[Id, Field(description="Where the previous page said to go on.")]
 
-_LARGE = ("pending", "code", "arguments", "result", "outputs", "stdout", "stderr")
+_LARGE = (*("pending", "code", "arguments", "result", "outputs", "exception", "stdout", "stderr"),)
 _EXACT = ("status", "language", "provider", *CLAIMS, "trace_id", "schedule_id")
 
 

@@ -328,7 +328,10 @@ def close_record(
 
 def _stored_bytes(ended: Execution, artifacts: Sequence[Artifact]) -> int:
     """What the record keeps, but for what came of itself."""
-    texts = (ended.code, ended.arguments, ended.stdout, ended.stderr, ended.result, ended.outputs)
+    texts = (
+        *(ended.code, ended.arguments, ended.stdout, ended.stderr, ended.result, ended.outputs),
+        ended.exception,
+    )
     files = sum(artifact.size_bytes for artifact in artifacts)
     return files + sum(len(text.encode()) for text in texts)
 

@@ -49,7 +49,7 @@ AT_ONCE = 20
 KINDS = ("code", "output", "artifacts", "records")
 _TEXTS = {
     "code": ("code", "arguments", "on_behalf_of"),
-    "output": ("stdout", "stderr", "result", "outputs"),
+    "output": ("stdout", "stderr", "result", "outputs", "exception"),
 }
 
 

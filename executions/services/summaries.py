@@ -6,6 +6,7 @@ from typing import Any
 
 from executions.models import Execution, LateResult
 from executions.services.claims import CLAIMS
+from executions.text import from_json
 from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
 
 
@@ -74,6 +75,15 @@ def _entries(kept: Any) -> list[list[str]]:
         # Of outputs the number alone was kept before.
         return [["", f"{kept} outputs were left out"]]
     return kept if isinstance(kept, list) else []
+
+
+def exception_of(execution: Execution) -> dict[str, str] | None:
+    """What ended its program, by its own account: type, message, traceback. None where nothing is
+    known of it, or it was erased."""
+    if not execution.exception:
+        return None
+    told: dict[str, str] = from_json(execution.exception)
+    return told
 
 
 def plan_of(execution: Execution) -> dict[str, str | None]:

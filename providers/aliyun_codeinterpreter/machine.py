@@ -25,7 +25,9 @@ GRACE_SECONDS = 5.0
 # Not hidden: the service makes no hidden files.
 _NOTE = "/tmp/cofferdam-context"  # noqa: S108  in the sandbox
 
-_LAST_LINE = re.compile(r"^(\w+(?:\.\w+)*)(?::\s*(.*))?$")
+# The line of a traceback that names the exception, and what follows of its message.
+_NAMED = re.compile(r"^(\w+(?:\.\w+)*)(?::\s*(.*))?$", re.DOTALL)
+_FRAME = re.compile(r'^  File ".*$\n', re.MULTILINE)
 
 
 class AliyunMachine(Machine):
@@ -168,11 +170,27 @@ def _take(result: dict[str, Any], output: Output) -> int:
         output.show({"text/plain": text})
     elif kind == "error":
         text = without_colours(text)
-        lines = text.strip().splitlines() or [""]
-        found = _LAST_LINE.match(lines[-1])
-        name, value = (found[1], found[2] or "") if found else ("", "")
+        name, value = _exception_in(text)
         exit_code = exit_code_of(name, value)
+        output.fail(name, value, "" if name == "SystemExit" else text)
         if name != "SystemExit" or exit_code == 1:
             output.stderr(text if text.endswith("\n") else f"{text}\n")
         return exit_code
     return 0
+
+
+def _exception_in(traceback: str) -> tuple[str, str]:
+    """The type and the whole message that a traceback ends with; empty where it has none.
+
+    The service tells nothing but the traceback.
+    """
+    lines = traceback.rstrip().splitlines() or [""]
+    frames = list(_FRAME.finditer(traceback))
+    if frames:
+        rest = traceback[frames[-1].end() :].rstrip().splitlines()
+        # Its source line comes first, with what is marked in it.
+        while rest and rest[0].startswith(" "):
+            del rest[0]
+        lines = ["\n".join(rest)] if rest else lines
+    found = _NAMED.match(lines[-1])
+    return (found[1].rpartition(".")[2], found[2] or "") if found else ("", "")

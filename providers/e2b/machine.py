@@ -203,6 +203,8 @@ def _exit_code(execution: Execution, output: Output) -> int:
     if error is None:
         return 0
     code = exit_code_of(error.name, error.value)
+    trace = without_colours(error.traceback or "")
+    output.fail(error.name, error.value or "", "" if error.name == "SystemExit" else trace)
     if error.name != "SystemExit" or code == 1:
         text = without_colours(error.traceback or f"{error.name}: {error.value}")
         output.stderr(text if text.endswith("\n") else f"{text}\n")

@@ -14,6 +14,7 @@ from .protocol import CALL_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
+    import asyncio
     from _queue import SimpleQueue
     from collections.abc import Iterable
     from typing import Any
@@ -38,12 +39,28 @@ class Inbox:
         self._job = job
         self._parser = wire.Parser(sys.maxsize)
         self._cells: "SimpleQueue[Frame | None] | None" = None
+        self._loop: "asyncio.AbstractEventLoop | None" = None
 
     def next_cell(self) -> "Frame | None":
         """The next cell, waiting for it; None at the end of the pipe."""
         if self._cells is None:
             return wire.read_frame(self._job, self._parser)
         return self._cells.get()
+
+    def when_there(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Stop a loop as soon as there is a cell, or the end of the pipe."""
+        if self._cells is None:
+            loop.add_reader(self._job, loop.stop)
+            return
+        self._loop = loop
+        if not self._cells.empty():
+            loop.call_soon(loop.stop)
+
+    def ignore(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Let the loop be."""
+        self._loop = None
+        if self._cells is None:
+            loop.remove_reader(self._job)
 
     def open(self) -> None:
         """From now on a thread reads. Raises RuntimeError where there can be no other."""
@@ -67,6 +84,7 @@ class Inbox:
                 for header, parts in self._parser.feed(data):
                     if header.get("type") != "answer":
                         cells.put((header, parts))
+                        self._wake()
                         continue
                     # Whoever asked may have been interrupted.
                     waiting = self.waiting.pop(header["call"], None)  # type: ignore[call-overload]
@@ -76,6 +94,16 @@ class Inbox:
             # The program has closed or read what was not its own.
             pass
         cells.put(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(loop.stop)
+            except RuntimeError:
+                # It was closed just now: nobody waits in it.
+                return
 
 
 class Tools:

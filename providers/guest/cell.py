@@ -42,6 +42,7 @@ class Cell:
     ) -> None:
         limits: "dict[str, int]" = header["limits"]  # type: ignore[assignment]
         self.operation = operation
+        self.language = context.language
         self.limits = limits
         self.number = int.from_bytes(os.urandom(6), "big")
         self.timed_out = False

@@ -88,7 +88,10 @@ class Context:
         assert self._child is not None
         self.cell = Cell(operation, self, header, parts)
         self._reports.limit = REPORT_BYTES + max(
-            self.cell.limits["result_bytes"], self.cell.limits["rich_output_bytes"], CALL_BYTES
+            self.cell.limits["result_bytes"],
+            self.cell.limits["rich_output_bytes"],
+            CALL_BYTES,
+            wire.EXCEPTION_BYTES,
         )
         self.cell.attach(self._child.stdout, self._child.stderr)
         for fd in (self._child.stdout, self._child.stderr):

@@ -21,7 +21,7 @@ CHART = "application/vnd.cofferdam.chart+json"
 COLUMNS = "application/vnd.cofferdam.columns+json"
 LISTED = "application/vnd.cofferdam.listed+json"
 
-_METHODS = (
+METHODS = (
     ("text/html", "_repr_html_"),
     ("text/markdown", "_repr_markdown_"),
     ("text/latex", "_repr_latex_"),
@@ -42,6 +42,12 @@ class Outputs:
         # What each frame says beside its kind.
         self.mark: "dict[str, object]" = {}
         self.write = wire.write_all
+        # What has ended the program, as JSON; empty while nothing has.
+        self.exception = b""
+        # What `get_ipython()` answers with: nothing in a program that runs by itself.
+        self.shell: "Callable[[], object]" = lambda: None
+        # By MIME type and type of value, where a library says how its values are shown.
+        self.printers: "dict[str, dict[type, Callable[[Any], object]]]" = {}
         self._report = report
         self._process = os.getpid()
         self._writing = _thread.allocate_lock()
@@ -50,13 +56,29 @@ class Outputs:
     def open(self) -> None:
         """Let the program show values, and take over `plt.show()`. `room` bytes count, in all."""
         _builtins()["display"] = self.display
-        plots.hook(self.show_figures)
+        plots.hook(self.show_figures, self.display)
+        for name in ("IPython.core.display_functions", "IPython.core.getipython"):
+            plots.when_imported(name, self._use_ours)
+        sys.meta_path.append(_IPython(self))
 
-    def display(self, *values: object) -> None:
-        """Show values richly: the builtin `display` of every program."""
+    def _use_ours(self, module: "Any") -> None:
+        from . import ipython
+
+        ipython.use_ours(self, module)
+
+    def display(self, *values: object, raw: bool = False, **_: object) -> None:
+        """Show values richly: the builtin `display` of every program. Those that are `raw` are
+        bundles themselves."""
         for value in values:
+            if raw and isinstance(value, dict):
+                self.show_bundle(value)
+                continue
             bundle = {**self._represent(value), **_as_data(LISTED, _listed, value)}
             self._send(bundle, value)
+
+    def show_bundle(self, data: "dict[str, object]") -> None:
+        """Show what is given by MIME type. Raises TypeError or ValueError for what cannot be."""
+        self._send({str(mime): encode(str(mime), each) for mime, each in data.items()})
 
     def show_if_rich(self, value: object) -> None:
         """Show a value that has more to show than its repr()."""
@@ -85,6 +107,18 @@ class Outputs:
         self._shown.clear()
         plots.close_figures()
 
+    def note(self, error: BaseException) -> None:
+        """Keep what has ended the program, for the report of its end."""
+        # Only here: what succeeds does not pay for it.
+        from . import exceptions
+
+        self.exception = exceptions.described(error)
+
+    def parts_of_end(self, result: "bytes | None") -> "list[tuple[str, bytes]]":
+        """What the report of the program's end has: what `main()` returned, or what ended it."""
+        parts = [] if result is None else [("result", result)]
+        return [*parts, ("exception", self.exception)] if self.exception else parts
+
     def report(self, frame: bytes) -> bool:
         """Write one frame, never in the middle of another. Whether it could be written."""
         if os.getpid() != self._process:
@@ -101,9 +135,21 @@ class Outputs:
         if plots.is_figure(value):
             self._shown.append(value)
             return _drawn(value)
+        if plots.is_plotly(value):
+            return {mime: encode(mime, each) for mime, each in plots.plotly_bundle(value).items()}
         found: "dict[str, object]" = {}
-        for mime, name in _METHODS:
+        for mime, name in METHODS:
             found[mime] = _call(value, name)
+        for mime, printers in self.printers.items():
+            printer = next(
+                (printers[kind] for kind in type(value).__mro__ if kind in printers), None
+            )
+            # That of plain text takes a printer of IPython's.
+            if printer is not None and mime != "text/plain":
+                try:
+                    found[mime] = printer(value)
+                except Exception as error:
+                    _complain(f"{type(value).__name__} as {mime}", error)
         bundle = _call(value, "_repr_mimebundle_", include=None, exclude=None)
         if isinstance(bundle, dict):
             found.update(bundle)
@@ -132,6 +178,21 @@ class Outputs:
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0
         self.report(wire.pack({"type": "output", "cut": cut if parts else [], **self.mark}, parts))
+
+
+class _IPython:
+    """The last finder of modules: where IPython is not installed, it is ours that is found."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "Any":
+        if name != "IPython" and not name.startswith("IPython."):
+            return None
+        # Only here: who does not ask for it does not pay for it.
+        from . import ipython
+
+        return ipython.Finder(self._outputs).find_spec(name)
 
 
 def _drawn(figure: "Any") -> "dict[str, bytes]":

@@ -38,7 +38,6 @@ new (require('net').Socket)({ fd: stop, readable: true, writable: false }).on('d
 const PATIENCE_MS = 100
 // Where a TypeScript compiler may be for a Node that does not know the language itself.
 const COMPILERS = ['typescript', '/usr/share/nodejs/typescript', '/usr/lib/node_modules/typescript']
-const OWN = /node_(runner|context)\.js|node:(internal|vm)/
 
 class Exit {
   constructor (code) { this.code = code }
@@ -53,7 +52,7 @@ class ToolError extends Error {
 }
 
 module.exports = function serve (shared, header) {
-  const { job, report, encode, toJson, callsMain, acorn, ProgramError } = shared
+  const { job, report, encode, toJson, callsMain, acorn, described } = shared
   const write = process.stderr.write.bind(process.stderr)
   let running = null
   let isInScript = false
@@ -84,13 +83,11 @@ module.exports = function serve (shared, header) {
     if (!(error instanceof Exit)) tell(error)
   })
 
+  // The same as a part of the report of the cell's end.
   function tell (error) {
-    const text = error instanceof ProgramError
-      ? error.message
-      : error?.stack === undefined
-        ? `Uncaught ${util.inspect(error)}`
-        : String(error.stack).split('\n').filter((line) => !OWN.test(line)).join('\n')
+    const { text, part } = described(error)
     write(text + '\n')
+    return part
   }
 
   // The module `tools` of the cell that runs. Each call of its functions is a report, and the answer
@@ -271,14 +268,18 @@ module.exports = function serve (shared, header) {
     const evaluated = evaluate(parts.get('code').toString(), args).then(
       (result) => ({ code: (process.exitCode ?? 0) & 0xff, result }),
       (error) => {
-        if (error instanceof Exit) return { code: error.code }
-        if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return { code: INTERRUPTED }
+        try {
+          if (error instanceof Exit) return { code: error.code }
+          if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return { code: INTERRUPTED }
+        } catch {
+          // A proxy, to which nothing can be done.
+        }
         return { code: 1, error: { thrown: error } }
       }
     )
     const { code, result, error } = await Promise.race([ended, evaluated])
     await settled(number)
-    if (error !== undefined) tell(error.thrown)
+    const ending = error === undefined ? [] : [tell(error.thrown)]
     running = null
     offer({})
     process.exitCode = undefined
@@ -286,8 +287,8 @@ module.exports = function serve (shared, header) {
       if (value === undefined) delete process.env[name]
       else process.env[name] = value
     }
-    const returned = result && code === 0 ? [['result', result]] : []
-    report({ type: 'done', number: header.number, exit_code: code }, returned)
+    if (result && code === 0) ending.push(['result', result])
+    report({ type: 'done', number: header.number, exit_code: code }, ending)
   }
 
   let received = Buffer.alloc(0)
@@ -300,7 +301,8 @@ module.exports = function serve (shared, header) {
       if (frame.header.type === 'answer') answered(frame)
       else waiting.push(frame)
     }
-    next()
+    // Not from here: a cell's tracebacks would end with the frames of this socket.
+    soon(next)
   })
   socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
 

@@ -5,6 +5,7 @@
 const fs = require('fs')
 const path = require('path')
 const Module = require('module')
+const util = require('util')
 const { pathToFileURL } = require('url')
 const acorn = require('internal/deps/acorn/acorn/dist/acorn')
 
@@ -140,13 +141,92 @@ async function run ({ header, parts }) {
   return encode(await (args === undefined ? main() : main(args)), header.result_bytes)
 }
 
+// As much of each field as the host takes: see protocol.py.
+const MOST_TYPE = 200
+const MOST_MESSAGE = 10000
+const MOST_TRACEBACK = 20000
+const OWN_FRAME = /^\s+at .*(?:node_(?:runner|context)\.js|node:(?:internal|vm))/
+const MOST_ERRORS = 100
+
+function isError (value) {
+  return util.types.isNativeError(value) || value instanceof Error
+}
+
+// Takes our own frames, and Node's between them, off the stack of an error, its causes and members.
+function trim (error) {
+  const pending = [error]
+  for (let count = 0; pending.length && count < MOST_ERRORS; count++) {
+    const each = pending.pop()
+    if (!isError(each)) continue
+    const { stack, cause, errors } = each
+    if (typeof stack === 'string') {
+      const kept = stack.split('\n').filter((line) => !OWN_FRAME.test(line)).join('\n')
+      // Not of one that is frozen.
+      if (kept !== stack) Reflect.set(each, 'stack', kept)
+    }
+    pending.push(cause, ...(Array.isArray(errors) ? errors : []))
+  }
+}
+
+// What Node prints of what was thrown: an error with its own properties, causes and members,
+// everything else as a value.
+function inspected (error) {
+  trim(error)
+  const text = util.inspect(error)
+  if (isError(error)) {
+    // One without a frame stands in brackets.
+    return text === `[${error.stack}]` ? text.slice(1, -1) : text
+  }
+  return text.includes('\n') ? `Uncaught:\n${text}` : `Uncaught ${text}`
+}
+
+function nameOf (error) {
+  const { name } = error
+  if (typeof name === 'string' && name && name !== 'Error') return name
+  return Object.getPrototypeOf(error)?.constructor?.name || 'Error'
+}
+
+function shortened (text, most) {
+  if (text.length <= most) return text
+  const half = (most - 7) >> 1
+  return `${text.slice(0, half)}\n[...]\n${text.slice(-half)}`
+}
+
+// Without halves of characters, which JSON cannot hold.
+function wellFormed (text) {
+  return Buffer.from(text).toString()
+}
+
+// What is printed of what ended a program, and the same as fields for the report of its end. The
+// program may have made it so that looking at it fails.
+function described (error) {
+  let text = 'Uncaught'
+  let type = 'Error'
+  let message = ''
+  let isOurs = false
+  try {
+    isOurs = error instanceof ProgramError
+    text = isOurs ? error.message : inspected(error)
+    if (isError(error)) {
+      type = isOurs ? 'ProgramError' : nameOf(error)
+      message = String(error.message)
+    } else {
+      type = error === null ? 'null' : typeof error === 'object' ? nameOf(error) : typeof error
+      message = typeof error === 'string' ? error : util.inspect(error)
+    }
+  } catch {}
+  const fields = {
+    type: wellFormed(String(type).slice(0, MOST_TYPE)),
+    message: wellFormed(shortened(message, MOST_MESSAGE)),
+    traceback: isOurs ? '' : wellFormed(shortened(text, MOST_TRACEBACK))
+  }
+  return { text, part: ['exception', Buffer.from(JSON.stringify(fields))] }
+}
+
 function fail (error) {
-  const own = (line) => !/node_runner\.js|node:internal/.test(line)
-  const text = error instanceof ProgramError
-    ? error.message
-    : (error?.stack?.split('\n').filter(own).join('\n') ?? String(error))
+  const { text, part } = described(error)
   fs.writeSync(2, text + '\n')
-  report({ type: 'done', exit_code: 1 })
+  report({ type: 'done', exit_code: 1 }, [part])
   process.reallyExit(1)
 }
 
@@ -168,7 +248,7 @@ function beContext ({ header, parts }) {
   context.filename = context.id
   context.paths = []
   context._compile(parts.get('runner').toString(), context.id)
-  context.exports({ job: JOB, report, encode, toJson, callsMain, acorn, ProgramError }, header)
+  context.exports({ job: JOB, report, encode, toJson, callsMain, acorn, described }, header)
 }
 
 function serve () {

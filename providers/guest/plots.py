@@ -1,4 +1,4 @@
-"""matplotlib's open figures, without importing matplotlib for programs that do not use it."""
+"""Figures of matplotlib and plotly, without importing either for programs that do not use it."""
 
 import sys
 
@@ -7,44 +7,78 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PYPLOT = "matplotlib.pyplot"
+PYPLOT, PLOTLY = "matplotlib.pyplot", "plotly.io"
 
 
-def hook(show: "Callable[[], None]") -> None:
-    """Have `plt.show()` call `show`, now or as soon as the program imports pyplot."""
+def hook(show: "Callable[[], None]", display: "Callable[[object], None]") -> None:
+    """Have `plt.show()` call `show`, and the like of plotly and Pillow `display`, now or as soon as
+    the program imports them."""
 
     def show_all(*_: object, **__: object) -> None:
         # A function, because pyplot gives it a signature.
         show()
 
-    if PYPLOT in sys.modules:
-        vars(sys.modules[PYPLOT])["show"] = show_all
-    else:
-        sys.meta_path.insert(0, _Hook(show_all))
+    def show_one(value: object, *_: object, **__: object) -> None:
+        display(value)
+
+    when_imported(PYPLOT, lambda module: setattr(module, "show", show_all))
+    when_imported(PLOTLY, lambda module: setattr(module, "show", show_one))
+    when_imported("PIL.Image", lambda module: setattr(module.Image, "show", show_one))
 
 
-class _Hook:
-    """Waits in the import system for pyplot, and for nothing else."""
+def when_imported(name: str, act: "Callable[[Any], None]") -> None:
+    """Have `act` called with a module, now or as soon as the program imports it."""
+    if name in sys.modules:
+        act(sys.modules[name])
+        return
+    found = next((each for each in sys.meta_path if isinstance(each, _Hooks)), None)
+    if found is None:
+        found = _Hooks()
+        sys.meta_path.insert(0, found)
+    found.acts[name] = act
 
-    def __init__(self, show: "Callable[..., None]") -> None:
-        self._show = show
+
+class _Hooks:
+    """Waits in the import system for some modules, and for nothing else."""
+
+    def __init__(self) -> None:
+        self.acts: "dict[str, Callable[[Any], None]]" = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "Any":
-        if name != PYPLOT:
+        act = self.acts.pop(name, None)
+        if act is None:
             return None
         import importlib.util
 
-        sys.meta_path.remove(self)
         spec: Any = importlib.util.find_spec(name)
-        if spec is not None:
+        if spec is None:
+            # It may come later.
+            self.acts[name] = act
+        else:
             execute = spec.loader.exec_module
 
-            def execute_and_hook(module: "Any") -> None:
+            def execute_and_act(module: "Any") -> None:
                 execute(module)
-                module.show = self._show
+                act(module)
 
-            spec.loader.exec_module = execute_and_hook
+            spec.loader.exec_module = execute_and_act
         return spec
+
+
+def is_plotly(value: object) -> bool:
+    """Whether it is a figure of plotly."""
+    module = sys.modules.get("plotly.basedatatypes")
+    return module is not None and isinstance(value, module.BaseFigure)
+
+
+def plotly_bundle(figure: "Any") -> "dict[str, object]":
+    """A figure of plotly as its data, and as a page that loads plotly's script from elsewhere."""
+    import json
+
+    return {
+        "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
+        "text/html": figure.to_html(full_html=False, include_plotlyjs="cdn"),
+    }
 
 
 def is_figure(value: object) -> bool:

@@ -81,6 +81,9 @@ is too large to be read at once comes as `held`, and `kept` or `dropped` says wh
 same until its end. `unseen` is a list of folders that cannot be looked into; "" is the workspace,
 and stands for more of them than can be said.
 
+The part `exception` of a run's answer is JSON, {type, message, traceback}: what ended the program,
+as it says itself. It is there where the exit code is another than 0 and something is known.
+
 `failed` has `reason`, and `field` where one of the operation's is at fault; `code` is `refused`,
 `missing` or `exhausted`.
 """

@@ -8,15 +8,18 @@ import os
 import sys
 import traceback
 
-from . import calls, display, preload, python_runner, wire
+from . import calls, display, exceptions, preload, python_runner, wire
+from .event_loop import ContextLoop
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
+from .streams import Streams
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
-    import asyncio
     import types
     from typing import Any, NoReturn
+
+    from .shell import InteractiveShell
 
 # Interrupts are this thread's.
 _MAIN = _thread.get_ident()
@@ -51,6 +54,7 @@ def serve(
     outputs.report(wire.pack({"type": "ready"}, []))
     process = _getpid()
     while True:
+        context.loop.idle(inbox)
         frame = inbox.next_cell()
         if frame is None:
             _exit(0)
@@ -67,8 +71,7 @@ def serve(
             # The program has closed it: there will be no other cell.
             _exit(exit_code)
         done = {"type": "done", "number": frame_header["number"], "exit_code": exit_code}
-        returned = [] if result is None else [("result", result)]
-        if not outputs.report(wire.pack(done, returned)):
+        if not outputs.report(wire.pack(done, outputs.parts_of_end(result))):
             _exit(exit_code)
 
 
@@ -103,7 +106,11 @@ class Context:
         self._tools = calls.Tools(inbox, outputs)
         self._advised = advised
         self._count = 0
-        self._events: "asyncio.AbstractEventLoop | None" = None
+        self._name = ""
+        self._shell: "InteractiveShell | None" = None
+        self._streams = Streams()
+        self.loop = ContextLoop()
+        vars(builtins)["get_ipython"] = outputs.shell = self.shell
 
     def run(
         self, header: "dict[str, Any]", parts: "dict[str, bytes]"
@@ -112,12 +119,14 @@ class Context:
         mark = {"number": header["number"]}
         self._outputs.mark = mark
         self._outputs.room = header["rich_output_bytes"]
+        self._outputs.exception = b""
         code = parts["code"].decode()
         if self._advised:
             from . import advice
 
             remarks = advice.remarks(code)
             self._outputs.report(wire.pack({"type": "advice", "remarks": remarks, **mark}, []))
+        self._streams.restore()
         if sys.stdin is None or sys.stdin.closed:
             # exit() closes it.
             sys.stdin = open(0, closefd=False)
@@ -130,12 +139,14 @@ class Context:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             self._outputs.report(wire.pack({"type": "began", **mark}, []))
             limit = header["result_bytes"]
+            self.loop.enter()
             ended = python_runner.run(code, "", arguments, limit, self._outputs, self._run)
             self._outputs.end_cell()
         except KeyboardInterrupt:
             ended = (INTERRUPTED, None)
         finally:
             _be_deaf()
+            self.loop.leave()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -147,67 +158,78 @@ class Context:
     def _run(
         self, code: str, _: str, arguments: "bytes | None", outputs: display.Outputs
     ) -> "bytes | None":
-        name = self._remember(code)
-        flags = ONLY_AST | TOP_LEVEL_AWAIT
-        tree: "Any" = compile(code, name, "exec", flags, dont_inherit=True)
-        import _ast
-
-        last = None
-        if tree.body and isinstance(tree.body[-1], _ast.Expr):
-            last = _ast.Expression(tree.body.pop().value)
+        self._remember(code)
+        tree, text = self._parse(code)
         values: "dict[str, object] | None" = None
         if arguments is not None:
             values = wire.loads(arguments.decode())  # type: ignore[assignment]
             self.namespace["arguments"] = values
-        self._execute(compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True))
-        if last is not None:
-            made = compile(last, name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True)
-            value = self._execute(made)
-            if value is not None:
-                vars(builtins)["_"] = value
-                outputs.display(value)
+        value = self._evaluate(tree, text)
+        if value is not None:
+            vars(builtins)["_"] = value
+            outputs.display(value)
         main = self.namespace.get("main")
         if values is None or not callable(main) or python_runner._calls_main(tree):
             return None
         returned = main(**values)
         if hasattr(returned, "__await__"):
-            returned = self._wait(returned)
+            returned = self.loop.wait(returned)
         return python_runner._encode(returned)
+
+    def shell(self) -> "InteractiveShell":
+        """What `get_ipython()` answers with."""
+        if self._shell is None:
+            # Only here: few cells ask for it.
+            from .shell import InteractiveShell
+
+            evaluate = lambda code: self._evaluate(*self._parse(code))  # noqa: E731
+            self._shell = InteractiveShell(self.namespace, self._outputs, evaluate)
+        return self._shell
+
+    def _parse(self, code: str) -> "tuple[Any, str]":
+        """The tree of a cell, and the text that it is of: lines of a notebook's become Python."""
+        flags = ONLY_AST | TOP_LEVEL_AWAIT
+        try:
+            return compile(code, self._name, "exec", flags, dont_inherit=True), code
+        except SyntaxError as error:
+            from . import notebook
+
+            text = notebook.plain(code)
+            if text == code:
+                raise
+            del error
+        return compile(text, self._name, "exec", flags, dont_inherit=True), text
+
+    def _evaluate(self, tree: "Any", text: str) -> object:
+        """Run a cell. The value of its last expression; None where it has none, or a semicolon
+        behind it."""
+        import _ast
+
+        last = None
+        if tree.body and isinstance(tree.body[-1], _ast.Expr):
+            last = tree.body.pop().value
+        self._execute(compile(tree, self._name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True))
+        if last is None:
+            return None
+        made = _ast.Expression(last)
+        value = self._execute(compile(made, self._name, "eval", TOP_LEVEL_AWAIT, dont_inherit=True))
+        if ";" in text:
+            from . import notebook
+
+            if notebook.is_quiet(text, last.end_lineno, last.end_col_offset):
+                return None
+        return value
 
     def _execute(self, code: "types.CodeType") -> object:
         value = eval(code, self.namespace)
-        return self._wait(value) if code.co_flags & COROUTINE else value
+        return self.loop.wait(value) if code.co_flags & COROUTINE else value
 
-    def _wait(self, awaitable: "Any") -> object:
-        """Have the context's own event loop run it. Its other tasks go on meanwhile."""
-        import asyncio
-
-        if self._events is None or self._events.is_closed():
-            self._events = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._events)
-        events = self._events
-
-        async def outcome() -> object:
-            return await awaitable
-
-        task = events.create_task(outcome())
-        try:
-            return events.run_until_complete(task)
-        except KeyboardInterrupt:
-            task.cancel()
-            try:
-                events.run_until_complete(task)
-            except asyncio.CancelledError:
-                raise KeyboardInterrupt from None
-            raise
-
-    def _remember(self, code: str) -> str:
+    def _remember(self, code: str) -> None:
         """Give the cell a name, under which tracebacks and `inspect` find its lines."""
         self._count += 1
-        name = f"<cell {self._count}>"
+        name = self._name = f"<cell {self._count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         linecache.cache.pop(f"<cell {self._count - SOURCES_KEPT}>", None)
-        return name
 
 
 def _be_deaf() -> None:
@@ -234,6 +256,4 @@ def _print_exception(
     kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
 ) -> None:
     # The interpreter's own looks for the lines of a program in files alone.
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    traceback.print_exception(kind, error, trace)
+    traceback.print_exception(kind, error, exceptions.own_part(trace))

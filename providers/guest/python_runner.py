@@ -71,9 +71,9 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     )
     outputs.finish()
     exit_code = _end_like_an_interpreter(exit_code)
-    returned = [] if result is None else [("result", result)]
     # A child that the program forked and that runs on to here reports nothing.
-    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, returned))
+    done = {"type": "done", "exit_code": exit_code}
+    outputs.report(wire.pack(done, outputs.parts_of_end(result)))
     _exit(exit_code)
 
 
@@ -99,13 +99,19 @@ def run(
     except SystemExit as stop:
         if stop.code is None:
             return 0, None
-        if isinstance(stop.code, int):
-            return stop.code & 0xFF, None
-        _tell(stop.code)
+        if not isinstance(stop.code, int):
+            _tell(stop.code)
+        ended: BaseException = stop
     except ProgramError as error:
         _tell(error)
+        ended = error
     except BaseException as error:
         _print_traceback(error)
+        ended = error
+    if outputs is not None:
+        outputs.note(ended)
+    if isinstance(ended, SystemExit) and isinstance(ended.code, int):
+        return ended.code & 0xFF, None
     return 1, None
 
 

@@ -9,6 +9,7 @@ from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
 from .processes import Times, cpu_seconds, last_number
+from .wire import EXCEPTION_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ class Run:
         *,
         advised: bool = False,
         stream: "Stream | None" = None,
+        language: str = "python",
     ) -> None:
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
         self.child = child
+        self.language = language
         self.limits = limits
         self.timed_out = False
         self.out_of_memory = False
@@ -54,7 +57,7 @@ class Run:
         self.stdout = Capture(child.stdout, bound, STDOUT, self.order, take)
         self.stderr = Capture(child.stderr, bound, STDERR, self.order, take)
         self._reports: "wire.Parser | None" = wire.Parser(
-            max(limits["result_bytes"], limits["rich_output_bytes"]) + 4096
+            max(limits["result_bytes"], limits["rich_output_bytes"], EXCEPTION_BYTES) + 4096
         )
 
     def follow(self, job: "list[bytes]", wakeup: int, channel: int) -> None:
@@ -206,6 +209,19 @@ def answer(run: Run, request_id: object, seconds: float) -> bytes:
     return wire.pack({"type": "result", "id": request_id, **header}, parts)
 
 
+def _exception(run: "Run | Cell") -> "list[tuple[str, bytes]]":
+    """What ended it, as the program claims, or its exit code where its language says no more."""
+    code = run.exit_code
+    if not code:
+        return []
+    told = run.done_parts.get("exception")
+    if told is None and run.language == "bash":
+        from . import exceptions
+
+        told = exceptions.of_status(code)
+    return [("exception", told)] if told and len(told) <= EXCEPTION_BYTES else []
+
+
 def outcome(
     run: "Run | Cell",
     seconds: float,
@@ -216,6 +232,7 @@ def outcome(
     parts = [("stdout", run.stdout.content), ("stderr", run.stderr.content)]
     if "result" in run.done_parts and run.exit_code == 0:
         parts.append(("result", run.done_parts["result"]))
+    parts += _exception(run)
     for number, bundle in enumerate(run.outputs.kept):
         parts += [(f"output:{number}:{mime}", content) for mime, content in bundle.items()]
     parts += [(f"artifact:{name}", content) for name, content in files]

@@ -158,7 +158,14 @@ def _serve(
         from .stream import Stream
 
         stream = Stream(channel_out, request["id"])
-    run = Run(child, request, memory, advised=bool(template.get("advise")), stream=stream)
+    run = Run(
+        child,
+        request,
+        memory,
+        advised=bool(template.get("advise")),
+        stream=stream,
+        language=str(template["language"]),
+    )
     job = wire.chunks(
         {
             "entrypoint": request["entrypoint"],

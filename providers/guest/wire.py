@@ -12,6 +12,10 @@ HEADER_LIMIT = 256 * 1024
 REQUEST_LIMIT = 128 * 1024 * 1024
 _LET_GO_BYTES = 1024 * 1024
 
+# Of what ended a program: characters of each field, and bytes of all of them as JSON.
+TYPE_CHARACTERS, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS = 200, 10_000, 20_000
+EXCEPTION_BYTES = 192 * 1024
+
 # The zygote's first byte on a sandbox's channel: a pidfd comes with the first, a text with the
 # others. EXHAUSTED is a failure for want of what the machine may have again in a moment.
 STARTED, FAILED, EXHAUSTED = b"S", b"F", b"E"

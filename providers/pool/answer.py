@@ -69,6 +69,7 @@ def read_answer(
         outputs=read_outputs(parts, limits, outputs_skipped),
         artifacts=_artifacts(parts, limits, files_skipped),
         output_order=claims.order(header),
+        exception=claims.exception(parts.get("exception")) if exit_code else None,
     )
     note_omissions(metadata, ARTIFACTS_SKIPPED, files_skipped)
     note_omissions(metadata, OUTPUTS_SKIPPED, outputs_skipped)

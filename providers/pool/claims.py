@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from providers.guest.wire import EXCEPTION_BYTES
+from providers.values import exception_of
+
 # Turns of stdout and stderr that a guest may tell of.
 MOST_PIECES = 4096
 
@@ -67,3 +70,14 @@ def order(header: Mapping[str, object]) -> list[list[int]] | None:
         for piece in claimed
     )
     return claimed if is_order else None
+
+
+def exception(claimed: bytes | None) -> dict[str, str] | None:
+    """The type, message and traceback of what ended a program; None for what is not that."""
+    if not claimed or len(claimed) > EXCEPTION_BYTES:
+        return None
+    try:
+        told = parse_json(claimed)
+    except (ValueError, RecursionError):
+        return None
+    return exception_of(told)

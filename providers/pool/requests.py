@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from providers.errors import InvalidConfiguration
 from providers.guest import wire
 from providers.guest.names import problem
+from providers.guest.wire import EXCEPTION_BYTES
 from providers.languages import RESERVED_NAMES, language_of, normalize_language
 from providers.pool.launcher import Launcher
 from providers.pool.template import Template
@@ -79,7 +80,7 @@ def check_files(job: Job) -> None:
 def answer_bytes(limits: RunLimits) -> int:
     """The most that an answer within the limits can hold."""
     files = limits.artifacts_total_bytes + limits.rich_output_bytes
-    return 2 * limits.output_bytes + limits.result_bytes + files
+    return 2 * limits.output_bytes + limits.result_bytes + files + EXCEPTION_BYTES
 
 
 def request_frame(

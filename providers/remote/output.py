@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from providers.guest.names import Omissions, too_large, too_many
-from providers.values import Emit, Event, RunLimits, Stream
+from providers.guest.wire import EXCEPTION_BYTES
+from providers.values import Emit, Event, RunLimits, Stream, exception_of
 
 _ENVELOPE_BYTES = 1024
 
@@ -24,6 +25,7 @@ class Output:
         self.outputs: list[dict[str, Any]] = []
         self.skipped = Omissions()
         self._shown = 0
+        self.exception: dict[str, str] | None = None
         self._rich_left = limits.rich_output_bytes
         self._kept: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
         self._left: dict[Stream, int] = {
@@ -57,13 +59,17 @@ class Output:
                 return
             self._value, text = "", after
         value, mark, after = (self._value + text).partition(self.mark)
-        self._value = value[: self._limits.result_bytes + _ENVELOPE_BYTES]
+        self._value = value[: self._limits.result_bytes + EXCEPTION_BYTES]
         if mark:
             self._value_ended = True
             self._keep("stdout", after.removeprefix("\n"))
 
     def stderr(self, text: str) -> None:
         self._keep("stderr", text)
+
+    def fail(self, name: str, value: str, traceback: str) -> None:
+        """What the service says of the exception that ended the cell."""
+        self.exception = exception_of({"type": name, "message": value, "traceback": traceback})
 
     def show(self, bundle: dict[str, Any]) -> None:
         """A rich output, a map from MIME type to value. One too many or too large is dropped."""
@@ -92,19 +98,21 @@ class Output:
         return "".join(self._kept[stream])
 
     def ended(self) -> dict[str, Any] | None:
-        """What the program said at its end: `exit_code`, and `result` where `main()` returned.
+        """What the program said at its end: `exit_code`, `result` where `main()` returned, and the
+        `exception` that ended it.
 
         None when it said nothing, as when it was killed or ended itself.
         """
         if not self._value_ended or self._value is None:
             return None
-        if len(self._value.encode()) > self._limits.result_bytes + _ENVELOPE_BYTES // 2:
-            self.stderr(f"main() returned more than {self._limits.result_bytes} bytes of JSON\n")
-            return {"exit_code": 1}
         try:
             said = json.loads(self._value)
         except (ValueError, RecursionError):
             said = None
+        is_long = len(self._value.encode()) > self._limits.result_bytes + _ENVELOPE_BYTES // 2
+        if is_long and not (isinstance(said, dict) and "exception" in said):
+            self.stderr(f"main() returned more than {self._limits.result_bytes} bytes of JSON\n")
+            return {"exit_code": 1}
         if not isinstance(said, dict) or not isinstance(said.get("exit_code"), int):
             self.stderr("The sandbox returned a value that is not JSON.\n")
             return {"exit_code": 1}

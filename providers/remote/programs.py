@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.errors import InvalidConfiguration
-from providers.guest import python_runner, wire
+from providers.guest import exceptions, python_runner, wire
 from providers.remote import python_program
 from providers.values import Entrypoint, RunLimits
 
@@ -42,8 +42,12 @@ _JAVASCRIPT_CALL = """
     end(`{"exit_code": 0, "result": ${text}}`)
   }
   const fail = (error) => {
-    console.error(error?.stack ?? String(error))
-    end('{"exit_code": 1}')
+    console.error(error?.stack ?? error)
+    const said = (text, most) => String(text ?? '').slice(0, most)
+    const type = error instanceof Error ? (error.name === 'Error' ? error.constructor.name : error.name) : typeof error
+    const message = error instanceof Error ? error.message : typeof error === 'object' ? JSON.stringify(error) : error
+    const exception = { type: said(type, 200), message: said(message, 10000), traceback: said(error?.stack, 20000) }
+    end(JSON.stringify({ exit_code: 1, exception }))
   }
   try {
     if (typeof main !== 'function') throw new Error("entrypoint 'main': the code defines no function main()")
@@ -185,6 +189,21 @@ _RUNNER = (
     python_runner._write_program,
 )
 
+# What of the guest tells how it ended.
+_BOUNDS = ("TYPE_CHARACTERS", "MESSAGE_CHARACTERS", "TRACEBACK_CHARACTERS", "_CUT")
+_EXCEPTIONS = (
+    exceptions.Ending,
+    exceptions.described,
+    exceptions.fields,
+    exceptions.own_part,
+    exceptions._without,
+    exceptions._type_of,
+    exceptions._message_of,
+    exceptions._traceback_of,
+    exceptions._shortened,
+    exceptions._clean,
+)
+
 
 @cache
 def _python_source() -> str:
@@ -192,5 +211,10 @@ def _python_source() -> str:
     own = Path(python_program.__file__).read_text(encoding="utf-8")
     runner = f"import os\nimport sys\nFILE, ONLY_AST = 'main.py', {python_runner.ONLY_AST}\n"
     runner += "\n\n".join(inspect.getsource(part) for part in _RUNNER)
-    sources = {"wire": inspect.getsource(wire), "python_runner": runner}
+    bounds = {name: getattr(exceptions, name) for name in _BOUNDS}
+    ending = "\n".join(f"{name} = {value!r}" for name, value in bounds.items())
+    ending = f"import sys\n{ending}\n" + "\n\n".join(
+        inspect.getsource(part) for part in _EXCEPTIONS
+    )
+    sources = {"wire": inspect.getsource(wire), "exceptions": ending, "python_runner": runner}
     return f"{own}\n__cofferdam_sources__ = {sources!r}\n"

@@ -48,7 +48,8 @@ def __cofferdam__(
     if asyncio and loop:
         asyncio.events._set_running_loop(None)
     try:
-        exit_code, result = module.run(code, entrypoint, arguments.encode(), limit)
+        ended = modules["exceptions"].Ending()
+        exit_code, result = module.run(code, entrypoint, arguments.encode(), limit, ended)
     finally:
         if asyncio and loop:
             asyncio.set_event_loop(loop)
@@ -62,4 +63,6 @@ def __cofferdam__(
                 sys.modules["main"] = former[1]
     sys.stderr.flush()
     returned = "" if result is None else f', "result": {result.decode()}'
+    if ended.exception:
+        returned = f', "exception": {ended.exception.decode()}'
     print(f'{mark}{{"exit_code": {exit_code}{returned}}}{mark}', file=out, flush=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from providers.remote.output import Output
 from providers.remote.programs import Program
-from providers.values import OUTPUTS_SKIPPED, ExecutionResult, note_omissions
+from providers.values import OUTPUTS_SKIPPED, ExecutionResult, exception_of, note_omissions
 
 
 def result_of(
@@ -38,7 +38,13 @@ def result_of(
         has_result=has_result,
         result=ended["result"] if ended is not None and has_result else None,
         outputs=list(output.outputs),
+        exception=_exception(output, ended) if exit_code else None,
     )
     note_omissions(result.metadata, OUTPUTS_SKIPPED, output.skipped)
     output.close()
     return result
+
+
+def _exception(output: Output, ended: dict[str, Any] | None) -> dict[str, str] | None:
+    """What ended the program: it says so where we have run it, else its service does."""
+    return exception_of((ended or {}).get("exception")) or output.exception

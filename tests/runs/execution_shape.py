@@ -31,6 +31,7 @@ SHAPE = {
     "artifacts_skipped": list,
     "outputs_skipped": list,
     "error": (dict, type(None)),
+    "exception": (dict, type(None)),
     "hops": list,
     "cost": (str, type(None)),
     "timings": dict,

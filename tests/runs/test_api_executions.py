@@ -12,6 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from executions.models import Execution
+from executions.services.ledger import receipt_of
+from executions.services.ledger.canonical import text_hash
 from tests.conftest import Caller, require
 from tests.runs.execution_shape import SHAPE
 from tests.support.running import run
@@ -86,6 +88,48 @@ def test_code_that_raises_is_failed_with_its_own_line_numbers(
     assert (body["status"], body["exit_code"], body["error"]) == ("failed", 1, None)
     assert "line 3" in body["stderr"]
     assert "ValueError: no such luck" in body["stderr"]
+    assert body["exception"] == {
+        "type": "ValueError",
+        "message": "no such luck",
+        "traceback": body["stderr"],
+    }
+    record = Execution.objects.get(pk=body["id"])
+    assert (receipt_of(record) or {})["exception_hash"] == text_hash(record.exception)
+
+
+@pytest.mark.parametrize(
+    ("code", "language", "kind", "message"),
+    [
+        ("throw {status: 404, why: 'no such row'}", "javascript", "Object", "no such row"),
+        (
+            "throw new Error('outer', {cause: new Error('the reason')})",
+            "javascript",
+            "Error",
+            "outer",
+        ),
+        ("async function main () { throw new TypeError('x') }", "javascript", "TypeError", "x"),
+        ("async def main():\n    raise KeyError('k')", "python", "KeyError", "k"),
+        ("exit 3", "bash", "Error", "exit status 3"),
+    ],
+)
+def test_what_ends_a_program_is_told_in_each_language(
+    local_active: None, alice: Caller, code: str, language: str, kind: str, message: str
+) -> None:
+    if language == "javascript":
+        require("node")
+    body = run(alice, code, language=language).json()
+
+    assert body["status"] == "failed"
+    assert body["exception"]["type"] == kind
+    assert message in body["exception"]["message"]
+    assert "node_runner" not in body["stderr"]
+    if "cause" in code:
+        assert "the reason" in body["stderr"]
+
+
+def test_code_that_succeeds_has_no_exception(local_active: None, alice: Caller) -> None:
+    caught = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass\nimport sys; sys.exit(0)"
+    assert run(alice, caught).json()["exception"] is None
 
 
 def test_the_exit_code_is_the_codes_own(local_active: None, alice: Caller) -> None:

@@ -102,7 +102,7 @@ def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
 
     def unfit(answer: Any, limits: Any) -> Checked:
         answer.exit_code = 10**30
-        return Checked(answer, "", "")
+        return Checked(answer, "", "", "")
 
     monkeypatch.setattr("executions.services.attempt.check", unfit)
     answer = run(alice, "print(1)")

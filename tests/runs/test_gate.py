@@ -56,6 +56,8 @@ results = st.builds(
     result=anything,
     outputs=st.lists(st.dictionaries(st.text(max_size=5), anything, max_size=3)) | anything,
     artifacts=st.lists(files, max_size=5) | anything,
+    exception=anything
+    | st.fixed_dictionaries(dict.fromkeys(("type", "message", "traceback"), st.text() | anything)),
 )
 
 
@@ -82,6 +84,8 @@ def test_whatever_comes_in_what_goes_out_can_be_recorded(claimed: ExecutionResul
     assert len(json.loads(checked.outputs_json or "[]")) == len(result.outputs)
     assert len(result.artifacts) <= LIMITS.artifact_count
     assert sum(len(file.content) for file in result.artifacts) <= LIMITS.artifacts_total_bytes
+    checked.exception_json.encode()
+    assert "\0" not in checked.exception_json
     for file in result.artifacts:
         assert {"", ".", ".."}.isdisjoint(file.name.split("/"))
 
@@ -103,6 +107,23 @@ def test_an_honest_answer_passes_unchanged() -> None:
         outputs=[{"text/plain": "4"}], artifacts=[file],
     )  # fmt: skip
     assert (checked.result_json, checked.outputs_json) == ('{"a":[1,2.5,null]}', '[{"text/plain":"4"}]')  # fmt: skip
+
+
+def test_what_ended_a_program_is_kept_where_it_has_failed() -> None:
+    told = {"type": "E", "message": "a\0b", "traceback": "t" * 30_000, "more": "x"}
+    failed = check(honest(exit_code=1, exception=told), RunLimits())
+    assert failed.result.exception == {
+        "type": "E",
+        "message": "a\ufffdb",
+        "traceback": "t" * 20_000,
+    }
+    assert failed.exception_json.startswith('{"type":"E","message":"a\ufffdb",')
+    assert check(honest(exception=told), RunLimits()).exception_json == ""
+    assert (
+        check(honest(exit_code=1, timed_out=True, exception=told), RunLimits()).exception_json == ""
+    )
+    refused = check(honest(exit_code=1, exception="E"), RunLimits())
+    assert (refused.exception_json, refused.result.exception) == ("", None)
 
 
 def test_output_right_at_its_limit_is_whole() -> None:

@@ -79,6 +79,8 @@ class Execution(Shape):
     # Rich outputs and ends of streams that were not kept, and why.
     outputs_skipped: list[Omission]
     error: Verdict | None
+    # What ended a program that failed; null where it has not, or said nothing.
+    exception: ProgramException | None
     # The providers that were tried or passed over, and why.
     hops: list[dict[str, Any]]
     # Estimated; null where the provider has no price.
@@ -234,6 +236,17 @@ class Process(Shape):
     execution: str | None
     state: Literal["running", "exited"]
     exit_code: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramException(Shape):
+    """What ended the program, by its own account."""
+
+    # Such as ValueError; Error where there are no types.
+    type: str
+    message: str
+    # With notes, causes and members of groups; empty where there is none.
+    traceback: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ const DOMAINS: Record<string, string> = { 1: "cofferdam-ledger-1\n", 2: "cofferd
 // The fields whose words are others in the receipt. What is not here is compared by its own name.
 const HANDLED = [
   ...["id", "receipt", "error", "result", "has_result", "outputs", "stdout", "stderr"],
-  ...["artifacts", "on_behalf_of"],
+  ...["artifacts", "exception", "on_behalf_of"],
 ];
 // One hash in the receipt is over all of these together.
 const DETAILS = ["created_at", "cost", "hops", "timings"];
@@ -136,6 +136,13 @@ class Check {
       found.set("on_behalf_of_hash", isText ? await textHash(person) : person);
     } else if (person !== undefined && person !== null && person !== "") {
       this.unbound.push("on_behalf_of");
+    }
+    const exception = answer.get("exception");
+    if (receipt.has("exception_hash") && exception !== undefined) {
+      const isThere = exception !== null;
+      found.set("exception_hash", isThere ? await textHash(written(exception)) : null);
+    } else if (exception !== undefined && exception !== null) {
+      this.unbound.push("exception");
     }
     const error = need(answer, "error");
     if (error === null) {

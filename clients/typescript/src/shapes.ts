@@ -80,6 +80,8 @@ export interface Execution {
   /** Rich outputs and ends of streams that were not kept, and why. */
   outputs_skipped: Omission[];
   error: Verdict | null;
+  /** What ended a program that failed; null where it has not, or said nothing. */
+  exception: ProgramException | null;
   /** The providers that were tried or passed over, and why. */
   hops: Array<Record<string, unknown>>;
   /** Estimated; null where the provider has no price. */
@@ -227,6 +229,15 @@ export interface Process {
   execution: string | null;
   state: "running" | "exited";
   exit_code: number | null;
+}
+
+/** What ended the program, by its own account. */
+export interface ProgramException {
+  /** Such as ValueError; Error where there are no types. */
+  type: string;
+  message: string;
+  /** With notes, causes and members of groups; empty where there is none. */
+  traceback: string;
 }
 
 export interface Quota {

@@ -144,7 +144,6 @@ class SessionKernel(Kernel):  # type: ignore[misc]
 
     def _run(self, code: str, silent: bool) -> dict[str, Any]:
         options: Any = {"timeout": float(CELL_SECONDS)} if CELL_SECONDS else {}
-        printed = ""
         language, code = read_cell(code)
         if language:
             self._have_context(language)
@@ -152,9 +151,7 @@ class SessionKernel(Kernel):  # type: ignore[misc]
         with self._session.stream(code, agent="jupyter", **options) as events:
             for event in events:
                 if event.type == "done":
-                    return self._ended(event.execution, printed, silent)
-                if event.type == "stderr":
-                    printed = (printed + event.text)[-4000:]
+                    return self._ended(event.execution, silent)
                 if silent:
                     continue
                 if event.type in ("stdout", "stderr"):
@@ -167,7 +164,7 @@ class SessionKernel(Kernel):  # type: ignore[misc]
         if language not in {context.id for context in self._session.contexts()}:
             self._session.create_context(language, id=language)
 
-    def _ended(self, execution: Any, printed: str, silent: bool) -> dict[str, Any]:
+    def _ended(self, execution: Any, silent: bool) -> dict[str, Any]:
         if execution.context_kept is False and not silent:
             lost = "The interpreter was lost, and what was in it. It has started again, empty.\n"
             self._say("stream", name="stderr", text=lost)
@@ -177,12 +174,10 @@ class SessionKernel(Kernel):  # type: ignore[misc]
             return self._failed(execution.error.code, execution.error.message, silent)
         if execution.exit_code == INTERRUPTED:
             return self._failed("KeyboardInterrupt", "", silent)
-        # The traceback has been printed; its last line names the exception.
-        last = printed.strip().rpartition("\n")[2]
-        name, _, value = last.partition(": ")
-        if not name.replace(".", "").isidentifier():
-            name, value = "Exit", f"code {execution.exit_code}"
-        return self._failed(name, value, silent)
+        # The traceback has been printed.
+        if (told := execution.exception) is None:
+            return self._failed("Exit", f"code {execution.exit_code}", silent)
+        return self._failed(told.type, told.message, silent)
 
     def _reply(self) -> dict[str, Any]:
         return {

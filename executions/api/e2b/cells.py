@@ -13,7 +13,8 @@ from executions.api.e2b.process_stream import KeptAlive
 from executions.api.streams import NDJSON
 from executions.models import Execution
 from executions.services.live import Entry
-from executions.services.summaries import omission_lines
+from executions.services.summaries import exception_of, omission_lines
+from providers.guest.notebook import is_quiet, plain
 
 _FIELDS = {
     "text/plain": "text",
@@ -35,13 +36,12 @@ _FIELDS = {
     "application/vnd.cofferdam.chart+json": "chart",
     "application/vnd.cofferdam.listed+json": "json",
 }
-_TRACEBACK = b"Traceback (most recent call last):\n"
-# A class is told with where it was made, and goes by its own name.
-_MADE_IN = r"^(?:Uncaught )?(?:(?:[A-Za-z_]\w*|<locals>)\.)*"
-_NAMED = re.compile(rf"{_MADE_IN}([A-Za-z_]\w*)(?:: (.*))?$")
-_ERROR = re.compile(rf"{_MADE_IN}\w*(?:Error|Exception|Interrupt|Exit)\b")
+# How a traceback begins, that of a group of exceptions included.
+_TRACEBACK = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):\n")
 # Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
 _MOST_LOOKED_AT = 16 * 1024
+# Lines of notebooks, each of which costs a look at the whole cell.
+_MOST_REWRITTEN = 20
 
 
 class CellEvents(KeptAlive):
@@ -80,8 +80,11 @@ class CellEvents(KeptAlive):
         ):
             told += _text("stderr", self._trace)
         else:
+            error = error_of(execution)
             trace = self._trace.decode("utf-8", "replace")
-            told += _line({"type": "error", **error_of(execution, trace)})
+            # What ended the cell is told as its error, and once.
+            told += _text("stderr", trace.removesuffix(error["traceback"]).encode())
+            told += _line({"type": "error", **error})
         if (execution := said.get("execution")) is not None:
             left_out = "".join(f"[{line}]\n" for line in omission_lines(execution))
             told += _text("stderr", left_out.encode())
@@ -91,9 +94,10 @@ class CellEvents(KeptAlive):
         if self._trace:
             self._trace += data
             return b""
-        before, found, after = data.partition(_TRACEBACK)
-        self._trace = found + after
-        return _text("stderr", before)
+        found = _TRACEBACK.search(data)
+        start = len(data) if found is None else found.start()
+        self._trace = data[start:]
+        return _text("stderr", data[:start])
 
     def _output(self, bundle: Mapping[str, Any]) -> bytes:
         if not self._has_value:
@@ -107,30 +111,33 @@ def may_have_value(code: str) -> bool:
     if len(code) > _MOST_LOOKED_AT:
         return True
     try:
-        body = ast.parse(code).body
+        text = plain(code, _MOST_REWRITTEN)
+        body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     if not body or not isinstance(last := body[-1], ast.Expr):
+        return False
+    if is_quiet(text, last.end_lineno or 1, last.end_col_offset or 0):
         return False
     if not isinstance(call := last.value, ast.Call):
         return True
     # These show something themselves, and have no value.
     name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
-    return name not in ("print", "display", "show")
+    return name not in ("print", "display", "show", "system", "run_cell_magic")
 
 
-def error_of(execution: Execution, trace: str) -> dict[str, str]:
-    """Why a cell did not succeed, in the interpreter's own words where there are any."""
+def error_of(execution: Execution) -> dict[str, str]:
+    """Why a cell did not succeed: the verdict, or what the program says of its end."""
     if execution.error_code or execution.exit_code is None:
         name = execution.error_code or str(execution.status)
         said = execution.error_message or f"The code was ended: {execution.status}."
-        return {"name": name, "value": said, "traceback": trace}
-    lines = (trace or execution.stderr).rstrip("\n").split("\n")
-    found = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
-    if parts := _NAMED.match(found):
-        return {"name": parts[1], "value": parts[2] or "", "traceback": trace or execution.stderr}
-    said = f"exit status {execution.exit_code}"
-    return {"name": "Error", "value": found or said, "traceback": trace or execution.stderr}
+        return {"name": name, "value": said, "traceback": ""}
+    if (told := exception_of(execution)) is None:
+        said = f"exit status {execution.exit_code}"
+        return {"name": "Error", "value": said, "traceback": execution.stderr}
+    # Code without exceptions says what went wrong on standard error alone.
+    traceback = told["traceback"] or execution.stderr
+    return {"name": told["type"], "value": told["message"], "traceback": traceback}
 
 
 def _result(bundle: Mapping[str, Any], *, is_main: bool) -> bytes:

@@ -15,7 +15,7 @@ from executions.api.mcp.door import Door, Tell
 from executions.models import Execution, Scope
 from executions.services.declared import refuse, shown
 from executions.services.rich_outputs import bundles_of
-from executions.services.summaries import error_of, omissions_of
+from executions.services.summaries import error_of, exception_of, omissions_of
 from executions.text import from_json
 from providers.slices import json_text
 
@@ -155,6 +155,11 @@ EXECUTION = {
             "type": ["object", "null"],
             "properties": {"code": _MAYBE_TEXT, "message": _MAYBE_TEXT},
         },
+        "exception": {
+            "type": ["object", "null"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+            "description": "What ended code that failed; stderr has its traceback.",
+        },
         "artifacts": {
             "type": "array",
             "items": {
@@ -213,6 +218,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         "cut": cut,
         "exit_code": execution.exit_code,
         "error": error_of(execution),
+        "exception": _exception(execution),
         "artifacts": [
             {
                 "name": each.name,
@@ -235,6 +241,12 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         for each in artifacts
     ]
     return answered(said, *_images(shown), *links)
+
+
+def _exception(execution: Execution) -> dict[str, str] | None:
+    """What ended the program; its traceback is in stderr."""
+    told = exception_of(execution)
+    return told and {"type": told["type"], "message": told["message"]}
 
 
 def _within(texts: Sequence[str]) -> list[str]:

@@ -31,6 +31,7 @@ _DATA_OF = {
     "on_behalf_of_hash": "code",
     "result_hash": "output",
     "outputs_hash": "output",
+    "exception_hash": "output",
     "stdout_hash": "output",
     "stderr_hash": "output",
 }

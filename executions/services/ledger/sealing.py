@@ -77,6 +77,7 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
         "arguments_hash": _hash(execution.arguments),
         "result_hash": _hash(execution.result),
         "outputs_hash": _hash(execution.outputs),
+        "exception_hash": _hash(execution.exception),
         "stdout_hash": _hash(execution.stdout),
         "stderr_hash": _hash(execution.stderr),
         "on_behalf_of_hash": _hash(execution.on_behalf_of or ""),

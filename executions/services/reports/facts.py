@@ -15,7 +15,7 @@ from executions.services.policies.told import policy_of
 KEPT, NOT_KEPT, NONE, ERASED, REMOVED = "kept", "not kept", "none", "erased", "removed"
 # Of a record: another tenant is named by it than by its entry.
 MOVED = "moved"
-_OUTPUTS = ("result", "outputs", "stdout", "stderr")
+_OUTPUTS = ("result", "outputs", "exception", "stdout", "stderr")
 
 
 def run_facts(

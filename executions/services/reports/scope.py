@@ -22,7 +22,7 @@ MOST_IDS = 1000
 _SMALL_RUNS = 200
 _SMALL_ENTRIES = 5000
 _SMALL_BYTES = 20_000_000
-_BODIES = ("code", "arguments", "result", "outputs", "stdout", "stderr")
+_BODIES = ("code", "arguments", "result", "outputs", "exception", "stdout", "stderr")
 # Before the first and after the last of these, identifiers and written times do not reach.
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)

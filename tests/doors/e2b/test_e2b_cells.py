@@ -117,6 +117,31 @@ answer()
         (MADE_IN_A_FUNCTION, "python", "Answered", "safe:42"),
         ("nowhere", "javascript", "ReferenceError", "nowhere is not defined"),
         ("exit 3", "bash", "Error", "exit status 3"),
+        (
+            "raise RuntimeError('worker failed:\\nValueError: bad input')",
+            "python",
+            "RuntimeError",
+            "worker failed:\nValueError: bad input",
+        ),
+        (
+            "class NotFound(Exception): pass\nraise NotFound('no row\\nfor id 7')",
+            "python",
+            "NotFound",
+            "no row\nfor id 7",
+        ),
+        ("import sys; sys.exit('usage: prog FILE')", "python", "SystemExit", "usage: prog FILE"),
+        (
+            "raise ExceptionGroup('g', [ValueError(1)])",
+            "python",
+            "ExceptionGroup",
+            "g (1 sub-exception)",
+        ),
+        (
+            "throw new AggregateError([new Error('a')], 'all')",
+            "javascript",
+            "AggregateError",
+            "all",
+        ),
     ],
 )
 def test_what_ends_a_cell_is_its_error(
@@ -125,6 +150,30 @@ def test_what_ends_a_cell_is_its_error(
     error = sandbox.run_code(code, language=language).error
     assert error is not None
     assert (error.name, error.value) == (name, value)
+
+
+def test_a_traceback_is_told_once(sandbox: Sandbox) -> None:
+    ended = sandbox.run_code("import sys\nprint('before', file=sys.stderr)\nraise ValueError('x')")
+    assert ended.error is not None
+    assert ended.error.traceback.endswith("ValueError: x\n")
+    assert "".join(ended.logs.stderr) == "before\n"
+    caught = sandbox.run_code(
+        "import traceback\ntry: 1 / 0\nexcept Exception: traceback.print_exc()\nraise KeyError('k')"
+    )
+    assert caught.error is not None
+    assert caught.error.name == "KeyError"
+    assert "ZeroDivisionError" in "".join(caught.logs.stderr)
+    assert "KeyError" not in "".join(caught.logs.stderr)
+
+
+def test_lines_of_a_notebook_have_their_main_value(sandbox: Sandbox) -> None:
+    (shown,) = sandbox.run_code("y = !echo a\ny").results
+    assert (shown.text, shown.is_main_result) == ("['a']", True)
+    assert sandbox.run_code("41 + 1;").results == []
+    (html,) = sandbox.run_code(
+        "from IPython.display import display, HTML\ndisplay(HTML('<b>x</b>'))"
+    ).results
+    assert (html.html, html.is_main_result) == ("<b>x</b>", False)
 
 
 def test_contexts_are_made_listed_restarted_and_removed(sandbox: Sandbox) -> None:

@@ -134,3 +134,20 @@ def test_what_is_not_offered_says_so(aliyun: Aliyun) -> None:
         aliyun.open(SandboxSpec(environment={"A": "b"}), "wonderland")
     with pytest.raises(InvalidConfiguration, match="limits: "):
         aliyun.open(SandboxSpec(limits=SandboxLimits()), "wonderland")
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "kind", "message"),
+    [
+        ("python", "raise RuntimeError('a:\\nValueError: b')", "RuntimeError", "a:\nValueError: b"),
+        ("python", "def main():\n    raise KeyError('k\\nl')", "KeyError", "'k\\nl'"),
+        ("python", "import sys\nsys.exit('gone wrong')", "SystemExit", "gone wrong"),
+    ],
+)
+def test_what_ended_code_is_told_as_the_service_or_the_code_says(
+    aliyun: Aliyun, language: str, code: str, kind: str, message: str
+) -> None:
+    result = run(aliyun, code, language)
+    assert result.exception is not None, result.stderr
+    assert (result.exception["type"], result.exception["message"]) == (kind, message)
+    assert run(aliyun, "1", language).exception is None

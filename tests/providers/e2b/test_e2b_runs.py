@@ -282,3 +282,21 @@ def test_the_language_is_the_services_to_offer(
 ) -> None:
     with pytest.raises(Exception, match=f"no kernel for {language}"):
         run(e2b, "1", language)
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "kind", "message"),
+    [
+        ("python", "raise RuntimeError('a:\\nValueError: b')", "RuntimeError", "a:\nValueError: b"),
+        ("python", "def main():\n    raise KeyError('k\\nl')", "KeyError", "'k\\nl'"),
+        ("python", "import sys\nsys.exit('gone wrong')", "SystemExit", "gone wrong"),
+        ("javascript", "function main() { throw new TypeError('x') }", "TypeError", "x"),
+    ],
+)
+def test_what_ended_code_is_told_as_the_service_or_the_code_says(
+    e2b: E2BProvider, language: str, code: str, kind: str, message: str
+) -> None:
+    result = run(e2b, code, language)
+    assert result.exception is not None, result.stderr
+    assert (result.exception["type"], result.exception["message"]) == (kind, message)
+    assert run(e2b, "1", language).exception is None

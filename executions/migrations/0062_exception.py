@@ -1,0 +1,16 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    dependencies = [
+        ('executions', '0058_tenant_removal'),
+    ]
+
+    operations = [
+        migrations.AddField(
+            model_name='execution',
+            name='exception',
+            field=models.TextField(blank=True, db_default='', default='', help_text='JSON of what ended the program, by its own account: type, message, traceback.'),
+        ),
+    ]
