@@ -79,10 +79,11 @@ make() {{
 }}
 
 start_units() {{
-    for unit in web worker; do
+    # The target names them in the order in which they start.
+    for unit in $(sed -n 's/^Wants=//p' /etc/systemd/system/cofferdam.target); do
         (
             set -a; . /etc/cofferdam/cofferdam.env; set +a
-            file=/etc/systemd/system/cofferdam-$unit.service
+            file=/etc/systemd/system/$unit
             user=$(sed -n 's/^User=//p' $file)
             cd "$(sed -n 's/^WorkingDirectory=//p' $file)"
             sed -n 's/^ExecStartPre=//p' $file | while read -r line; do runuser -u "$user" -- $line; done
