@@ -147,7 +147,9 @@ def test_a_dump_of_postgresql_is_restored(tmp_path: Path) -> None:
         missing(reason)
     backup = blocks_of(PAGES / "backup.md")
     postgres = next(n for n, block in enumerate(backup) if "pg_dump" in block.text)
-    setup = f"{POSTGRES}" """
+    setup = (
+        f"{POSTGRES}"
+        """
 install -d -m 0755 /var/lib/cofferdam-backups /etc/cofferdam/secrets
 echo postgres://cofferdam@127.0.0.1:5432/cofferdam > /etc/cofferdam/secrets/database_url
 export DATA_DIR=/var/lib/cofferdam-data DATABASE_URL_FILE=/etc/cofferdam/secrets/database_url
@@ -158,6 +160,7 @@ cofferdam() { /opt/cofferdam/deploy/entrypoint "$@"; }
 cofferdam bootstrap
 if cofferdam backup /tmp/never.tar; then exit 1; fi
 """
+    )
     entries = """
 unset DATABASE_URL
 echo "$RESTORED" > /etc/cofferdam/secrets/database_url
