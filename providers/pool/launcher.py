@@ -22,6 +22,9 @@ from providers.pool.template import Template
 # A start that yields to others is to be late on a busy machine, but not to fail of it.
 YIELDING_SECONDS = 3.0
 
+# Read now: later this process may be a user who cannot.
+OOM_SCORE_ADJ = int(Hardening.of(RUNC).settings["oom_score_adj"])
+
 # What most guests share: nothing, with nobody.
 ALONE = "execution"
 
@@ -331,8 +334,7 @@ def start_process(
 def killed_first(command: Sequence[str]) -> list[str]:
     """The same command, which the kernel ends before the service when the machine is short of
     memory. So it does with all that the command starts."""
-    adjustment = Hardening.of(RUNC).settings["oom_score_adj"]
-    script = f'echo {adjustment} 2> /dev/null > /proc/self/oom_score_adj; exec "$@"'
+    script = f'echo {OOM_SCORE_ADJ} 2> /dev/null > /proc/self/oom_score_adj; exec "$@"'
     return ["/bin/sh", "-c", script, "sh", *command]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from providers.guest.root import HOME
 from providers.pool.guest_files import INSIDE, boot, interpreter_options, program_folders
-from providers.pool.hardening import RUNC, Hardening
+from providers.pool.launcher import OOM_SCORE_ADJ
 from providers.pool.template import WORKSPACE
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
@@ -103,7 +103,7 @@ def process_of(
         "args": [*interpreter_options(python), boot(INSIDE, module), *arguments],
         "env": list(ENVIRONMENT),
         "noNewPrivileges": True,
-        "oomScoreAdj": Hardening.of(RUNC).settings["oom_score_adj"],
+        "oomScoreAdj": OOM_SCORE_ADJ,
         "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
     }
 
