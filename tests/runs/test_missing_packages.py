@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from providers.guest import missing
-from providers.values import Event
+from providers.values import Event, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.environments import environment_with
 from tests.support.kept_guest import KeptGuest
@@ -53,7 +53,11 @@ def test_an_installation_that_cannot_be(bubblewrap: Local, language: str, code: 
 
 def test_it_is_told_in_the_stream_too(bubblewrap: Local) -> None:
     seen: list[Event] = []
-    result = bubblewrap.run("import no_such_package", emit=seen.append)
+    sandbox = bubblewrap.provider.open(SandboxSpec("python"), "alice")
+    try:
+        result = sandbox.run(Job("import no_such_package", "python"), seen.append)
+    finally:
+        sandbox.close()
     text = b"".join(event.data for event in seen if event.type == "stderr")
     assert text.decode() == result.stderr
     advised(result.stderr)

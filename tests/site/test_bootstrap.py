@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_migrating_a_fresh_folder_first_is_no_reason_to_refuse_it(tmp_path: Path
     other = tmp_path / "other"
     other.mkdir()
     names = ("SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS")
-    given = clean_environment(other, **dict.fromkeys(names, "k" * 60))
+    given = clean_environment(other, **{name: secrets.token_urlsafe(32) for name in names})
     assert subprocess.run(migrate, env=given, cwd=ROOT, capture_output=True).returncode == 0
     assert bootstrap(other).returncode == 0
     # From then on there is something that new keys would not open.
