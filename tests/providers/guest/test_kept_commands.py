@@ -393,6 +393,6 @@ def test_a_command_that_cannot_install_is_told_why(rooms: Rooms) -> None:
     *_, last = out["stderr"].decode().splitlines()
     assert last.startswith("Advice: ")
     assert "no network, by design" in last
-    assert ended["process"]["exit_code"] == 3
+    assert ended["exit_code"] == 3
     out, _ = rooms.follow(rooms.spawn(shell="echo 'not found' >&2"))
     assert out["stderr"] == b"not found\n"
