@@ -34,6 +34,10 @@ from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlo
 
 admin.site.empty_value_display = NOTHING
 
+# What Django calls a group is a role here. Migrations know it by its own name.
+Group._meta.verbose_name, Group._meta.verbose_name_plural = "role", "roles"
+User._meta.get_field("groups").verbose_name = "roles"
+
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.
 for model in (Failure, OrmQ, Schedule, Success, AccessFailureLog, AccessLog, TOTPDevice):
@@ -62,9 +66,30 @@ def _may_manage(request: HttpRequest, user: Any) -> bool:
     return user is None or not user.is_superuser or request.user.is_superuser
 
 
+class AccountForm(UserChangeForm):  # type: ignore[misc]
+    """Lets whoever has a role sign in."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "groups" in self.fields:
+            self.fields["groups"].help_text = "What the account may do. With a role it signs in."
+        if "is_staff" in self.fields:
+            self.fields[
+                "is_staff"
+            ].help_text = (
+                "Whether it may sign in here. It may with a role: to keep it out, make it inactive."
+            )
+
+    def clean(self) -> Any:
+        cleaned = super().clean()
+        if self.cleaned_data.get("groups"):
+            self.cleaned_data["is_staff"] = True
+        return cleaned
+
+
 @admin.register(User)
 class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]
-    form = UserChangeForm
+    form = AccountForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
     list_display = (

@@ -23,6 +23,10 @@ from sandbox_site.checks import secret_key
 CREDENTIALS = "credentials.txt"
 # Whose the key of SANDBOX_API_KEY is.
 AGENT_SANDBOX = "agent-sandbox"
+_WHY = {
+    "self_managed": "Nobody has chosen a provider, and there is a pool for containers now.",
+    "local": "Nobody has chosen a provider, and there is no pool for containers any more.",
+}
 # Where a service listens, which is not where it is reached.
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -78,19 +82,29 @@ def ensure_given_key() -> bool:
 def ensure_provider() -> str:
     """Choose what runs the code, until somebody else has chosen: containers, else `local`.
 
-    Returns what the operator should know, "" for nothing.
+    Returns what the operator should know, "" for nothing. Raises InvalidConfiguration.
     """
     active = ProviderConfig.objects.defer("config").filter(is_active=True).first()
     if active is not None and not _was_chosen_here(active):
         return ""
     docker = find_docker()
+    if active is not None and docker is Docker.FORBIDDEN and not _pool_is_elsewhere():
+        # The pool service may, as a unit of its own.
+        return ""
     has_pool = docker is Docker.READY or _pool_is_elsewhere()
     wanted = "self_managed" if has_pool else "local"
+    advice = [docker.value] if docker is Docker.WITHOUT_IMAGES else []
     if active is None or active.provider_id != wanted:
+        reason = _WHY[wanted] if active is not None else "The first one, of a new installation."
         if not ProviderConfig.objects.filter(provider_id=wanted).exists():
-            save_config(wanted, _pool_config() if wanted == "self_managed" else {})
-        _remember(activate(wanted))
-    return docker.value if docker is Docker.WITHOUT_IMAGES else ""
+            save_config(wanted, _pool_config() if wanted == "self_managed" else {}, reason=reason)
+        _remember(activate(wanted, reason=reason))
+        if active is not None:
+            advice.append(
+                f"Code runs at the provider {wanted} now, and no longer at {active.provider_id}. "
+                f"{reason} Activate one in the admin, and it stays."
+            )
+    return " ".join(advice)
 
 
 def _pool_is_elsewhere() -> bool:

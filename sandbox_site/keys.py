@@ -9,9 +9,18 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 FILE_NAME = "secrets.env"
+# Each installation has a row in one of them from its first `bootstrap` on.
+_SIGNED_OR_ENCRYPTED = (
+    "sandbox_site_installationmark",
+    "executions_ledgerentry",
+    "providers_providerconfig",
+    "auth_user",
+)
 NAMES = ("SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS")
 
 
@@ -44,7 +53,7 @@ def create(data_dir: Path) -> None:
     if target.exists():
         _complete(target)
         return
-    if (data_dir / "cofferdam.sqlite3").exists():
+    if _has_content(data_dir / "cofferdam.sqlite3"):
         raise KeysLost(
             f"{target} is missing but its database is there. Restore the file, "
             "or set SECRET_KEY and FERNET_KEYS to what they were."
@@ -58,6 +67,24 @@ def create(data_dir: Path) -> None:
         return
     finally:
         draft.unlink()
+
+
+def _has_content(database: Path) -> bool:
+    """Whether anything in the database is signed or encrypted. A command that found no keys leaves
+    nothing that is; what cannot be read, or was cut to nothing, may have been."""
+    if not database.exists():
+        return False
+    if not database.stat().st_size:
+        return True
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            has_tables = connection.execute("SELECT name FROM sqlite_master").fetchone()
+            return bool(has_tables) and any(
+                connection.execute(f"SELECT 1 FROM {table}").fetchone()  # noqa: S608  our names
+                for table in _SIGNED_OR_ENCRYPTED
+            )
+    except sqlite3.Error:
+        return True
 
 
 def _line(name: str) -> str:

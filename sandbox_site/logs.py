@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,13 +41,20 @@ class TerminalLines(logging.Formatter):
     Characters that a terminal acts on are escaped: names and messages may be a stranger's.
     """
 
-    # The message says the first two, and the ledger has the others.
-    _LEFT_OUT = frozenset({"operation", "status", "timestamp", "ledger_digest", "code_hash"})
+    # The message says the first two, and the record and the ledger have the others.
+    _LEFT_OUT = frozenset(
+        {"operation", "status", "timestamp", "ledger_digest", "ledger_sequence", "code_hash"}
+        | {"request_id", "instance_id"}
+    )
+    # Of a run, whose record is found by its id.
+    _OF_A_RUN = ("language", "tenant_id", "error_code", "execution_id")
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")]
         if record.levelno != logging.INFO:
             parts.append(record.levelname)
+        if getattr(record, "operation", "") == "execute_code":
+            return " ".join([*parts, *self._run(record)])
         parts.append(_printable(record.getMessage()))
         parts += [
             f"{name}={_printable(str(value))}"
@@ -57,6 +65,15 @@ class TerminalLines(logging.Formatter):
             lines = self.formatException(record.exc_info).splitlines()
             return "\n".join([" ".join(parts), *map(_printable, lines)])
         return " ".join(parts)
+
+    def _run(self, record: logging.LogRecord) -> Iterator[str]:
+        """How it ended, how long it took, and the record to look at."""
+        yield _printable(str(getattr(record, "execution_status", "") or "ended"))
+        if (duration := getattr(record, "duration_ms", None)) is not None:
+            yield f"{duration} ms"
+        for name in self._OF_A_RUN:
+            if value := getattr(record, name, None):
+                yield _printable(str(value))
 
 
 def _plain_extras(record: logging.LogRecord) -> dict[str, Any]:

@@ -7,18 +7,23 @@ The isolation that a key demands is one of several floors: `services.isolation`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from executions.models import ApiKey, Execution
+from executions.services.presentation import visible
 from executions.services.record import Caller
 from executions.services.refusals import note_refusal
 from executions.services.routes import Step
 from executions.services.routing import PassedOver
-from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
-from providers.languages import normalize_language
+from providers import registry
+from providers.errors import ErrorCode, InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.languages import TABLE, normalize_language
 from providers.manager import Lease, manager
+from providers.models import ProviderConfig
 
 COMMANDS = ("bash", "command")
+# How many of what there is a refusal names.
+MOST_NAMED = 30
 
 FORBIDDEN = ErrorCode("forbidden", "Forbidden", "Use a key whose bounds allow it.", 403)
 
@@ -96,3 +101,32 @@ def _provider_of(step: Step) -> str:
 def _beyond(key: ApiKey, field: str, remedy: str, address: str) -> BeyondKey:
     note_refusal(key, field, detail=remedy, address=address)
     return BeyondKey(f"{field}: The key's bounds do not allow this. {remedy}", field=field)
+
+
+def check_languages(words: str, kept: frozenset[str] = frozenset()) -> None:
+    """Raise InvalidConfiguration for a language that there is not, and that is not `kept`."""
+    # Commands are what sessions run beside code.
+    there = {"command", *(known.name for known in TABLE)}
+    for word in sorted({normalize_language(word) for word in words.split()} - there - kept):
+        # A template may be named as a language, and nobody but its provider knows of it.
+        if not Execution.objects.filter(language=word).exists():
+            raise InvalidConfiguration(none_of_this_name(word, sorted(there)), field="languages")
+
+
+def check_providers(words: str, kept: frozenset[str] = frozenset()) -> None:
+    """Raise InvalidConfiguration for a provider that there is not, and that is not `kept`."""
+    if not (unknown := set(words.split()) - kept):
+        return
+    rows = ProviderConfig.objects.values_list("provider_id", flat=True)
+    there = {*registry.all_providers(), *rows}
+    if unknown := unknown - there:
+        told = none_of_this_name(min(unknown), sorted(there))
+        raise InvalidConfiguration(told, field="providers")
+
+
+def none_of_this_name(word: str, there: Iterable[str]) -> str:
+    """The refusal of a name that there is not, with some of those that there are."""
+    names = list(there)
+    more = ", …" if len(names) > MOST_NAMED else ""
+    told = ", ".join(names[:MOST_NAMED]) or "none"
+    return f"{visible(word[:100])}: There is none of this name. There are: {told}{more}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.db.models import ForeignKey, Prefetch, QuerySet
+from django.forms import BaseInlineFormSet
 from django.http import HttpRequest
 from django.utils.html import escape
 from unfold.admin import ModelAdmin, TabularInline
@@ -29,9 +30,24 @@ else:
     _StepInline = TabularInline
 
 
+class StepFormSet(BaseInlineFormSet):  # type: ignore[type-arg]
+    """The steps of a route, one at least: without any the active provider would run all of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        told = {"too_few_forms": "Name one provider at least: a route without any leads nowhere."}
+        super().__init__(*args, **{"error_messages": told, **kwargs})
+
+
 class StepInline(_StepInline):
     model = RouteStep
-    extra = 1
+    formset = StepFormSet
+    min_num = 1
+
+    def get_extra(self, request: HttpRequest, obj: Route | None = None, **kwargs: Any) -> int:
+        return 0 if obj is None else 1
+
+    def get_formset(self, request: HttpRequest, obj: Route | None = None, **kwargs: Any) -> Any:
+        return super().get_formset(request, obj, **{"validate_min": True, **kwargs})
 
     def formfield_for_foreignkey(
         self, db_field: ForeignKey[Any, Any], request: HttpRequest, **kwargs: Any

@@ -78,6 +78,11 @@ class Capture:
 
     def _take(self) -> int:
         data = os.read(self.fd, 1 << 16)
+        self.add(data)
+        return len(data)
+
+    def add(self, data: bytes) -> None:
+        """Take what the program has put out, or what we put to it."""
         kept = data[: self._room]
         if len(data) > len(kept):
             self.truncated = True
@@ -87,7 +92,6 @@ class Capture:
             self._order.add(self.stream, len(kept))
             if self._take_on is not None:
                 self._take_on(self.stream, kept)
-        return len(data)
 
     @property
     def content(self) -> bytes:

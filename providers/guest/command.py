@@ -8,7 +8,7 @@ import resource
 import select
 import time
 
-from . import paths, trees, wire
+from . import missing, paths, trees, wire
 from .kept import Refused
 from .kept_output import Follower, Output
 from .kernel import TERMINALS, become, domain_rules, enter_domain, forbid_message_queues
@@ -162,6 +162,10 @@ class Command:
             left = _LEFT_BYTES
             while left > 0 and fd in self._sources and (count := self._read(fd)):
                 left -= count
+        if not self.has_terminal and not self.ended_by_us:
+            told = missing.advice(code, b"", self.output.latest(missing.LOOKED_AT_BYTES))
+            if told:
+                self.output.add("stderr", told)
         # Whoever was started by it and is still there may put out more, for later followers.
         self._final = self.output.end
         self._drop_input()

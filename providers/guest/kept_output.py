@@ -56,6 +56,15 @@ class Output:
         del self._starts[0]
         self.held -= len(piece) + EVENT_COST
 
+    def latest(self, most: int) -> bytes:
+        """The last bytes of both streams together."""
+        found = b""
+        for _, piece in reversed(self._pieces):
+            found = bytes(piece) + found
+            if len(found) >= most:
+                break
+        return found[-most:]
+
     def at(self, position: int, most: int) -> "tuple[str, bytes]":
         """Stream and bytes from `position` on, which lies between `start` and `end`."""
         index = bisect.bisect_right(self._starts, position) - 1

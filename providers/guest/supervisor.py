@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from . import preload, python_runner, wire
+from . import missing, preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
 from .image_content import fill_tmp
 from .job import PROGRAMS
@@ -180,6 +180,7 @@ def _serve(
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()
+    missing.tell(run)
     if stream is not None:
         stream.finish()
     wire.write_all(channel_out, answer(run, request["id"], seconds))

@@ -26,6 +26,7 @@ from providers.languages import normalize_language, offered_names
 from providers.local.packages import look
 from providers.local.sessions import LocalSessions
 from providers.pool.background import BackgroundLoop
+from providers.pool.cgroup import machine_memory
 from providers.pool.launcher import Launcher
 from providers.pool.launchers.bubblewrap import BubblewrapLauncher
 from providers.pool.launchers.gvisor import GvisorLauncher, find_runsc
@@ -34,7 +35,13 @@ from providers.pool.levels import Chosen, choose_level
 from providers.pool.pool import Pool, PoolSettings
 from providers.pool.requests import check_job, check_spec, make_template
 from providers.pool.sandbox import Sandbox as WarmSandbox
-from providers.pool.settings import FIELDS, Isolation, module_names
+from providers.pool.settings import (
+    FIELDS,
+    Isolation,
+    default_capacity,
+    default_memory,
+    module_names,
+)
 from providers.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -51,6 +58,33 @@ from providers.waiting import carried_out
 logger = logging.getLogger(__name__)
 
 MEMORY_SIZES = {"128m": 128, "256m": 256, "512m": 512, "1g": 1024, "2g": 2048}
+
+
+# Of the pools on one machine the web server's and one other are taken to be full at once.
+_POOLS = 2
+_MOST_BY_MEMORY = 16
+
+
+# Half of which may be kept. One that is unused goes to sleep for the next one, so few are enough.
+_FEWEST_WITH_SESSIONS = 4
+
+
+def by_machine(config: Mapping[str, Any], total_bytes: int, *, fewest: int = 1) -> dict[str, Any]:
+    """The configuration with the number, from `fewest` on, and the memory of sandboxes that nobody
+    has chosen, for a machine with so much memory."""
+    memory = config["max_memory"] or f"{default_memory(total_bytes) >> 20}m"
+    size, most = config["pool_size"], config["max_sandboxes"]
+    if most:
+        most = max(most, size)
+    else:
+        memory_bytes = MEMORY_SIZES[memory] << 20
+        most = default_capacity(total_bytes, memory_bytes, most=_MOST_BY_MEMORY, pools=_POOLS)
+        most = max(fewest, most)
+    return {**config, "max_memory": memory, "max_sandboxes": most, "pool_size": min(size, most)}
+
+
+def _sessions_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    return by_machine(config, machine_memory(), fewest=_FEWEST_WITH_SESSIONS)
 
 
 class LocalProvider(SandboxProvider):
@@ -89,10 +123,10 @@ class LocalProvider(SandboxProvider):
         "max_sandboxes": ConfigField(
             "integer",
             "Most sandboxes at once",
-            default=16,
             min=1,
             max=512,
-            description="Warm and busy together, in each server process. Callers beyond it wait.",
+            description="Warm and busy together, in each server process. Callers beyond it wait. "
+            "Empty: as many as this machine's memory is enough for, 16 at most.",
         ),
         "queue_timeout": ConfigField(
             "integer",
@@ -113,9 +147,9 @@ class LocalProvider(SandboxProvider):
         "max_memory": ConfigField(
             "string",
             "Memory per sandbox",
-            default="256m",
             options=tuple(MEMORY_SIZES),
-            description="All processes of a sandbox together, its files included.",
+            description="All processes of a sandbox together, its files included. Empty: 256m, and "
+            "128m on a machine of less than 968 MiB.",
         ),
         **FIELDS,
     }
@@ -139,10 +173,12 @@ class LocalProvider(SandboxProvider):
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
-        limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] * 1024 * 1024)
+        sessions = _sessions_of(config)
+        config = by_machine(config, machine_memory())
+        limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
         pool_settings = PoolSettings(
             size=config["pool_size"],
-            capacity=max(config["max_sandboxes"], config["pool_size"]),
+            capacity=config["max_sandboxes"],
             patience=config["queue_timeout"],
         )
         modules = module_names(config["preload"])
@@ -162,7 +198,7 @@ class LocalProvider(SandboxProvider):
         self._loop, self._launcher, self._pool = loop, launcher, pool
         self._limits = limits
         self._timeout = config["timeout"]
-        self._sessions = LocalSessions(config, launcher.runtime)
+        self._sessions = LocalSessions(sessions, launcher.runtime)
         self._capacity = pool_settings.capacity
         self._why = chosen.why
         return True
@@ -172,7 +208,7 @@ class LocalProvider(SandboxProvider):
 
     def initialize_to_attach(self, config: Mapping[str, Any]) -> bool:
         self._timeout = config["timeout"]
-        self._sessions = LocalSessions(config, "")
+        self._sessions = LocalSessions(_sessions_of(config), "")
         return True
 
     def open(self, spec: SandboxSpec, owner: str) -> Sandbox:

@@ -316,6 +316,27 @@ def _removed(path: Path) -> bool:
     return True
 
 
+def machine_memory(root: Path = ROOT, proc: Path = Path("/proc")) -> int:
+    """Bytes that this process and all it starts can have: the machine's, or a group's around it.
+
+    Raises OSError where the machine does not say.
+    """
+    words = (proc / "meminfo").read_text().partition("MemTotal:")[2].split()
+    found = [int(words[0]) * 1024]
+    own = own_groups(proc)
+    if (root / "cgroup.controllers").exists():
+        top, path, name = root, own.get("", "/"), "memory.max"
+    else:
+        top, path, name = root / "memory", own.get("memory", "/"), "memory.limit_in_bytes"
+    group = top / path.lstrip("/")
+    # In a container the path may be another one than what is mounted.
+    for each in (group, *group.parents):
+        if each.is_relative_to(top):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(read_small(f"{each}/{name}")))
+    return min(found)
+
+
 def memory_keeper(parent: CgroupParent | None) -> dict[str, str]:
     """Who bounds memory and measures time below `parent`, in words for those who read results."""
     if parent is None:

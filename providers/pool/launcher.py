@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,10 +16,14 @@ from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.guest import wire
 from providers.pool.cgroup import Cgroup, Evidence
 from providers.pool.channel import GuestChannel
+from providers.pool.hardening import RUNC, Hardening
 from providers.pool.template import Template
 
 # A start that yields to others is to be late on a busy machine, but not to fail of it.
 YIELDING_SECONDS = 3.0
+
+# Read now: later this process may be a user who cannot.
+OOM_SCORE_ADJ = int(Hardening.of(RUNC).settings["oom_score_adj"])
 
 # What most guests share: nothing, with nobody.
 ALONE = "execution"
@@ -325,6 +329,13 @@ def start_process(
         env=env,
         start_new_session=True,
     )
+
+
+def killed_first(command: Sequence[str]) -> list[str]:
+    """The same command, which the kernel ends before the service when the machine is short of
+    memory. So it does with all that the command starts."""
+    script = f'echo {OOM_SCORE_ADJ} 2> /dev/null > /proc/self/oom_score_adj; exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *command]
 
 
 def start_failure(tool: str, error: Exception, complaint: str = "") -> SandboxError:

@@ -36,6 +36,11 @@ FIELDS: Mapping[str, ConfigField] = {
     ),
 }
 
+# What web server, workers and pool service take without a sandbox (docs/deployment/capacity.md).
+SERVICE_BYTES = 712 << 20
+# Below so much for sandboxes each has less, so that there can be more than one.
+_SCARCE_BYTES, _SMALL_BYTES, _USUAL_BYTES = 256 << 20, 128 << 20, 256 << 20
+
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -59,6 +64,18 @@ class PoolSettings:
     burst: int = 0
     isolation: Level = "execution"
     max_lifetime: float = 300.0
+
+
+def default_memory(total_bytes: int) -> int:
+    """Bytes of a sandbox on a machine with so much memory."""
+    return _SMALL_BYTES if total_bytes - SERVICE_BYTES < _SCARCE_BYTES else _USUAL_BYTES
+
+
+def default_capacity(total_bytes: int, memory_bytes: int, *, most: int, pools: int = 1) -> int:
+    """How many sandboxes of `memory_bytes` a pool may have beside `pools` - 1 others, on a machine
+    with so much memory: all that is left by the service, one at least."""
+    room = (total_bytes - SERVICE_BYTES) // memory_bytes // pools
+    return max(1, min(most, room))
 
 
 def module_names(text: str | None) -> tuple[str, ...]:

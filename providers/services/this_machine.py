@@ -12,11 +12,12 @@ from providers.pool.cgroup import CgroupParent
 from providers.pool.launchers.bubblewrap import find_bubblewrap
 from providers.pool.launchers.gvisor import find_runsc
 from providers.pool.launchers.runc import check_rights, find_tool
-from providers.pool.service.docker_check import Docker, find_docker
+from providers.pool.service.docker_check import Docker, engine_runtimes, find_docker
 
 # The providers whose sandboxes are on machines of one's own.
 HERE = ("local", "self_managed")
 
+_WITHOUT_IMAGES = "Docker answers without our images: manage.py build_images."
 _NO_CGROUP = (
     "No cgroup can be made here: run the service as root, or with one delegated to it "
     "(systemd-run --user --scope -p Delegate=yes)."
@@ -43,25 +44,31 @@ def _abilities_of(minute: int) -> list[Ability]:
 
 
 def abilities() -> list[Ability]:
-    """The strongest first. Looks at what is installed and allowed; starts no sandbox."""
+    """The strongest first. Looks at what is installed and allowed, and asks the Docker engine;
+    starts no sandbox."""
     has_cgroup = _has_cgroup()
     cgroup = "" if has_cgroup else _NO_CGROUP
     runsc, bwrap = _missing(find_runsc), _missing(find_bubblewrap)
     tools = {name: _missing(partial(find_tool, name)) for name in ("crun", "runc")}
     tool = "" if "" in tools.values() else " ".join(tools.values())
-    docker = {
-        Docker.READY: "",
-        Docker.WITHOUT_IMAGES: "Docker answers without our images: manage.py build_images.",
-    }.get(find_docker(), "No Docker engine answers.")
+    found = find_docker()
+    docker = _WITHOUT_IMAGES if found is Docker.WITHOUT_IMAGES else found.value
+    has_engine = found in (Docker.READY, Docker.WITHOUT_IMAGES)
+    in_docker = has_engine and "runsc" in engine_runtimes()
+    # What the engine has is enough, once it has our images.
+    if in_docker and found is Docker.READY:
+        runsc = cgroup = ""
+    where = ""
+    if has_engine:
+        where = f"; its engine has {'runsc' if in_docker else 'no runsc, so that it is runc'}"
     return [
         Ability("gVisor, fresh for every run", "the strongest; slow to start", runsc),
         Ability(
             "gVisor, a kernel per tenant",
-            "as strong against the machine and other tenants, and fast: tenant-kernel; in Docker "
-            "too, where its engine has runsc",
+            "as strong against the machine and other tenants, and fast: tenant-kernel",
             runsc or cgroup,
         ),
-        Ability("Docker", "images of your own; under gVisor where the engine has runsc", docker),
+        Ability("Docker", f"images of your own{where}", docker),
         Ability("bubblewrap", "namespaces; the fastest", bwrap),
         Ability(
             "runc or crun, without Docker",

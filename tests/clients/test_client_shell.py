@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cofferdam import Cofferdam
 from cofferdam.cli.main import main
-from cofferdam.cli.output import harmless
+from cofferdam.cli.output import Out, harmless
 from cofferdam.saving import target_in
 
 from tests.support.processes import ROOT, free_port
@@ -176,6 +176,10 @@ def test_a_session_and_its_files(here: Path, capfd: pytest.CaptureFixture[str]) 
     assert f"{session_id}  open   python" in said("session", "list", "--state", "open")
     said("session", "run", name, "-c", "x = 41")
     assert said("session", "run", session_id, "-c", "print(x + 1)") == "42\n"
+    assert said("session", "run", name, "-c", "x + 1") == "42\n"
+    assert said("session", "run", name, "-c", "print('seen')\n[x, 2]") == "seen\n[41, 2]\n"
+    main_code = "def main(n):\n    return {'n': n}"
+    assert said("session", "run", name, "-c", main_code, "-a", "n=2") == '{"n": 2}\n'
     said("session", "run", name, "-c", r"open('two\nlines\x1b[2J', 'w').close()")
     assert "two\\x0alines\\x1b[2J\n" in said("files", "ls", name)
     (here / "data.bin").write_bytes(bytes(range(256)))
@@ -236,6 +240,13 @@ def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leads out of"):
         target_in(tmp_path / "out", name)
     assert target_in(tmp_path / "out", "a/b.txt") == tmp_path / "out" / "a" / "b.txt"
+
+
+def test_a_value_without_a_text_is_named_by_what_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    out = Out()
+    out.stdout(b"half a line")
+    out.value({"image/png": "...", "image/svg+xml": "..."})
+    assert capfd.readouterr().out == "half a line\n<image/png, image/svg+xml>\n"
 
 
 HELPS = (

@@ -161,14 +161,9 @@ wait
     assert "cfd_" in output
 
 
-def test_a_dump_of_postgresql_is_restored(tmp_path: Path) -> None:
-    require("pg_dump")
-    if reason := missing_servers():
-        missing(reason)
-    backup = blocks_of(PAGES / "backup.md")
-    postgres = next(n for n, block in enumerate(backup) if "pg_dump" in block.text)
-    setup = """
-install -d -m 0755 /var/lib/pg /var/lib/cofferdam-backups /etc/cofferdam/secrets
+# A server of this machine, with a database for us.
+POSTGRES = """
+install -d -m 0755 /var/lib/pg
 chown postgres /var/lib/pg
 initdb=$(ls /usr/lib/postgresql/*/bin/initdb 2> /dev/null | sort -V | tail -n 1)
 initdb=${initdb:-$(command -v initdb)}
@@ -177,6 +172,19 @@ runuser -u postgres -- "$(dirname "$(readlink -f "$initdb")")/postgres" -D /var/
 wait_for pg_isready -h 127.0.0.1
 psql -q -h 127.0.0.1 -U postgres -c 'CREATE ROLE cofferdam SUPERUSER LOGIN' postgres
 createdb -h 127.0.0.1 -U cofferdam cofferdam
+"""
+
+
+def test_a_dump_of_postgresql_is_restored(tmp_path: Path) -> None:
+    require("pg_dump")
+    if reason := missing_servers():
+        missing(reason)
+    backup = blocks_of(PAGES / "backup.md")
+    postgres = next(n for n, block in enumerate(backup) if "pg_dump" in block.text)
+    setup = (
+        f"{POSTGRES}"
+        """
+install -d -m 0755 /var/lib/cofferdam-backups /etc/cofferdam/secrets
 echo postgres://cofferdam@127.0.0.1:5432/cofferdam > /etc/cofferdam/secrets/database_url
 export DATA_DIR=/var/lib/cofferdam-data DATABASE_URL_FILE=/etc/cofferdam/secrets/database_url
 mkdir -p /opt/cofferdam
@@ -186,6 +194,7 @@ cofferdam() { /opt/cofferdam/deploy/entrypoint "$@"; }
 cofferdam bootstrap
 if cofferdam backup /tmp/never.tar; then exit 1; fi
 """
+    )
     entries = """
 unset DATABASE_URL
 echo "$RESTORED" > /etc/cofferdam/secrets/database_url
@@ -199,6 +208,77 @@ kill %1
     output = run(setup + text + entries, tmp_path)
     assert "this command is for SQLite alone" in output
     assert "Intact: " in output
+
+
+def test_a_session_of_two_hosts_is_reached_from_both(tmp_path: Path) -> None:
+    """Both on one machine, with the page's settings and units, and folders of their own."""
+    require("redis-server")
+    if reason := missing_servers():
+        missing(reason)
+    page = (PAGES / "two-hosts.md").read_text()
+    named = page.partition("   ```\n   INSTANCE=")[2].partition("   ```")[0]
+    settings = "\n".join(line.strip() for line in f"INSTANCE={named}".splitlines())
+    here = {
+        "STORAGE_URL=s3://cofferdam?endpoint=https://s3.example": "STORAGE_URL=/srv-cofferdam",
+        "STORAGE_ACCESS_KEY_FILE=/etc/cofferdam/secrets/storage_access_key\n": "",
+        "STORAGE_SECRET_KEY_FILE=/etc/cofferdam/secrets/storage_secret_key\n": "",
+        "TRUSTED_PROXIES=10.0.0.10": "TRUSTED_PROXIES=10.0.0.11,10.0.0.12",
+        "SHUTDOWN_DELAY_SECONDS=5": "SHUTDOWN_DELAY_SECONDS=0",
+    }
+    for there, value in here.items():
+        assert settings.count(there) == 1
+        settings = settings.replace(there, value)
+    drop_in = next(b.text for b in blocks_of(PAGES / "two-hosts.md") if "pool-network" in b.text)
+    drop_in, mask = drop_in.splitlines()
+    assert mask.startswith("systemctl mask cofferdam-pool.service")
+    script = f"""
+ip address add 10.0.0.11/32 dev lo
+ip address add 10.0.0.12/32 dev lo
+useradd --system --user-group --home-dir /var/lib/cofferdam --shell /usr/sbin/nologin cofferdam
+mkdir -p /opt/cofferdam /srv-cofferdam
+chown cofferdam /srv-cofferdam
+cp -r manage.py executions providers sandbox_site static templates deploy /opt/cofferdam/
+make -v > /dev/null
+{POSTGRES}
+redis-server --bind 127.0.0.1 --save "" > /dev/null &
+cd /opt/cofferdam
+deploy/make-secrets /etc/cofferdam/secrets cofferdam
+for name in database_url redis_url; do chmod 0640 /etc/cofferdam/secrets/$name; done
+echo postgres://cofferdam@127.0.0.1:5432/cofferdam > /etc/cofferdam/secrets/database_url
+echo redis://127.0.0.1:6379/0 > /etc/cofferdam/secrets/redis_url
+install -m 0644 deploy/systemd/cofferdam*.service deploy/systemd/cofferdam.target /etc/systemd/system/
+{drop_in}
+for host in 1 2; do
+    install -d -o cofferdam -g cofferdam -m 0700 /var/lib/cofferdam-$host
+    cat deploy/cofferdam.env - > /etc/cofferdam/host-$host.env << SETTINGS
+{settings}
+DATA_DIR=/var/lib/cofferdam-$host
+INSTANCE=host-$host
+HOST=10.0.0.1$host
+SETTINGS
+done
+start_host() {{ install -m 0644 /etc/cofferdam/host-$1.env /etc/cofferdam/cofferdam.env; shift; start_units "$@"; }}
+export COFFERDAM_ENV=/etc/cofferdam/host-1.env
+deploy/cofferdam bootstrap
+start_host 1 cofferdam-pool.service cofferdam-web.service cofferdam-worker.service
+wait_for curl --fail --silent -H 'Host: 127.0.0.1' http://10.0.0.11:8000/readyz
+# Without the pool, whose unit is masked there.
+start_host 2 cofferdam-web.service cofferdam-worker.service
+wait_for curl --fail --silent -H 'Host: 127.0.0.1' http://10.0.0.12:8000/readyz
+key=$(sed -n 's/^API_KEY=//p' /var/lib/cofferdam-1/credentials.txt)
+ask() {{
+    curl --fail-with-body --silent -H 'Host: 127.0.0.1' -H 'X-Forwarded-Proto: https' -H "X-API-Key: $key" \\
+        -H 'Content-Type: application/json' "http://10.0.0.1$1:8000/api/v1/$2" -d "$3"
+}}
+ask 1 sessions '{{"name": "both"}}' > /run/session || {{ cat /run/session; exit 1; }}
+id=$(python3 -c 'import json; print(json.load(open("/run/session"))["id"])')
+ask 1 sessions/$id/executions '{{"code": "x = 41"}}'
+ask 2 sessions/$id/executions '{{"code": "print(x + 1)"}}'
+stop_units
+"""
+    output = run(script, tmp_path, 600).replace(" ", "")
+    assert '"stdout":"42\\n"' in output
+    assert '"provider":"self_managed"' in output
 
 
 def test_the_proxy_goes_to_the_other_host_when_one_is_away(tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from providers.pool.cgroup import CgroupParent
+from providers.pool.service.docker_check import Docker, engine_runtimes
 from providers.services import this_machine
 from providers.services.this_machine import abilities
+from tests.support.docker_engine import Containers
+
+pytest_plugins = ["tests.support.docker_engine"]
 
 ADD = "/admin/providers/providerconfig/add/?provider="
 
@@ -27,6 +31,29 @@ def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
     missing = {each.name: each.missing for each in abilities()}
     assert missing["gVisor, fresh for every run"] == ""
     assert "Delegate=yes" in missing["gVisor, a kernel per tenant"]
+
+
+def test_the_engine_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own runsc is enough, and another program of this machine's does not help it."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(CgroupParent, "create", lambda *_: None)
+    monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.READY)
+    monkeypatch.setattr(this_machine, "engine_runtimes", lambda: frozenset({"runc", "runsc"}))
+    found = {each.name: each for each in abilities()}
+    for name in ("gVisor, fresh for every run", "gVisor, a kernel per tenant", "Docker"):
+        assert found[name].missing == ""
+    assert "its engine has runsc" in found["Docker"].about
+    monkeypatch.setattr(this_machine, "engine_runtimes", lambda: frozenset({"runc"}))
+    found = {each.name: each for each in abilities()}
+    assert "apt-get" in found["gVisor, fresh for every run"].missing
+    assert "no runsc" in found["Docker"].about
+    monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.FORBIDDEN)
+    found = {each.name: each for each in abilities()}
+    assert "may not ask" in found["Docker"].missing
+
+
+def test_the_runtimes_are_the_engines_own(under_runc: Containers) -> None:
+    assert engine_runtimes() == frozenset(under_runc.client.info()["Runtimes"])
 
 
 @pytest.mark.django_db

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -16,7 +18,10 @@ from django_q.models import Schedule
 
 from executions.models import Tenant
 from executions.services import keys as api_keys
-from providers.models import ProviderConfig
+from providers.models import ConfigVersion, ProviderConfig
+from providers.pool.service.docker_check import Docker, find_docker
+from providers.services import activate
+from sandbox_site import bootstrap as bootstrap_module
 from sandbox_site import keys
 from sandbox_site.bootstrap import CREDENTIALS, ensure_accounts, ensure_provider
 from tests.support.processes import NO_DOCKER, ROOT, clean_environment
@@ -105,6 +110,65 @@ def test_a_pool_service_on_another_machine_runs_the_code(
     settings.POOL_HOST = "127.0.0.1"
     ensure_provider()
     assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
+
+
+@pytest.mark.django_db
+def test_a_change_of_the_provider_is_told_and_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when images were built, or the engine went away, between two starts."""
+    found = [Docker.ABSENT]
+    monkeypatch.setattr(bootstrap_module, "find_docker", lambda: found[0])
+    assert ensure_provider() == ""
+    found[0] = Docker.READY
+    told = ensure_provider()
+    assert "self_managed now, and no longer at local" in told
+    assert "Nobody has chosen" in told
+    assert ConfigVersion.objects.filter(subject="self_managed").latest("version").reason in told
+    assert ensure_provider() == ""
+    # A service that may not ask the engine knows nothing better.
+    found[0] = Docker.FORBIDDEN
+    assert ensure_provider() == ""
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "self_managed"
+    found[0] = Docker.ABSENT
+    assert "local now, and no longer at self_managed" in ensure_provider()
+    # Somebody has chosen.
+    activate("local", author="alice")
+    found[0] = Docker.READY
+    assert ensure_provider() == ""
+    assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
+
+
+def test_an_engine_that_this_user_may_not_ask_is_no_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    assert find_docker() is Docker.ABSENT
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert find_docker() is Docker.FORBIDDEN
+
+
+def test_migrating_a_fresh_folder_first_is_no_reason_to_refuse_it(tmp_path: Path) -> None:
+    migrate = [sys.executable, "manage.py", "migrate"]
+    environment = clean_environment(tmp_path)
+    # It says what is missing, and leaves a database without a table.
+    assert subprocess.run(migrate, env=environment, cwd=ROOT, capture_output=True).returncode == 1
+    assert (tmp_path / "cofferdam.sqlite3").exists()
+    first = bootstrap(tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("Created, and shown only this once:")
+    # With the keys in the environment it makes the tables, which nothing is in.
+    other = tmp_path / "other"
+    other.mkdir()
+    names = ("SECRET_KEY", "FERNET_KEYS", "LEDGER_KEYS")
+    given = clean_environment(other, **{name: secrets.token_urlsafe(32) for name in names})
+    assert subprocess.run(migrate, env=given, cwd=ROOT, capture_output=True).returncode == 0
+    assert bootstrap(other).returncode == 0
+    # From then on there is something that new keys would not open.
+    (tmp_path / keys.FILE_NAME).unlink()
+    assert "Restore the file" in bootstrap(tmp_path).stderr
 
 
 def test_the_command_shows_the_credentials_once_and_keeps_the_keys(tmp_path: Path) -> None:

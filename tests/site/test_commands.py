@@ -100,6 +100,12 @@ def test_create_api_key_can_set_an_end(alice: Caller, capsys: pytest.CaptureFixt
     assert timedelta(days=1.9) < expires_at - timezone.now() < timedelta(days=2)
 
 
+def test_create_api_key_names_what_there_is(alice: Caller) -> None:
+    """As the form of the admin does, by the same rule."""
+    with pytest.raises(CommandError, match=r"pyton: There is none of this name.*python"):
+        call_command("create_api_key", "wonderland", "--name", "x", "--language", "pyton")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -107,6 +113,9 @@ def test_create_api_key_can_set_an_end(alice: Caller, capsys: pytest.CaptureFixt
         ("wonderland", "--name", ""),
         ("wonderland", "--name", "x", "--expires-in-days", "0"),
         ("wonderland", "--name", "x", "--expires-in-days", "9999999"),
+        ("wonderland", "--name", "x", "--language", "pyton"),
+        ("wonderland", "--name", "x", "--language", "python", "--language", "pyton"),
+        ("wonderland", "--name", "x", "--provider", "locla"),
     ],
 )
 def test_create_api_key_refuses(arguments: tuple[str, ...], alice: Caller) -> None:

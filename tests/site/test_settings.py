@@ -351,6 +351,27 @@ def test_a_log_record_on_a_terminal_is_short_and_moves_no_cursor() -> None:
     assert any("ValueError: line\\u001b]0;title" in line for line in traceback)
 
 
+def test_a_run_is_one_short_line_on_a_terminal() -> None:
+    record = logging.LogRecord(
+        "executions.audit", logging.INFO, "", 0, "execute_code failed", (), None
+    )
+    facts = {
+        "operation": "execute_code", "status": "failed", "execution_status": "failed",
+        "timestamp": "2026-01-02T03:04:05+00:00", "tenant_id": "demo", "provider": "local",
+        "instance_id": "demo:0198f1de:local-1-2", "language": "python", "code_hash": "sha256:" + "f" * 64,
+        "duration_ms": 1234, "queue_ms": 1, "start_ms": 2, "run_ms": 3, "exit_code": 1,
+        "memory_used_mb": 10.7, "request_id": "f" * 32, "api_key": "cfd_abcdef", "runtime": "bubblewrap",
+        "execution_id": "0198f1de-1234-7abc-8def-0123456789ab", "ledger_sequence": 7, "config_version": 1,
+    }  # fmt: skip
+    vars(record).update(facts)
+    line = logs.TerminalLines().format(record)
+    shown = "failed 1234 ms python demo 0198f1de-1234-7abc-8def-0123456789ab"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {shown}", line)
+    assert len(line) <= 80
+    # A log that a program reads has all of it.
+    assert facts.items() <= json.loads(logs.JsonLines().format(record)).items()
+
+
 def test_logs_are_text_only_where_somebody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logs.format_for("text") == "text"
     leader, follower = os.openpty()

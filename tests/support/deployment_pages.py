@@ -81,15 +81,17 @@ make() {{
 }}
 
 start_units() {{
-    for unit in web worker; do
+    # Named, else all of the target, which names them in the order in which they start.
+    for unit in ${{@:-$(sed -n 's/^Wants=//p' /etc/systemd/system/cofferdam.target)}}; do
         (
             set -a; . /etc/cofferdam/cofferdam.env; set +a
-            file=/etc/systemd/system/cofferdam-$unit.service
+            file=/etc/systemd/system/$unit
+            drop_ins=$(ls $file.d/*.conf 2> /dev/null || true)
             user=$(sed -n 's/^User=//p' $file)
             cd "$(sed -n 's/^WorkingDirectory=//p' $file)"
             sed -n 's/^ExecStartPre=//p' $file | while read -r line; do runuser -u "$user" -- $line; done
-            exec runuser -u "$user" -- $(sed -n 's/^ExecStart=//p' $file)
-        ) > {overlays}/$unit.log 2>&1 &
+            exec runuser -u "$user" -- $(sed -n 's/^ExecStart=//p' $file $drop_ins | tail -n 1)
+        ) > {overlays}/$unit.$RANDOM.log 2>&1 &
     done
 }}
 stop_units() {{ kill -TERM $(jobs -p) 2> /dev/null || true; wait; }}

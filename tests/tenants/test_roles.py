@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.test import Client
 
@@ -47,6 +49,47 @@ def test_making_them_again_adds_only_what_is_missing(django_assert_num_queries: 
     group.permissions.remove(next(iter(before)))
     ensure_roles()
     assert set(group.permissions.values_list("pk", flat=True)) == before
+
+
+@pytest.mark.parametrize("role", [ADMINISTRATOR, OPERATOR, AUDITOR])
+def test_an_account_with_a_role_signs_in(role: str, settings: Any) -> None:
+    settings.TWO_PERSON_RULE = False
+    users = get_user_model().objects
+    made = users.create_user("newcomer", password="long and str0ng enough")
+    admin = Client()
+    admin.force_login(users.create_superuser("boss"))
+    page = f"/admin/auth/user/{made.pk}/change/"
+    form = {"username": "newcomer", "is_active": "on", "groups": [Group.objects.get(name=role).pk]}
+    answer = admin.post(page, form)
+    assert answer.status_code == 302, answer.content.decode()
+    made.refresh_from_db()
+    assert made.is_staff
+    newcomer = Client()
+    newcomer.force_login(made)
+    assert newcomer.get("/admin/").status_code == 200
+    # Without a role nothing is given, and nothing taken.
+    users.create_user("guest")
+    guest = users.get(username="guest")
+    answer = admin.post(
+        f"/admin/auth/user/{guest.pk}/change/", {"username": "guest", "is_active": "on"}
+    )
+    assert answer.status_code == 302
+    guest.refresh_from_db()
+    assert not guest.is_staff
+
+
+def test_the_pages_speak_of_roles() -> None:
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("boss"))
+    account = get_user_model().objects.get().pk
+    pages = ("group/", "group/add/", f"user/{account}/change/", "user/", "")
+    for path in (f"/admin/auth/{page}" for page in pages):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        page = answer.content.decode()
+        assert "role" in page.lower()
+        text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page, flags=re.S)
+        assert not re.search(r"\bGroups?\b", text), path
 
 
 @pytest.mark.parametrize("role", [ADMINISTRATOR, OPERATOR, AUDITOR])

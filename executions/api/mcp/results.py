@@ -80,14 +80,18 @@ class Tool:
             if name not in self.takes:
                 refuse(shown(name), f"Unknown argument. Known are: {', '.join(self.takes)}.")
 
-    def described(self) -> types.Tool:
+    def described(self, languages: Sequence[str] = ()) -> types.Tool:
+        """As clients see it, where code can be in these languages; none: nobody knows."""
+        takes = dict(self.takes)
+        if languages and "language" in takes:
+            takes["language"] = {**takes["language"], "enum": list(languages)}
         return types.Tool(
             name=self.name,
             title=self.title,
             description=self.description,
             input_schema={
                 "type": "object",
-                "properties": dict(self.takes),
+                "properties": takes,
                 "required": list(self.requires),
                 "additionalProperties": False,
             },

@@ -6,21 +6,25 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import mcp_types as types
 from django.http import Http404
 
 from executions.api.errors import known_to_run
-from executions.api.mcp.door import Run, tenant_of
+from executions.api.mcp.door import Door, Run, tenant_of
 from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answer
 from executions.models import Execution, Session
 from executions.services.declared import refuse
 from executions.services.following import Listener, first_of, following
+from executions.services.key_bounds import allowed_languages
 from executions.services.live import Entry, EventLog, Moment, Source
 from executions.services.owned import executions_of
+from executions.services.policies.enforcing import languages_of
 from executions.services.record import Outcome
 from executions.services.requests import CELL, RUN, ExecutionRequest
+from executions.services.routing import languages_for
 from executions.services.run import running
 from executions.services.sessions import processes
 from executions.services.sessions.background import record_if_ended
@@ -38,6 +42,16 @@ _READ_BYTES = 32 * 1024
 MOST_WAIT_SECONDS = 30
 
 Begin = Callable[[EventLog], Waits[Outcome]]
+
+
+def languages(door: Door) -> Waits[list[str]]:
+    """What the client's code can be in now, as `GET /api/v1/languages` tells it. Raises
+    SandboxError where no provider can be asked."""
+    slug, key = tenant_of(door).slug, door.caller.api_key
+    if key is None:
+        return languages_of(slug, (yield from languages_for(slug)))
+    found = yield from languages_for(slug, partial(key.allows, "providers"))
+    return languages_of(slug, allowed_languages(key, found))
 
 
 async def run_code(call: Call) -> types.CallToolResult:

@@ -12,12 +12,13 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
 from executions.api.errors import render_error
-from executions.api.mcp import resources
+from executions.api.mcp import resources, running
 from executions.api.mcp.door import DOOR, Context, Door, Lacking, lacks, require
 from executions.api.mcp.loop import McpLoop, Served
 from executions.api.mcp.results import Call, refused
 from executions.api.mcp.tools import TOOLS
 from executions.api.mcp.views import MOST_MESSAGE_BYTES
+from providers.errors import SandboxError
 
 T = TypeVar("T")
 
@@ -43,7 +44,12 @@ def make_server(door: Door | None = None) -> Server[Any]:
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         by = door_of(context)
-        tools = [tool.described() for tool in TOOLS.values() if not lacks(by, tool.needs)]
+        try:
+            languages = await by.do(lambda: running.languages(by))
+        except SandboxError:
+            # No provider can be asked. A run says what is the matter.
+            languages = []
+        tools = [tool.described(languages) for tool in TOOLS.values() if not lacks(by, tool.needs)]
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(

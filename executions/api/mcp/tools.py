@@ -68,7 +68,7 @@ _ALL = (
         "the service opens it. Files that the program writes to artifacts/ come back as resources.",
         {
             "code": CODE,
-            "language": _text("python (default), javascript, typescript, bash, or another served."),
+            "language": _text("Of the code: python where none is named."),
             "arguments": _object(
                 "Where given, the code's main(**arguments) is called, and result is its value."
             ),
@@ -87,7 +87,7 @@ _ALL = (
         "until it is closed or its time is over. Close it when you are done.",
         {
             "name": _text("Unique among open sessions."),
-            "language": _text("Of the cells: python (default), javascript, bash, ..."),
+            "language": _text("Of the cells: python where none is named."),
             "idle_seconds": {
                 "type": "integer",
                 "description": "Unused for so long it sleeps: 600.",

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from executions.models import Scope, Tenant
 from executions.models.api_key import USUAL_SCOPES, as_words
+from executions.services.key_bounds import check_languages, check_providers
 from executions.services.keys import OF_E2B, OURS, create_api_key
 from providers import isolation
 from providers.checks import BEFORE_WORK
@@ -64,6 +65,8 @@ class Command(BaseCommand):
         scopes = as_words(options["scope"]) if options["scope"] else USUAL_SCOPES
         bounds = {name: as_words(options[name]) for name in _OPTIONS}
         try:
+            check_languages(bounds["languages"])
+            check_providers(bounds["providers"])
             _, key_text = create_api_key(
                 tenant,
                 options["name"],

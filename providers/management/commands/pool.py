@@ -15,7 +15,12 @@ from providers.pool.remembered import Memory
 from providers.pool.service.gate import AllowedAddresses
 from providers.pool.service.launchers import LauncherChoice
 from providers.pool.service.serve import ServiceOptions, serve
-from providers.pool.service.settings import ServiceSettings, parse_size, parse_span
+from providers.pool.service.settings import (
+    ServiceSettings,
+    parse_size,
+    parse_span,
+    usual_capacity,
+)
 from providers.pool.service.unix_socket import socket_path
 
 
@@ -95,10 +100,12 @@ def _allowed(host: str) -> AllowedAddresses:
 
 def _first_settings() -> ServiceSettings:
     try:
+        memory_bytes = parse_size(settings.POOL_MEMORY)
+        capacity = usual_capacity(memory_bytes)
         return ServiceSettings(
-            pool_size=settings.POOL_SIZE,
-            max_sandboxes=max(settings.POOL_SIZE, ServiceSettings.max_sandboxes),
-            memory_bytes=parse_size(settings.POOL_MEMORY),
+            pool_size=min(settings.POOL_SIZE, capacity),
+            max_sandboxes=capacity,
+            memory_bytes=memory_bytes,
             timeout=parse_span(settings.POOL_TIMEOUT),
             images={language: name for language, name in settings.POOL_IMAGES.items() if name},
         )

@@ -30,6 +30,7 @@ from providers.pool.guest_files import (
 from providers.pool.launcher import (
     Guest,
     PidfdGuest,
+    killed_first,
     read_complaint,
     start_failure,
     start_process,
@@ -206,7 +207,7 @@ class BubblewrapLauncher(OwnProgramsLauncher):
             "own_devices": self._as_root,
         }
         program = [*interpreter_options(self._python), boot(INSIDE, "zygote"), json.dumps(layout)]
-        return [*arguments, "--chdir", "/", "--", *program]
+        return killed_first([*arguments, "--chdir", "/", "--", *program])
 
 
 def _is_below(path: str, others: list[str]) -> bool:

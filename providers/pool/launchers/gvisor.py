@@ -18,7 +18,7 @@ from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.processes import read_small
 from providers.pool import etc_folder
 from providers.pool.cgroup import Cgroup, Evidence, memory_keeper
-from providers.pool.launcher import Guest, ProcessGuest, Starter, start_failure
+from providers.pool.launcher import Guest, ProcessGuest, Starter, killed_first, start_failure
 from providers.pool.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
 from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.launchers.tenant_kernel import TenantKernels
@@ -160,7 +160,7 @@ class GvisorLauncher(OwnProgramsLauncher):
                 cgroup = self._cgroups.new(memory_bytes)
                 for path in cgroup.procs:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
-            return GvisorGuest(command, cgroup, state, tool)
+            return GvisorGuest(killed_first(command), cgroup, state, tool)
         except OSError as error:
             if cgroup:
                 cgroup.remove_now()

@@ -14,6 +14,7 @@ from typing import Any
 
 from providers.guest.root import HOME
 from providers.pool.guest_files import INSIDE, boot, interpreter_options, program_folders
+from providers.pool.launcher import OOM_SCORE_ADJ
 from providers.pool.template import WORKSPACE
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
@@ -102,6 +103,7 @@ def process_of(
         "args": [*interpreter_options(python), boot(INSIDE, module), *arguments],
         "env": list(ENVIRONMENT),
         "noNewPrivileges": True,
+        "oomScoreAdj": OOM_SCORE_ADJ,
         "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
     }
 

@@ -164,7 +164,6 @@ class RuncLauncher(OwnProgramsLauncher):
             (folder / name).chmod(0o644)
         argument = template.guest_argument(workspace=WORKSPACE, watch_memory=False)
         process = process_of(self._python, "container", [argument, self._filter.hex()], uid=uid)
-        process["oomScoreAdj"] = settings["oom_score_adj"]
         linux: dict[str, Any] = {
             "cgroupsPath": self._path_of(cgroup),
             "resources": {

@@ -18,7 +18,7 @@ from providers.pool.guest_files import (
     install_guest,
     interpreter_options,
 )
-from providers.pool.launcher import Guest, ProcessGuest, start_failure
+from providers.pool.launcher import Guest, ProcessGuest, killed_first, start_failure
 from providers.pool.template import Template
 
 
@@ -73,7 +73,7 @@ class UnisolatedLauncher:
         command = [*interpreter_options(self._python), program, argument]
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": workspace, "LANG": "C.UTF-8"}
         try:
-            return _UnisolatedGuest(command, workspace, env)
+            return _UnisolatedGuest(killed_first(command), workspace, env)
         except OSError as error:
             shutil.rmtree(workspace)
             raise start_failure("unisolated", error) from error

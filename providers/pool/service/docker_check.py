@@ -15,6 +15,7 @@ class Docker(Enum):
 
     READY = ""
     ABSENT = "No Docker engine answers."
+    FORBIDDEN = "A Docker engine is there, and this user may not ask it."
     WITHOUT_IMAGES = (
         "Docker answers, but the images for sandboxes are missing. Build them with "
         "`python manage.py build_images`, then start again. Until then code runs in the sandboxes "
@@ -24,8 +25,12 @@ class Docker(Enum):
 
 def find_docker() -> Docker:
     """Ask the engine that DOCKER_HOST names, or the usual socket, for the Python image."""
-    if not os.environ.get("DOCKER_HOST") and not DEFAULT_SOCKET.exists():
+    named = os.environ.get("DOCKER_HOST", "")
+    path = Path(named.removeprefix("unix://")) if named.startswith("unix://") else DEFAULT_SOCKET
+    if not named and not path.exists():
         return Docker.ABSENT
+    if (not named or named.startswith("unix://")) and _is_forbidden(path):
+        return Docker.FORBIDDEN
     import docker
     import requests
     from docker.errors import DockerException, ImageNotFound
@@ -43,3 +48,25 @@ def find_docker() -> Docker:
     except (DockerException, requests.RequestException, OSError):
         return Docker.ABSENT
     return Docker.READY
+
+
+def engine_runtimes() -> frozenset[str]:
+    """The names of the runtimes that the engine has, none where no engine answers."""
+    if find_docker() not in (Docker.READY, Docker.WITHOUT_IMAGES):
+        return frozenset()
+    import docker
+    import requests
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=ANSWER_SECONDS)
+        try:
+            return frozenset(client.info()["Runtimes"])
+        finally:
+            client.close()
+    except (DockerException, requests.RequestException, OSError):
+        return frozenset()
+
+
+def _is_forbidden(path: Path) -> bool:
+    return os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)

@@ -14,8 +14,15 @@ from typing import Any
 
 from providers.errors import InvalidConfiguration
 from providers.languages import OURS, normalize_language
+from providers.pool.cgroup import machine_memory
 from providers.pool.settings import FIELDS as POOL_FIELDS
-from providers.pool.settings import Isolation, Level, PoolSettings, module_names
+from providers.pool.settings import (
+    Isolation,
+    Level,
+    PoolSettings,
+    default_capacity,
+    module_names,
+)
 from providers.schema import ConfigField, validate
 from providers.values import SandboxLimits
 
@@ -54,10 +61,10 @@ FIELDS: Mapping[str, ConfigField] = {
     "max_sandboxes": ConfigField(
         "integer",
         "Most containers at once",
-        default=32,
         min=1,
         max=1000,
-        description="Warm and busy together, over all languages. Callers beyond it wait.",
+        description="Warm and busy together, over all languages. Callers beyond it wait. Empty: as "
+        "many as the memory of the service's machine is enough for, 32 at most.",
     ),
     "max_kept": ConfigField(
         "integer",
@@ -156,6 +163,7 @@ FIELDS: Mapping[str, ConfigField] = {
     ),
 }
 
+_MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
 _TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
@@ -201,13 +209,16 @@ class ServiceSettings:
         check_config(given)
         templates = _templates(given["templates"])
         named = {language: given[name] for language, name in IMAGE_FIELDS.items() if given[name]}
+        memory_bytes = parse_size(given["max_memory"])
+        most = given["max_sandboxes"]
+        capacity = max(most, given["pool_size"]) if most else usual_capacity(memory_bytes)
         return cls(
-            pool_size=given["pool_size"],
+            pool_size=min(given["pool_size"], capacity),
             pool_minimum=given["pool_minimum"],
             pool_burst=given["pool_burst"],
-            max_sandboxes=max(given["max_sandboxes"], given["pool_size"]),
+            max_sandboxes=capacity,
             max_kept=given["max_kept"],
-            memory_bytes=parse_size(given["max_memory"]),
+            memory_bytes=memory_bytes,
             timeout=given["timeout"],
             queue_timeout=given["queue_timeout"],
             queue_size=given["queue_size"],
@@ -247,6 +258,12 @@ class ServiceSettings:
             isolation=level,
             max_lifetime=self.max_lifetime,
         )
+
+
+def usual_capacity(memory_bytes: int) -> int:
+    """How many sandboxes of so much memory a service has that was told no number: two at least, as
+    one of them may be kept."""
+    return max(2, default_capacity(machine_memory(), memory_bytes, most=_MOST_BY_MEMORY))
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -53,7 +53,10 @@ class Command(BaseCommand):
             is_given = bootstrap.ensure_given_key()
         except InvalidConfiguration as error:
             raise CommandError(error.message) from None
-        advice = bootstrap.ensure_provider()
+        try:
+            advice = bootstrap.ensure_provider()
+        except InvalidConfiguration as error:
+            raise CommandError(error.message) from None
         ensure_schedules()
         ensure_counted()
         # Of a new installation they are the roles, which `migrate` has made.

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connection
 
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
@@ -23,6 +24,8 @@ from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup
 
 POOL_START_SECONDS = 10.0
+# Where nothing runs: the next one is told some ten seconds later.
+_QUIET_TELLINGS = 2
 # For a process to exit after it has ended all that it runs.
 EXIT_SECONDS = 5.0
 
@@ -68,8 +71,7 @@ class Command(BaseCommand):
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
             if sessions and not has_pool:
                 processes.start("pool", [*pool, "--no-port"], environment)
-            self.stdout.write(f"Cofferdam: http://{bind}/ (Ctrl-C ends it)")
-            self.stdout.flush()
+            self._say(f"Cofferdam: http://{bind}/ (Ctrl-C ends it)")
             ended = processes.wait()
             self._stop(processes, in_order=ended is None)
         if ended:
@@ -87,9 +89,16 @@ class Command(BaseCommand):
             return False
         return True
 
+    def _say(self, line: str) -> None:
+        self.stdout.write(line)
+        self.stdout.flush()
+
     def _stop(self, processes: ProcessGroup, *, in_order: bool) -> None:
         """The pool last, so that what runs in it can finish. Without one of them there is no
         service to finish anything for."""
+        self._tellings = 0
+        if in_order:
+            self._say("Stopping (Ctrl-C ends it now)")
         seconds = (
             settings.SHUTDOWN_DELAY_SECONDS
             + settings.SHUTDOWN_GRACE_SECONDS
@@ -104,11 +113,28 @@ class Command(BaseCommand):
         )
 
     def _tell(self, names: list[str], left: float) -> None:
-        self.stdout.write(
-            f"Stopping: what runs in {' and '.join(names)} may go on for at most {left:.0f} s "
-            "(Ctrl-C ends it now)"
-        )
-        self.stdout.flush()
+        """Say what is waited for: runs, or a process that should have ended by now."""
+        self._tellings += 1
+        if self._tellings > _QUIET_TELLINGS or _has_runs():
+            self._say(
+                f"Stopping: what runs in {' and '.join(names)} may go on for at most {left:.0f} s "
+                "(Ctrl-C ends it now)"
+            )
+
+
+def _has_runs() -> bool:
+    """Whether anything runs in a process of this host, as far as the database tells."""
+    from executions.models import Execution
+
+    running = Execution.objects.filter(
+        finished_at=None, process__instance=settings.INSTANCE, process__ended_at=None
+    )
+    try:
+        return running.exists()
+    except DatabaseError:
+        return True
+    finally:
+        connection.close()
 
 
 def _web_server(bind: str) -> list[str]:

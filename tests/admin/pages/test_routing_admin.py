@@ -100,6 +100,31 @@ def test_a_name_that_nothing_has_is_refused(
     assert told in answer.content.decode()
 
 
+def test_a_route_without_steps_is_refused(admin_client: Client, services: Services) -> None:
+    form = {"owner": "", "language": "", "strategy": "priority", "is_active": "on"}
+    nothing = {"steps-TOTAL_FORMS": "0", "steps-INITIAL_FORMS": "0"}
+    answer = admin_client.post(reverse("admin:providers_route_add"), form | nothing)
+    assert "Name one provider at least" in answer.content.decode()
+    assert not Route.objects.exists()
+    # Nor is the last one taken from it.
+    route = make_route("e2b")
+    step = route.steps.get()
+    removed = {
+        "steps-TOTAL_FORMS": "1",
+        "steps-INITIAL_FORMS": "1",
+        "steps-0-id": step.pk,
+        "steps-0-route": route.pk,
+        "steps-0-provider": step.provider_id,
+        "steps-0-position": "0",
+        "steps-0-weight": "1",
+        "steps-0-DELETE": "on",
+    }
+    page = reverse("admin:providers_route_change", args=[route.pk])
+    answer = admin_client.post(page, form | removed)
+    assert "Name one provider at least" in answer.content.decode()
+    assert route.steps.get() == step
+
+
 def test_the_list_of_routes_shows_their_steps(
     admin_client: Client, services: Services, django_assert_max_num_queries: Any
 ) -> None:
@@ -197,11 +222,18 @@ def test_the_budget_of_a_tenant_that_is_gone_does_not_become_that_of_all(
 
 
 def test_of_very_many_tenants_a_mistyped_one_is_refused_too(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("executions.admin.choosing.MOST", 0)
     Tenant.objects.create(slug="wonderland", name="W")
-    sent = {"strategy": "priority", "steps-TOTAL_FORMS": "0", "steps-INITIAL_FORMS": "0"}
+    sent = {
+        "strategy": "priority",
+        "steps-TOTAL_FORMS": "1",
+        "steps-INITIAL_FORMS": "0",
+        "steps-0-provider": ProviderConfig.objects.get(provider_id="e2b").pk,
+        "steps-0-position": "0",
+        "steps-0-weight": "1",
+    }
     page = reverse("admin:providers_route_add")
     refused = admin_client.post(page, {**sent, "owner": "wonderlnad"}).content.decode()
     assert "Must be the slug of a tenant" in refused

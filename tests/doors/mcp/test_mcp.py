@@ -21,6 +21,9 @@ ALL = (
 )
 
 
+LANGUAGES = "/api/v1/languages"
+
+
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_code_runs_and_is_answered_as_an_object_and_as_text(
     streaming_site: Site, mode: str
@@ -29,6 +32,10 @@ def test_code_runs_and_is_answered_as_an_object_and_as_text(
         async with connected(streaming_site, mode=mode) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert tuple(tools) == ALL
+            there = ask(streaming_site.service, "GET", LANGUAGES, key=streaming_site.alice)
+            for name in ("run_code", "session_open"):
+                language = tools[name].input_schema["properties"]["language"]
+                assert language["enum"] == there.json["languages"]
             for tool in tools.values():
                 assert tool.description
                 assert len(tool.description) < 400

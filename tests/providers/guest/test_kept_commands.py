@@ -386,3 +386,13 @@ def test_a_pipe_that_outlives_its_process_holds_nobody_up(rooms: Rooms) -> None:
     )
     streams, process = rooms.follow(rooms.spawn("python3", "-c", code))
     assert (streams["stdout"], process["exit_code"]) == (b"sent\n", 0)
+
+
+def test_a_command_that_cannot_install_is_told_why(rooms: Rooms) -> None:
+    out, ended = rooms.follow(rooms.spawn(shell="pip install no-such-package; exit 3"))
+    *_, last = out["stderr"].decode().splitlines()
+    assert last.startswith("Advice: ")
+    assert "no network, by design" in last
+    assert ended["exit_code"] == 3
+    out, _ = rooms.follow(rooms.spawn(shell="echo 'not found' >&2"))
+    assert out["stderr"] == b"not found\n"

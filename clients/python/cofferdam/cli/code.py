@@ -77,18 +77,29 @@ def options_of(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def told(stream: RunStream, options: argparse.Namespace) -> Execution:
-    """Write what a run tells, while it does. The execution, once it has ended."""
+def told(
+    stream: RunStream, options: argparse.Namespace, *, with_results: bool = False
+) -> Execution:
+    """Write what a run tells, while it does. The execution, once it has ended.
+
+    With results it is a cell: its values are written too, as an interpreter shows them.
+    """
     out = output.Out(raw=options.raw)
     with stream as events:
         for event in events:
-            if not options.json:
+            if options.json:
+                continue
+            if with_results and event.type == "output":
+                out.value(event.data)
+            else:
                 _tell(out, event)
         execution = events.until_done()
     if options.json:
         output.as_json(execution.raw)
-    else:
-        _tell_problems(execution)
+        return execution
+    if with_results and execution.has_result:
+        out.value({"text/plain": json.dumps(execution.result)})
+    _tell_problems(execution)
     return execution
 
 

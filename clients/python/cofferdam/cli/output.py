@@ -38,9 +38,18 @@ class Out:
         self._raw = raw
         # A character may come in two pieces.
         self._decoders = {name: _UTF8("replace") for name in ("stdout", "stderr")}
+        self._is_in_line = False
 
     def stdout(self, content: bytes) -> None:
         self._write(sys.stdout, "stdout", content)
+        self._is_in_line = not content.endswith(b"\n") if content else self._is_in_line
+
+    def value(self, data: Mapping[str, Any]) -> None:
+        """A value by its MIME types, on lines of its own: its text, or what else it is."""
+        text = data.get("text/plain")
+        if not isinstance(text, str):
+            text = f"<{', '.join(map(str, data))}>"
+        self.stdout(f"{chr(10) if self._is_in_line else ''}{text}\n".encode())
 
     def stderr(self, content: bytes) -> None:
         self._write(sys.stderr, "stderr", content)

@@ -41,7 +41,8 @@ def add_session(commands: Commands) -> None:
     each = actions.add_parser(
         "run",
         help="run code in one",
-        description="Run code in a session, which keeps its variables and files.",
+        description="Run code in a session, which keeps its variables and files. The value of the "
+        "last expression, and what main() returned, are printed.",
         epilog=exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -118,7 +119,8 @@ def run(client: Cofferdam, options: argparse.Namespace) -> int:
     text, wanted = code.code_of(options), code.options_of(options)
     if options.context:
         wanted["context"] = options.context
-    execution = code.told(_found(client, options.session).stream(text, **wanted), options)
+    stream = _found(client, options.session).stream(text, **wanted)
+    execution = code.told(stream, options, with_results=True)
     if options.artifacts:
         client.save_artifacts(execution, options.artifacts)
     return exits.exit_code_of(execution)
