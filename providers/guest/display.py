@@ -78,7 +78,7 @@ class Outputs:
 
     def show_bundle(self, data: "dict[str, object]") -> None:
         """Show what is given by MIME type. Raises TypeError or ValueError for what cannot be."""
-        self._send({str(mime): encode(str(mime), each) for mime, each in data.items()})
+        self._send_parts({str(mime): encode(str(mime), each) for mime, each in data.items()}, [])
 
     def show_if_rich(self, value: object) -> None:
         """Show a value that has more to show than its repr()."""
@@ -164,11 +164,14 @@ class Outputs:
 
     def _send(self, bundle: "dict[str, bytes]", value: object) -> None:
         """Send what a value shows, with its repr(), and what had to be left out of it."""
-        text, cut = _plain(value), []
+        cut: "list[list[str]]" = []
+        text = _plain(value)
         if len(text) > TEXT_LIMIT:
             text = text[:TEXT_LIMIT]
             cut.append(["text/plain", f"cut: the first {TEXT_LIMIT} characters are kept"])
-        bundle["text/plain"] = text.encode(errors="replace")
+        self._send_parts({**bundle, "text/plain": text.encode(errors="replace")}, cut)
+
+    def _send_parts(self, bundle: "dict[str, bytes]", cut: "list[list[str]]") -> None:
         size = sum(map(len, bundle.values()))
         for mime in (CHART, COLUMNS, LISTED):
             if size > self.room and mime in bundle:

@@ -49,8 +49,9 @@ def languages(door: Door) -> Waits[list[str]]:
     SandboxError where no provider can be asked."""
     slug, key = tenant_of(door).slug, door.caller.api_key
     if key is None:
-        return languages_of(slug, (yield from languages_for(slug)))
-    found = yield from languages_for(slug, partial(key.allows, "providers"))
+        found, _ = yield from languages_for(slug)
+        return languages_of(slug, found)
+    found, _ = yield from languages_for(slug, partial(key.allows, "providers"))
     return languages_of(slug, allowed_languages(key, found))
 
 
