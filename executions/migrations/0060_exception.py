@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('executions', '0058_tenant_removal'),
+        ('executions', '0059_limits_of_runs'),
     ]
 
     operations = [
