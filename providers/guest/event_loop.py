@@ -31,7 +31,11 @@ class ContextLoop:
         """A cell begins."""
         self._in_cell = True
         if "asyncio" in sys.modules:
-            self._mark()
+            try:
+                self._mark()
+            except OSError:
+                # The program has left no descriptor for a loop; a cell may well need none.
+                return
 
     def leave(self) -> None:
         """A cell has ended."""

@@ -51,8 +51,8 @@ class Streams:
             if stream is None or getattr(stream, "closed", False):
                 return False
             return _place(stream.fileno()) in self._places
-        except Exception:
-            # It has no descriptor; it may have a stream that has.
+        except BaseException:
+            # Code of the program's. It has no descriptor; it may have a stream that has.
             return depth > 0 and any(
                 self._reaches(inner, depth - 1)
                 for inner in _inner(stream)

@@ -168,3 +168,22 @@ def test_a_process_that_looks_ends_with_its_owner_and_one_that_has_ended_is_repl
     analysts._analysts._idle[-1]._process.kill()
     analysts._analysts._idle[-1]._process.wait()
     assert analysts.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("x = 1\n!ls", [(2, "call", "os.system"), (2, "import", "subprocess")]),
+        ("%%bash\nls", [(1, "call", "os.system"), (1, "import", "subprocess")]),
+        ("y = !ls\nimport os", [(1, "call", "os.system"), (1, "import", "subprocess"), (2, "import", "os")]),
+        ("%%time\n\nimport os", [(3, "import", "os")]),
+        ("%time __import__('os')", [(1, "import", "os")]),
+        ("%matplotlib inline\nx = '!ls'", []),
+    ],
+)  # fmt: skip
+def test_what_notebooks_write_is_looked_at(code: str, expected: list[tuple[int, str, str]]) -> None:
+    rules = {"mode": "deny", "imports": ["os", "subprocess"], "except": [], "calls": ["os.system"]}
+
+    assert analyse(code, rules) == (LOOKED, expected)
+    # A process of its own has the same module.
+    assert analysts.look(code, rules) == (LOOKED, expected)

@@ -10,6 +10,7 @@ kills, fills or keeps busy is then not the service's. It knows the standard libr
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import resource
 import signal
@@ -17,7 +18,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 # Beyond any of these a program is not looked at to its end, which is a finding of its own.
 MOST_BYTES = 256 * 1024
@@ -35,6 +37,15 @@ _IMPORTERS = ("__import__", "importlib.import_module", "importlib.__import__")
 _BUILTINS = ("builtins", "__builtins__")
 _WRITES = frozenset("wax+")
 
+# Magics whose text is Python, and what those of a shell come to.
+_WITH_PYTHON = ("time", "timeit", "capture", "prun")
+_COMMANDS = ("system", "getoutput", "run_line_magic", "run_cell_magic")
+_HARMLESS = (
+    *("matplotlib", "load_ext", "autoreload", "config", "pinfo", "who", "whos"),
+    *("html", "markdown"),
+)
+_STARTS_PROCESSES = ("os.system", "subprocess.run")
+
 Finding = tuple[int, str, str]
 
 
@@ -49,13 +60,54 @@ def analyse(code: str, rules: Mapping[str, Any]) -> tuple[str, list[Finding]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(code)
+            try:
+                trees: list[ast.AST] = [ast.parse(code)]
+            except SyntaxError:
+                # Cells take what notebooks write beside Python.
+                trees = [ast.parse(_notebook().plain(code))]
+            trees += _in_magics(trees[0])
     except (RecursionError, MemoryError):
         return TOO_MUCH, []
     except (SyntaxError, ValueError):
         return UNPARSED, []
-    found = sorted(set(_Program(tree).against(rules)))
+    found = sorted({each for tree in trees for each in _Program(tree).against(rules)})
     return LOOKED, found[:MOST]
+
+
+def _notebook() -> Any:
+    """`providers.guest.notebook`, which a process of its own finds by its path alone."""
+    if __name__ != "__main__":
+        from providers.guest import notebook
+
+        return notebook
+    path = Path(__file__).parents[3] / "providers" / "guest" / "notebook.py"
+    spec = importlib.util.spec_from_file_location("notebook", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no module.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _in_magics(tree: ast.AST) -> list[ast.AST]:
+    """The Python that magics are given, as `%%time` is. Raises SyntaxError."""
+    found: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if _magic_of(node) not in ("run_line_magic", "run_cell_magic"):
+            continue
+        name, *texts = [_text(each) or "" for each in cast("ast.Call", node).args]
+        if name in _WITH_PYTHON:
+            found += [ast.parse(text.strip(" ")) for text in texts if text.strip()]
+    return found
+
+
+def _magic_of(node: ast.AST) -> str:
+    """The method of the shell's that is called, "" for every other node."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return ""
+    shell = node.func.value
+    is_shell = isinstance(shell, ast.Call) and getattr(shell.func, "id", "") == "get_ipython"
+    return node.func.attr if is_shell else ""
 
 
 class _Program:
@@ -170,6 +222,8 @@ class _Program:
 
     def _imports_of(self, node: ast.AST) -> Iterator[tuple[str, list[str]]]:
         """Each module that this imports, "" for one that is not said, and what is taken of it."""
+        if _is_command(node):
+            yield "subprocess", []
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name[:_NAME], []
@@ -184,6 +238,8 @@ class _Program:
 
     def _calls_of(self, node: ast.Call, patterns: Sequence[str]) -> Iterator[str]:
         names = {_plain(each) for each in self.meanings(node.func)}
+        if _is_command(node):
+            names |= {*_STARTS_PROCESSES}
         for pattern in patterns:
             wanted, _, how = pattern.partition(":")
             if wanted.startswith("."):
@@ -193,6 +249,15 @@ class _Program:
             for name in names:
                 if fnmatchcase(name, wanted) and (how != "write" or _may_write(node)):
                     yield name
+
+
+def _is_command(node: ast.AST) -> bool:
+    """Whether it has a shell run something: a command, or a magic that is not known as Python."""
+    method = _magic_of(node)
+    if method not in _COMMANDS:
+        return False
+    first = _text(cast("ast.Call", node).args[0]) if cast("ast.Call", node).args else ""
+    return not method.endswith("_magic") or first not in (*_WITH_PYTHON, *_HARMLESS)
 
 
 class _Imports:
