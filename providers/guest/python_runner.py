@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import display, preload, reseed, wire
+from . import display, ending, preload, printing, reseed, wire
 from .job import PROGRAMS, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -26,7 +26,7 @@ class ProgramError(Exception):
 def prepare() -> None:
     """What is the same for every child, done once before the first is forked."""
     sys.stdin = open(0, closefd=False)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    printing.open_streams()
     preload.set_environment()
 
 
@@ -62,6 +62,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         found = advice.remarks(parts["code"].decode())
         outputs.report(wire.pack({"type": "advice", "remarks": found}, []))
     outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
+    end = ending.Ending()
     exit_code, result = run(
         parts["code"].decode(),
         str(header["entrypoint"]),
@@ -70,10 +71,12 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         outputs,
     )
     outputs.finish()
-    exit_code = _end_like_an_interpreter(exit_code)
+    exit_code = _run_exit_functions(exit_code)
     returned = [] if result is None else [("result", result)]
     # A child that the program forked and that runs on to here reports nothing.
-    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, returned))
+    outputs.report(wire.pack({"type": "ending", "exit_code": exit_code}, returned))
+    end.release()
+    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, []))
     _exit(exit_code)
 
 
@@ -249,8 +252,8 @@ def _print_traceback(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, trace)
 
 
-def _end_like_an_interpreter(exit_code: int) -> int:
-    """Wait for threads, run exit functions, flush: what ending the process would have done."""
+def _run_exit_functions(exit_code: int) -> int:
+    """Wait for threads, run exit functions, flush: the first half of an interpreter's end."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -274,8 +277,10 @@ def _end_like_an_interpreter(exit_code: int) -> int:
 def _rehearse(outputs: display.Outputs) -> None:
     """Go the whole way once, so that no page of it is touched first by a caller's code."""
     wire.loads(wire.dumps({"a": [1, None]}))
+    end = ending.Ending()
     run("len('warm')", "script", None, 0, outputs)
     outputs.finish()
+    end.release()
 
 
 def _write_program(code: bytes) -> None:
