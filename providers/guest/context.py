@@ -16,12 +16,13 @@ from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child, with_group
 from .protocol import CALL_BYTES
+from .request import END_SECONDS
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     import resource
-    from typing import NoReturn
+    from typing import Callable, NoReturn
 
     from .contexts import ContextRoom
     from .kept import Header, Loop, Operation, Parts
@@ -51,6 +52,8 @@ class Context:
         self.pid = -1
         self.cell: "Cell | None" = None
         self.waiting: "list[Operation]" = []
+        # Nothing of it is to start again.
+        self.is_dropped = False
         self._room = room
         self._is_ready = False
         self._has_rehearsed = self._is_late = False
@@ -338,10 +341,49 @@ class Context:
 
     def restart(self, operation: "Operation") -> None:
         """End the interpreter, and answer when an empty one is ready."""
-        self.close()
-        self.waiting.append(operation)
+        self.end(lambda: self._restarted(operation))
+
+    def _restarted(self, operation: "Operation") -> None:
+        if self.is_dropped:
+            operation.failed("the context was ended")
+            return
         self._was_lost = False
-        self._take_over(self._fork())
+        try:
+            if self._child is None:
+                self._take_over(self._fork())
+            if self._is_ready:
+                # A run has come meanwhile, and has had an empty one.
+                operation.done({"context": self.described})
+            else:
+                self.waiting.append(operation)
+        except OSError as error:
+            # Processes are used up, by whom it may be.
+            operation.failed(f"the interpreter did not start: {error}", code="exhausted")
+
+    def end(self, then: "Callable[[], None]") -> None:
+        """Let the interpreter end as a program does, for a moment, and go on with `then`.
+
+        One that runs something, or is not ready, is ended at once.
+        """
+        child = self._child
+        if child is None or self.cell is not None or not self._is_ready:
+            self.close()
+            then()
+            return
+        self._child = None
+        self.loop.unwatch(child.report)
+        self.loop.unwatch(child.job)
+        os.close(child.job)
+        child.job = -1
+        timer = self.loop.at(time.monotonic() + END_SECONDS, lambda: trees.kill(child.pid))
+
+        def ended(*_: object) -> None:
+            self.loop.cancel(timer)
+            trees.kill(child.pid)
+            child.close()
+            then()
+
+        self.loop.on_end(child.pid, ended)
 
     def close(self) -> None:
         """End the interpreter and what runs in it, and let go of its pipes."""

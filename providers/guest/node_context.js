@@ -302,7 +302,13 @@ module.exports = function serve (shared, header) {
     }
     next()
   })
-  socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
+  socket.on('end', () => {
+    try {
+      process.emit('exit', 0)
+    } finally {
+      process.kill(process.pid, 'SIGKILL')
+    }
+  })
 
   function answered ({ header, parts }) {
     const resolve = unanswered.get(header.call)

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from . import calls, display, preload, python_runner, wire
+from . import calls, display, ending, preload, python_runner, wire
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 
@@ -47,12 +47,18 @@ def serve(
     sys.excepthook = _print_exception
     outputs.write = _write_whole
     inbox = calls.Inbox(job)
+    end = ending.Ending()
     context = Context(outputs, advised, inbox)
     outputs.report(wire.pack({"type": "ready"}, []))
     process = _getpid()
     while True:
         frame = inbox.next_cell()
         if frame is None:
+            # The supervisor ends this context, and waits a moment.
+            del context
+            vars(builtins).pop("_", None)
+            python_runner._run_exit_functions(0)
+            end.release()
             _exit(0)
         frame_header, parts = frame
         del frame
@@ -142,6 +148,8 @@ class Context:
             else:
                 os.environ[name] = value
         _flush()
+        # Files stay open, and what was written to them can be seen.
+        ending.flush_files(pipes=False)
         return ended
 
     def _run(
