@@ -22,7 +22,7 @@ _WRITERS = (io.BufferedWriter, io.BufferedRandom)
 _BUFFERS = (io.TextIOWrapper, *_WRITERS)
 # The standard streams, and the report.
 _OWN = (0, 1, 2, 4)
-# The names that the program itself may have in `sys.modules`.
+# What the program itself is mostly called in `sys.modules`.
 _PROGRAM = ("__main__", "main")
 
 

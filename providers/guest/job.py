@@ -28,6 +28,16 @@ def write_files(parts: "dict[str, bytes]") -> None:
         os._exit(1)
 
 
+def free_name(name: str, parts: "dict[str, bytes]") -> str:
+    """The name for a program's file: `name`, or one like it where an input file has that."""
+    stem, _, ending = name.rpartition(".")
+    number = 1
+    while any(part == f"file:{name}" or part.startswith(f"file:{name}/") for part in parts):
+        number += 1
+        name = f"{stem}_{number}.{ending}"
+    return name
+
+
 def limit_cpu_time(timeout: float) -> None:
     """A backstop behind the deadline: all cores for the whole time, per process."""
     seconds = int(timeout * _CPUS) + 2

@@ -160,10 +160,17 @@ class Context:
         tree: "Any" = compile(code, name, "exec", flags, dont_inherit=True)
         import _ast
 
+        # Code that is empty is there to call the `main` of an earlier cell.
+        takes = python_runner._wants_arguments(tree) or not tree.body
+        hands_on = python_runner._calls_main(tree)
+        whole = _ast.Module([*tree.body], [])
+        if arguments is not None and takes:
+            tree.body = python_runner._without_guards(tree.body)
         last = None
         if tree.body and isinstance(tree.body[-1], _ast.Expr):
             last = _ast.Expression(tree.body.pop().value)
         values: "dict[str, object] | None" = None
+        former = self.namespace.get("main")
         if arguments is not None:
             values = wire.loads(arguments.decode())  # type: ignore[assignment]
             self.namespace["arguments"] = values
@@ -175,7 +182,11 @@ class Context:
                 vars(builtins)["_"] = value
                 outputs.display(value)
         main = self.namespace.get("main")
-        if values is None or not callable(main) or python_runner._calls_main(tree):
+        if values is None:
+            return None
+        is_own = takes or (main is not former and not hands_on)
+        if not callable(main) or not is_own:
+            python_runner._check_taken(whole, values)
             return None
         returned = main(**values)
         if hasattr(returned, "__await__"):

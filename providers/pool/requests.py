@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from providers.errors import InvalidConfiguration
 from providers.guest import wire
-from providers.languages import RESERVED_NAMES, language_of, normalize_language
+from providers.languages import language_of, normalize_language
 from providers.pool.launcher import Launcher
 from providers.pool.template import Template
 from providers.values import Job, RunLimits, SandboxLimits, SandboxSpec
@@ -139,7 +139,7 @@ def _check_path(path: str) -> None:
         raise InvalidConfiguration(
             f"files: {path!r} is no path below the workspace.", field="files"
         )
-    if first in RESERVED_NAMES or path == "artifacts":
+    if path == "artifacts":
         raise InvalidConfiguration(f"files: {path!r} is taken.", field="files")
 
 

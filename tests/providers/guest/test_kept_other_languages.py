@@ -142,6 +142,19 @@ def test_bash_stops_at_its_deadline(bash: KeptGuest, code: str) -> None:
     assert bash.run("echo $x").stdout == "1\n"
 
 
+def test_a_javascript_cell_with_arguments_calls_its_own_main_alone(node: KeptGuest) -> None:
+    given = ("arguments", b'{"a":7}')
+    node.run("function main ({ a }) { return ['earlier', a] }")
+    other = node.run("var x = 1", given)
+    exported = node.run("exports.main = ({ a }) => a", given)
+    block = node.run("if (true) { var main = ({ a }) => [a] }", given)
+
+    assert (other.exit_code, other.result) == (1, "")
+    assert "nobody took the arguments" in other.stderr
+    assert (exported.result, block.result) == ("7", "[7]")
+    assert node.run("arguments.a", given).shown == ["7"]
+
+
 def test_bash_has_arguments_in_a_variable(bash: KeptGuest) -> None:
     assert bash.run("echo $ARGUMENTS", ("arguments", b'{"a":1}')).stdout == '{"a":1}\n'
 
