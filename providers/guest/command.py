@@ -433,7 +433,8 @@ def _become(
         os.fchdir(paths.reach(os.open(".", os.O_RDONLY | os.O_DIRECTORY), wanted.cwd))
         os.closerange(_REPORT + 1, 64)
         field = "argv"
-        os.execvpe(wanted.argv[0], wanted.argv, {**os.environ, **wanted.environment})
+        environment = {**os.environ, "PWD": os.getcwd(), **wanted.environment}
+        os.execvpe(wanted.argv[0], wanted.argv, environment)
     except OSError as error:
         said = paths.refusal(error, field)
         _report(said.field or "", said.code, said.reason)

@@ -5,6 +5,7 @@ descends from it.
 """
 
 import os
+import re
 import select
 import signal
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # What one report may have beside its parts.
 REPORT_BYTES = 4096
 # The text that an interpreter other than Python needs to become a context.
+_NAME = re.compile("[A-Za-z_][A-Za-z_0-9]*")
 _TEXTS = {"nodejs": "node_context.js", "bash": "bash_context.sh"}
 
 
@@ -82,8 +84,9 @@ class Context:
         """Begin a cell. Raises Refused."""
         if self.cell is not None:
             raise Refused("something runs in this context", "context")
-        if self.language == "bash" and header.get("environment"):
-            raise Refused("a run in bash has the environment of its context", "environment")
+        environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        if self.language == "bash" and not all(map(_NAME.fullmatch, environment)):
+            raise Refused("bash has no variables of such names", "environment")
         if self.language == "bash" and header.get("tools"):
             raise Refused("only code in Python and JavaScript calls tools", "tools")
         if self._child is None:

@@ -131,6 +131,29 @@ function freeName (name, sent) {
   return path.resolve(name)
 }
 
+// Has a program that makes the folder of artifacts itself find that it is not there: once, and only
+// where there is nothing in it.
+function lendArtifacts () {
+  const identity = (file) => { const { dev, ino } = fs.lstatSync(file); return `${dev}:${ino}` }
+  let lent
+  try { lent = identity('artifacts') } catch { return }
+  function letGo (file, options) {
+    try {
+      if (lent === undefined || options?.recursive || identity(file) !== lent) return
+      fs.rmdirSync(file)
+      lent = undefined
+    } catch {}
+  }
+  for (const [holder, name] of [[fs, 'mkdirSync'], [fs, 'mkdir'], [fs.promises, 'mkdir']]) {
+    const make = holder[name]
+    holder[name] = function mkdir (file, ...rest) {
+      letGo(file, rest[0])
+      return Reflect.apply(make, this, [file, ...rest])
+    }
+  }
+  Module.syncBuiltinESMExports()
+}
+
 async function load (code, isModule, isMain, isNamed, sent) {
   const file = freeName(isModule ? 'main.mjs' : 'main.js', sent)
   if (isModule) {
@@ -234,6 +257,7 @@ function serve () {
   acorn.parse('function main () {}', SCRIPT)
   report({ type: 'ready' })
   const job = readFrame()
+  lendArtifacts()
   // What was written must not be lost when the process exits before the pipes had room for it.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
   if (job.header.type === 'context') return beContext(job)

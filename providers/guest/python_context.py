@@ -9,6 +9,7 @@ import sys
 import traceback
 
 from . import calls, display, ending, preload, python_runner, wire
+from .job import lend_artifacts
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 
@@ -39,9 +40,11 @@ def serve(
     keep_apart()
     preload.load_site()
     os.environ.update(header["environment"])  # type: ignore[call-overload]
+    lend_artifacts()
     if header["cwd"]:
         os.makedirs(str(header["cwd"]), exist_ok=True)
         os.chdir(str(header["cwd"]))
+        os.environ["PWD"] = os.getcwd()
     sys.path.insert(0, "")
     sys.argv[:] = [""]
     sys.excepthook = _print_exception

@@ -4,7 +4,7 @@ import os
 import sys
 
 from . import display, ending, preload, printing, reseed, wire
-from .job import PROGRAMS, free_name, limit_cpu_time, write_files
+from .job import PROGRAMS, free_name, lend_artifacts, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _choose_file(parts)
     _complete_sys_path()
+    lend_artifacts()
     write_files(parts)
     _write_program(parts["code"])
     if template["advise"]:

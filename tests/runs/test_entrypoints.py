@@ -352,3 +352,17 @@ def test_a_file_of_the_programs_name_is_the_callers(
     result = bubblewrap.run(code, language, files=[InputFile(path, content)])
     assert result.stdout == "5\n", result.stderr
     assert own in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "import os; print(os.environ['PWD'], os.getcwd())"),
+        ("nodejs", "console.log(process.env.PWD, process.cwd())"),
+        ("bash", 'printenv PWD | tr "\\n" " "; pwd'),
+    ],
+)
+def test_the_working_folder_is_in_the_environment(local: Local, language: str, code: str) -> None:
+    if language == "nodejs":
+        require("node")
+    assert local.run(code, language).stdout == "/workspace /workspace\n"

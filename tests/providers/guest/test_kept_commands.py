@@ -410,3 +410,11 @@ def test_a_pipe_that_outlives_its_process_holds_nobody_up(rooms: Rooms) -> None:
     )
     streams, process = rooms.follow(rooms.spawn("python3", "-c", code))
     assert (streams["stdout"], process["exit_code"]) == (b"sent\n", 0)
+
+
+def test_the_working_folder_is_in_the_environment(rooms: Rooms) -> None:
+    rooms.call("file.mkdir", path="a/b")
+    pid = rooms.spawn("python3", "-c", "import os; print(os.environ['PWD'])", cwd="a/b")
+    assert rooms.follow(pid)[0]["stdout"] == b"/workspace/a/b\n"
+    given = rooms.spawn("printenv", "PWD", environment={"PWD": "/own"})
+    assert rooms.follow(given)[0]["stdout"] == b"/own\n"

@@ -180,3 +180,32 @@ def test_a_shell_without_a_path_still_runs_what_it_is_given(guests: Guests) -> N
     kept.run("PATH=/nowhere; kept=1")
     assert kept.run("echo $kept; exit 3").stdout == "1\n"
     assert kept.run("echo $kept $PATH").stdout == "1 /nowhere\n"
+
+
+def test_bash_has_the_environment_of_a_run_for_that_run_alone(bash: KeptGuest) -> None:
+    bash.run("export SHOWN=before; list=(a b); unset GONE")
+    given = {"TOKEN": "a b\n'\"$x\\é", "SHOWN": "meanwhile", "list": "one", "PATH": "/usr/bin:/bin"}
+    show = 'printf "%s|" "$TOKEN" "$SHOWN" "${list[*]}"; sh -c \'printf "%s|" "$TOKEN" "$SHOWN"\''
+    inner = bash.run(show, environment=given)
+    assert inner.stdout == "a b\n'\"$x\\é|meanwhile|one|a b\n'\"$x\\é|meanwhile|", inner.stderr
+    assert bash.run(show).stdout == "|before|a b||before|"
+    for code in ("exit 3", "set -u; false", "kill -INT $$", "set -e; false"):
+        bash.run(code, environment=given)
+        bash.run("set +eu")
+        assert bash.run(show).stdout == "|before|a b||before|", code
+    refused = bash.run("true", environment={"a-b": "c"})
+    assert (refused.failed, refused.header["field"]) == (True, "environment")
+
+
+def test_the_working_folder_is_in_the_environment(guests: Guests) -> None:
+    require("node")
+    kept = guests.kept()
+    codes = {
+        "python": "import os; print(os.environ['PWD'], os.getcwd())",
+        "nodejs": "console.log(process.env.PWD, process.cwd())",
+        "bash": 'echo "$PWD" "$(pwd)"',
+    }
+    for language, code in codes.items():
+        kept.ask("context.create", context=language, language=language, cwd="a/b")
+        assert kept.run(code, context=language).stdout == "/workspace/a/b /workspace/a/b\n"
+    assert kept.run(codes["python"]).stdout == "/workspace /workspace\n"
