@@ -32,7 +32,7 @@ def state_of(status: os.stat_result, folder: int, name: str) -> "State":
 
 
 def is_same(known: "State | None", state: "State") -> bool:
-    """Whether nothing is to be told. A folder's time changes with what is in it, and is no reason."""
+    """Whether nothing is to be told. A folder's time, which changes with its content, is not."""
     if known is not None and stat.S_ISDIR(state[0]):
         return known[:2] == state[:2]
     return known == state
