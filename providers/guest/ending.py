@@ -31,8 +31,6 @@ class Ending:
 
     def __init__(self) -> None:
         self._former = dict(sys.modules)
-        # The objects of before are of no interest to any look through all that there are.
-        gc.freeze()
 
     def release(self) -> None:
         """Release what the program's modules hold, and write out what is left in buffers."""

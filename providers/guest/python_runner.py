@@ -1,5 +1,6 @@
 """Runs Python code in this process, which waits for its job with everything already warm."""
 
+import gc
 import os
 import sys
 
@@ -64,6 +65,8 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         found = advice.remarks(parts["code"].decode())
         outputs.report(wire.pack({"type": "advice", "remarks": found}, []))
     outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
+    # What was loaded while nobody waited is of no interest to a look through all objects.
+    gc.freeze()
     end = ending.Ending()
     exit_code, result = run(
         parts["code"].decode(),
