@@ -22,6 +22,8 @@ _WRITERS = (io.BufferedWriter, io.BufferedRandom)
 _BUFFERS = (io.TextIOWrapper, *_WRITERS)
 # The standard streams, and the report.
 _OWN = (0, 1, 2, 4)
+# Values that hold no others and do nothing at their end.
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes, type(sys), type(len)))
 # What the program itself is mostly called in `sys.modules`.
 _PROGRAM = ("__main__", "main")
 
@@ -31,11 +33,23 @@ class Ending:
 
     def __init__(self) -> None:
         self._former = dict(sys.modules)
+        self._is_writing = True
+
+    def is_needed(self) -> bool:
+        """Write out what is left in buffers. Whether there may be more to do: not where nothing was
+        imported, and all names stand for plain values."""
+        # First: a finaliser may take all the time that there is.
+        self._is_writing = flush_files(pipes=True)
+        return self._is_writing or any(
+            type(value) not in _PLAIN
+            for name, module in sys.modules.items()
+            if self._former.get(name) is not module
+            # The program may have put something else there.
+            for value in getattr(module, "__dict__", {"": module}).values()
+        )
 
     def release(self) -> None:
-        """Release what the program's modules hold, and write out what is left in buffers."""
-        # First: a finaliser may take all the time that there is.
-        is_writing = flush_files(pipes=True)
+        """Release what the program's modules hold, and write out what that leaves in buffers."""
         _forget_hooks()
         # What only cycles hold may still use the program's names.
         gc.collect()
@@ -46,7 +60,7 @@ class Ending:
             if module is not None:
                 _clear(module)
                 del module
-        if is_writing:
+        if self._is_writing:
             flush_files(pipes=True)
 
     def _take_modules(self) -> "list[weakref.ref[ModuleType]]":

@@ -61,6 +61,7 @@ def serve(
             del context
             vars(builtins).pop("_", None)
             python_runner._run_exit_functions(0)
+            end.is_needed()
             end.release()
             _exit(0)
         frame_header, parts = frame

@@ -79,9 +79,11 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     exit_code = _run_exit_functions(exit_code)
     returned = [] if result is None else [("result", result)]
     # A child that the program forked and that runs on to here reports nothing.
-    outputs.report(wire.pack({"type": "ending", "exit_code": exit_code}, returned))
-    end.release()
-    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, []))
+    if end.is_needed():
+        outputs.report(wire.pack({"type": "ending", "exit_code": exit_code}, returned))
+        end.release()
+        returned = []
+    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, returned))
     _exit(exit_code)
 
 
@@ -375,6 +377,7 @@ def _rehearse(outputs: display.Outputs) -> None:
     end = ending.Ending()
     run("len('warm')", "script", None, 0, outputs)
     outputs.finish()
+    end.is_needed()
     end.release()
 
 
