@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from providers.guest.job import PROGRAMS
-
 VERSION_SECONDS = 10
 
 
@@ -67,9 +65,6 @@ _BY_NAME = {name: each for each in TABLE for name in (each.name, *each.aliases)}
 
 # Those that run in sandboxes of our own.
 OURS = tuple(each.name for each in TABLE if each.interpreters)
-
-# The runners put the code into these files of the workspace; a module of Node.js has its own.
-RESERVED_NAMES = frozenset(PROGRAMS.values()) | {"main.mjs"}
 
 
 def language_of(name: str) -> Language | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _BLOCK = 512
 # The most that a member may say about itself before it comes.
 _MOST_SAID = 64 * 1024
+# Of the bits beside the rights, what makes files in a folder its group's, and its owner's alone.
+FOLDER_BITS = 0o3777
 _ORDINARY = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
@@ -105,6 +107,7 @@ def unpack(base: int, header: "dict[str, object]") -> "Steps":
     count = 0
     stream = _Stream()
     said: "dict[str, str]" = {}
+    folders: "list[tarfile.TarInfo]" = []
     try:
         while True:
             block = yield from stream.take(_BLOCK)
@@ -123,6 +126,12 @@ def unpack(base: int, header: "dict[str, object]") -> "Steps":
                 said = {}
                 yield from _unpack_member(folder, member, stream)
                 count += 1
+                if member.type == tarfile.DIRTYPE:
+                    folders.append(member)
+        # What is unpacked into a folder needs another mode of it, and changes its time. Those below
+        # come first: the last one may close the way to them.
+        for member in sorted(folders, key=lambda each: each.name.count("/"), reverse=True):
+            _finish_folder(folder, member)
         while (yield TAKE) is not None:
             continue
     finally:
@@ -229,6 +238,24 @@ def _unpack_member(
     except (OSError, ValueError) as error:
         said = refusal(error, "data") if isinstance(error, OSError) else Refused(str(error))
         raise Refused(f"{shown(member.name)}: {said.reason}", "data", said.code) from None
+
+
+def _finish_folder(folder: int, member: tarfile.TarInfo) -> None:
+    """Give a folder the mode and the time that the archive says."""
+    parts = parse(member.name, "data")
+    if not parts:
+        return
+    try:
+        below = reach(folder, parts)
+    except (OSError, Refused):
+        # A program has taken it away meanwhile, or has put something else there.
+        return
+    try:
+        if 0 <= member.mtime < 1 << 33:
+            os.utime(below, (member.mtime, member.mtime))
+        os.fchmod(below, member.mode & FOLDER_BITS)
+    finally:
+        os.close(below)
 
 
 def _unpack_file(

@@ -82,7 +82,7 @@ class Cell:
         environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
         given = {name: part for name, part in parts.items() if not name.startswith("file:")}
         self.job = (
-            _shell_job(self.number, given)
+            _shell_job(self.number, environment, given)
             if context.language == "bash"
             else self._job(environment, given)
         )
@@ -253,12 +253,15 @@ class Cell:
             self._answer()
 
 
-def _shell_job(number: int, parts: "dict[str, bytes]") -> "list[bytes]":
-    """The job as bash_context.sh reads it: a line, the code, the arguments."""
+def _shell_job(
+    number: int, environment: "dict[str, str]", parts: "dict[str, bytes]"
+) -> "list[bytes]":
+    """The job as bash_context.sh reads it: a line, the code, the arguments, the environment."""
     code, arguments = parts["code"], parts.get("arguments")
     given = "-" if arguments is None else str(len(arguments))
-    line = f"{number} {len(code)} {given} /tmp/.context-{number}\n"
-    return [line.encode(), code, arguments or b""]
+    line = f"{number} {len(code)} {given} {len(environment)} /tmp/.context-{number}\n"
+    pairs = [os.fsencode(f"{name}={value}\0") for name, value in environment.items()]
+    return [line.encode(), code, arguments or b"", *pairs]
 
 
 def _tree_seconds(pid: int) -> float:

@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import python_runner, wire
-from .job import PROGRAMS, limit_cpu_time, write_files
+from .job import PROGRAMS, free_name, limit_cpu_time, write_files
 from .kernel import become, forbid_message_queues, keep_apart, open_to_kin
 
 # By STOP a context of JavaScript hears which of its runs is to stop.
@@ -113,14 +113,15 @@ def _serve_shell(template: "dict[str, object]") -> None:
     if header.get("type") == "context":
         _be_shell_context(template, header, parts)
     os.closerange(JOB, REPORT + 1)
+    program = free_name(PROGRAMS["bash"], parts)
     write_files(parts)
-    with open(PROGRAMS["bash"], "wb") as file:
+    with open(program, "wb") as file:
         file.write(parts["code"])
     os.environ.update(header["environment"])  # type: ignore[call-overload]
     if "arguments" in parts:
         os.environ["ARGUMENTS"] = parts["arguments"].decode()
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
-    _exec([*template["command"], PROGRAMS["bash"]])  # type: ignore[misc]
+    _exec([*template["command"], program])  # type: ignore[misc]
 
 
 def _be_shell_context(

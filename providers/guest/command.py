@@ -110,9 +110,10 @@ class Command:
             theirs.append(report)
             if max(ours) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._mark = trees.Mark(template.get("group"))  # type: ignore[arg-type]
             self.kernel_pid = os.fork()
             if self.kernel_pid == 0:
-                _become(template, self._wanted, theirs)
+                _become(template, self._wanted, theirs, self._mark)
         except OSError:
             for fd in ours:
                 os.close(fd)
@@ -175,10 +176,10 @@ class Command:
         self._changed(self)
 
     def end(self, reason: str = "timeout") -> None:
-        """Kill it and all that came from it, if it is still there."""
+        """Kill it and all that came from it, daemons as well, if it is still there."""
         if self.exit_code is None:
             self.ended_by_us = self.ended_by_us or reason
-            trees.kill(self.kernel_pid)
+            trees.kill(self.kernel_pid, self._mark)
 
     def forget(self) -> None:
         """Let go of its descriptors; whoever follows it has nothing to wait for.
@@ -402,7 +403,9 @@ def set_size(terminal: int, columns: int, rows: int) -> None:
     fcntl.ioctl(terminal, _SET_SIZE, size)
 
 
-def _become(template: "dict[str, object]", wanted: Wanted, fds: "list[int]") -> "NoReturn":
+def _become(
+    template: "dict[str, object]", wanted: Wanted, fds: "list[int]", mark: trees.Mark
+) -> "NoReturn":
     """Turn this freshly forked process into the command.
 
     It can be neither read nor changed by others until it is the program.
@@ -427,13 +430,15 @@ def _become(template: "dict[str, object]", wanted: Wanted, fds: "list[int]") -> 
         for kind, bound in template["bounds"]:  # type: ignore[attr-defined]
             resource.setrlimit(kind, (bound, bound))
         forbid_message_queues()
+        mark.put_on()
         if domain >= 0:
             enter_domain(_DOMAIN if wanted.pty is None else domain_rules(terminal=0))
         field = "cwd"
         os.fchdir(paths.reach(os.open(".", os.O_RDONLY | os.O_DIRECTORY), wanted.cwd))
         os.closerange(_REPORT + 1, 64)
         field = "argv"
-        os.execvpe(wanted.argv[0], wanted.argv, {**os.environ, **wanted.environment})
+        environment = {**os.environ, "PWD": os.getcwd(), **wanted.environment}
+        os.execvpe(wanted.argv[0], wanted.argv, environment)
     except OSError as error:
         said = paths.refusal(error, field)
         _report(said.field or "", said.code, said.reason)

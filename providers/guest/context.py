@@ -5,6 +5,7 @@ descends from it.
 """
 
 import os
+import re
 import select
 import signal
 import time
@@ -16,12 +17,13 @@ from .job import write_files
 from .kept import Refused
 from .process_tree import SIGSYS, Child, with_group
 from .protocol import CALL_BYTES
+from .request import END_SECONDS
 from .texts import TEXTS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     import resource
-    from typing import NoReturn
+    from typing import Callable, NoReturn
 
     from .contexts import ContextRoom
     from .kept import Header, Loop, Operation, Parts
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 # What one report may have beside its parts.
 REPORT_BYTES = 4096
 # The text that an interpreter other than Python needs to become a context.
+_NAME = re.compile("[A-Za-z_][A-Za-z_0-9]*")
 _TEXTS = {"nodejs": "node_context.js", "bash": "bash_context.sh"}
 
 
@@ -51,6 +54,8 @@ class Context:
         self.pid = -1
         self.cell: "Cell | None" = None
         self.waiting: "list[Operation]" = []
+        # Nothing of it is to start again.
+        self.is_dropped = False
         self._room = room
         self._is_ready = False
         self._has_rehearsed = self._is_late = False
@@ -79,8 +84,9 @@ class Context:
         """Begin a cell. Raises Refused."""
         if self.cell is not None:
             raise Refused("something runs in this context", "context")
-        if self.language == "bash" and header.get("environment"):
-            raise Refused("a run in bash has the environment of its context", "environment")
+        environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        if self.language == "bash" and not all(map(_NAME.fullmatch, environment)):
+            raise Refused("bash has no variables of such names", "environment")
         if self.language == "bash" and header.get("tools"):
             raise Refused("only code in Python and JavaScript calls tools", "tools")
         if self._child is None:
@@ -341,10 +347,49 @@ class Context:
 
     def restart(self, operation: "Operation") -> None:
         """End the interpreter, and answer when an empty one is ready."""
-        self.close()
-        self.waiting.append(operation)
+        self.end(lambda: self._restarted(operation))
+
+    def _restarted(self, operation: "Operation") -> None:
+        if self.is_dropped:
+            operation.failed("the context was ended")
+            return
         self._was_lost = False
-        self._take_over(self._fork())
+        try:
+            if self._child is None:
+                self._take_over(self._fork())
+            if self._is_ready:
+                # A run has come meanwhile, and has had an empty one.
+                operation.done({"context": self.described})
+            else:
+                self.waiting.append(operation)
+        except OSError as error:
+            # Processes are used up, by whom it may be.
+            operation.failed(f"the interpreter did not start: {error}", code="exhausted")
+
+    def end(self, then: "Callable[[], None]") -> None:
+        """Let the interpreter end as a program does, for a moment, and go on with `then`.
+
+        One that runs something, or is not ready, is ended at once.
+        """
+        child = self._child
+        if child is None or self.cell is not None or not self._is_ready:
+            self.close()
+            then()
+            return
+        self._child = None
+        self.loop.unwatch(child.report)
+        self.loop.unwatch(child.job)
+        os.close(child.job)
+        child.job = -1
+        timer = self.loop.at(time.monotonic() + END_SECONDS, lambda: trees.kill(child.pid))
+
+        def ended(*_: object) -> None:
+            self.loop.cancel(timer)
+            trees.kill(child.pid)
+            child.close()
+            then()
+
+        self.loop.on_end(child.pid, ended)
 
     def close(self) -> None:
         """End the interpreter and what runs in it, and let go of its pipes."""

@@ -67,6 +67,7 @@ class ContextRoom:
 
     def forget(self) -> None:
         for context in self._contexts.values():
+            context.is_dropped = True
             context.close()
         self._contexts.clear()
         self._add(DEFAULT_CONTEXT, str(self.template["language"]), "")
@@ -125,9 +126,10 @@ class ContextRoom:
         if header.get("context") == DEFAULT_CONTEXT:
             raise Refused("a sandbox always has its first context", "context")
         context = self._contexts.pop(str(header.get("context")), None)
-        if context is not None:
-            context.close()
-        operation.done({"found": context is not None})
+        if context is None:
+            operation.done({"found": False})
+        else:
+            context.end(lambda: operation.done({"found": True}))
 
     def _restart(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         self._named(header).restart(operation)

@@ -14,7 +14,7 @@ from . import notices
 from .file_operations import INTERNAL, Event
 from .folders import AT_ONCE, walk
 from .kept import Refused
-from .known_files import Count, KnownFiles, state_of
+from .known_files import Count, KnownFiles, is_same, state_of
 from .mappings import mapped_for_writing
 from .paths import FILE_CLOCK, MOST_DEPTH, is_empty, is_too_long, open_folder, reach
 from .protocol import CHUNK_BYTES, MOST_UNSEEN, UNSEEN_CHARACTERS
@@ -175,7 +175,7 @@ class Memory:
                 self._look_into(fd, name, path, changed)
             elif known[1] != state[1]:
                 raise _Unsure
-            if known != state:
+            if not is_same(known, state):
                 changed[path] = state
             return
         if path in self._linked:
@@ -254,7 +254,7 @@ class Memory:
                     continue
                 known = self.known.get(path)
                 # One of the two is enough to have.
-                seen[path] = state = known if known == state and known is not None else state
+                seen[path] = state = known if known and is_same(known, state) else state
                 count.add(path, state)
                 if stat.S_ISDIR(state[0]):
                     is_deep |= (is_last := path.count("/") + 1 == MOST_DEPTH)

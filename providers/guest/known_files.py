@@ -22,16 +22,20 @@ MOST_GONE = 20_000
 
 
 def state_of(status: os.stat_result, folder: int, name: str) -> "State":
-    """What is remembered of a file. Of a folder's times nothing, which change with what is in it.
-
-    Raises OSError where a link is something else by now.
-    """
+    """What is remembered of a file. Raises OSError where a link is something else by now."""
     mode = status.st_mode
     if stat.S_ISDIR(mode):
-        return (mode, status.st_ino, 0, 0, 0, "")
+        return (mode, status.st_ino, 0, status.st_mtime_ns, 0, "")
     target = os.readlink(name, dir_fd=folder) if stat.S_ISLNK(mode) else ""
     times = (status.st_mtime_ns, status.st_ctime_ns)
     return (mode, status.st_ino, status.st_size, *times, target)
+
+
+def is_same(known: "State | None", state: "State") -> bool:
+    """Whether nothing is to be told. A folder's time, which changes with its content, is not."""
+    if known is not None and stat.S_ISDIR(state[0]):
+        return known[:2] == state[:2]
+    return known == state
 
 
 class KnownFiles:

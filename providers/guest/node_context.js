@@ -52,7 +52,9 @@ class ToolError extends Error {
 }
 
 module.exports = function serve (shared, header) {
-  const { job, report, encode, toJson, callsMain, acorn, described } = shared
+  const {
+    job, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError
+  } = shared
   const write = process.stderr.write.bind(process.stderr)
   let running = null
   let isInScript = false
@@ -69,6 +71,7 @@ module.exports = function serve (shared, header) {
   if (header.cwd) {
     require('fs').mkdirSync(header.cwd, { recursive: true })
     process.chdir(header.cwd)
+    process.env.PWD = process.cwd()
   }
   process.argv.length = 1
   globalThis.module = new Module(path.resolve('main.js'), null)
@@ -222,6 +225,8 @@ module.exports = function serve (shared, header) {
       importModuleDynamically: vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
     })
     if (args !== undefined) globalThis.arguments = args
+    const former = globalThis.main
+    const formerExport = globalThis.module.exports?.main
     let value
     isInScript = true
     try {
@@ -239,8 +244,13 @@ module.exports = function serve (shared, header) {
       globalThis._ = value
       report({ type: 'output', number: running.number }, [['text/plain', Buffer.from(util.inspect(value))]])
     }
-    if (args === undefined || typeof globalThis.main !== 'function' || callsMain(body)) return undefined
-    return encode(await globalThis.main(args), running.resultBytes)
+    if (args === undefined) return undefined
+    const exported = globalThis.module.exports?.main
+    const main = exported !== formerExport ? exported : globalThis.main
+    // Code that is empty is there to call the main of an earlier cell.
+    const isOwn = wantsArguments(body) || body.length === 0 || (main !== former && !callsMain(body))
+    if (typeof main !== 'function' || !isOwn) return checkTaken(code, args)
+    return encode(await main(args), running.resultBytes)
   }
 
   // Whoever is being broken off by now is this run, and nothing that comes after it.
@@ -304,7 +314,13 @@ module.exports = function serve (shared, header) {
     // Not from here: a cell's tracebacks would end with the frames of this socket.
     soon(next)
   })
-  socket.on('end', () => process.kill(process.pid, 'SIGKILL'))
+  socket.on('end', () => {
+    try {
+      process.emit('exit', 0)
+    } finally {
+      process.kill(process.pid, 'SIGKILL')
+    }
+  })
 
   function answered ({ header, parts }) {
     const resolve = unanswered.get(header.call)

@@ -54,6 +54,53 @@ function callsMain (node) {
   return Object.keys(node).some((key) => callsMain(node[key]))
 }
 
+// Statements at the top, also those within blocks: what is within functions and classes is not.
+function atTop (nodes) {
+  return nodes.flatMap((node) => {
+    const own = Object.values(node).flat().filter((each) => typeof each?.type === 'string')
+    return /Function|Class/.test(node.type) ? [node] : [node, ...atTop(own)]
+  })
+}
+
+const named = (node) => node?.name ?? node?.value
+
+function isExports (node) {
+  return named(node) === 'exports' ||
+    (node.type === 'MemberExpression' && named(node.object) === 'module' && named(node.property) === 'exports')
+}
+
+// Whether main has a value at the end: declared, assigned, imported or exported, wherever it stands.
+function bindsMain (body) {
+  return atTop(body).some((node) => {
+    switch (node.type) {
+      case 'FunctionDeclaration': case 'ClassDeclaration': return node.id?.name === 'main'
+      case 'VariableDeclarator': return JSON.stringify(node.id).includes('"name":"main"')
+      case 'ImportSpecifier': case 'ImportDefaultSpecifier': return node.local.name === 'main'
+      case 'ExportSpecifier': return named(node.exported) === 'main'
+      case 'AssignmentExpression':
+        if (named(node.left) === 'main') return true
+        if (isExports(node.left)) return /"(name|value)":"main"/.test(JSON.stringify(node.right.properties ?? []))
+        return named(node.left.property) === 'main' && isExports(node.left.object)
+      default: return false
+    }
+  })
+}
+
+function namesArguments (nodes) {
+  return nodes.some((node) => node.type === 'Identifier' && node.name === 'arguments')
+}
+
+// Whether the code has a main for its arguments, and does not hand them on itself.
+function wantsArguments (body) {
+  return bindsMain(body) && !(callsMain(body) && namesArguments(atTop(body)))
+}
+
+function checkTaken (code, args) {
+  if (args === undefined || Object.keys(args).length === 0 || /\barguments\b/.test(code)) return
+  throw new ProgramError('nobody took the arguments: the code defines no function main() that could be ' +
+    'called with them, and does not use the variable `arguments`')
+}
+
 function definesMain (body) {
   return body.some((node) => {
     const declared = /^Export(Named|Default)Declaration$/.test(node.type) ? node.declaration : node
@@ -76,25 +123,59 @@ function parse (code) {
   }
 }
 
-async function load (code, isModule, named) {
-  const file = path.resolve(isModule ? 'main.mjs' : 'main.js')
+// Another name for the program's file where its caller has sent one of that name.
+function freeName (name, sent) {
+  const { name: stem, ext } = path.parse(name)
+  for (let number = 2; sent.some((each) => each === name || each.startsWith(name + '/')); number++) {
+    name = `${stem}_${number}${ext}`
+  }
+  return path.resolve(name)
+}
+
+// Has a program that makes the folder of artifacts itself find that it is not there: once, and only
+// where there is nothing in it.
+function lendArtifacts () {
+  const identity = (file) => { const { dev, ino } = fs.lstatSync(file); return `${dev}:${ino}` }
+  let lent
+  try { lent = identity('artifacts') } catch { return }
+  function letGo (file, options) {
+    try {
+      if (lent === undefined || options?.recursive || identity(file) !== lent) return
+      fs.rmdirSync(file)
+      lent = undefined
+    } catch {}
+  }
+  for (const [holder, name] of [[fs, 'mkdirSync'], [fs, 'mkdir'], [fs.promises, 'mkdir']]) {
+    const make = holder[name]
+    holder[name] = function mkdir (file, ...rest) {
+      letGo(file, rest[0])
+      return Reflect.apply(make, this, [file, ...rest])
+    }
+  }
+  Module.syncBuiltinESMExports()
+}
+
+async function load (code, isModule, isMain, isNamed, sent) {
+  const file = freeName(isModule ? 'main.mjs' : 'main.js', sent)
   if (isModule) {
-    fs.writeFileSync(file, named ? `${code}\nexport { main as __main__ }\n` : code)
-    return (await import(pathToFileURL(file))).__main__
+    fs.writeFileSync(file, isNamed ? `${code}\nexport { main as __main__ }\n` : code)
+    const loaded = await import(pathToFileURL(file))
+    return loaded.__main__ ?? loaded.main ?? loaded.default
   }
   fs.writeFileSync(file, code)
   const module = new Module(file, null)
   module.filename = file
   module.paths = [path.resolve('node_modules'), ...Module.globalPaths]
   process.argv[1] = file
-  require.main = process.mainModule = module
+  // Where main is called from here, what is behind the guard is not run.
+  require.main = process.mainModule = isMain ? new Module('.', null) : module
   if ('arguments' in globalThis) {
     // The function that modules are wrapped in has `arguments` of its own, an arrow function not.
     Module.wrapper[0] = '((exports, require, module, __filename, __dirname) => {'
   }
-  const ending = named ? '\n;module.exports.__main__ = main;' : ''
+  const ending = isNamed ? '\n;module.exports.__main__ = typeof main === "function" ? main : undefined;' : ''
   module._compile(code.replace(/^#!.*/, '') + ending, file)
-  return module.exports?.__main__
+  return module.exports?.__main__ ?? module.exports?.main
 }
 
 // What is no finite number becomes null, or is refused where `isStrict`.
@@ -123,18 +204,20 @@ function encode (value, limit) {
   throw new ProgramError(`main() returned ${encoded.length} bytes of JSON, the limit is ${limit}`)
 }
 
-async function run ({ header, parts }) {
+async function run ({ header, parts }, sent) {
   const code = parts.get('code').toString()
   const text = parts.get('arguments')?.toString()
   const args = text === undefined ? undefined : JSON.parse(text)
   const { isModule, body } = parse(code)
   const defined = definesMain(body)
   const wanted = header.entrypoint === 'auto'
-    ? defined && !callsMain(body)
+    ? (args === undefined ? defined && !callsMain(body) : wantsArguments(body))
     : header.entrypoint === 'main'
   if (!wanted && args !== undefined) globalThis.arguments = args
-  const main = await load(code, isModule, wanted && defined)
-  if (!wanted) return undefined
+  const isImported = body.some(({ specifiers }) => specifiers?.some(({ local, exported }) => !exported && local.name === 'main'))
+  const isNamed = wanted && (defined || isImported || (!isModule && bindsMain(body)))
+  const main = await load(code, isModule, wanted, isNamed, sent)
+  if (!wanted) return checkTaken(code, args)
   if (typeof main !== 'function') {
     throw new ProgramError("entrypoint 'main': the code defines no function main()")
   }
@@ -248,17 +331,21 @@ function beContext ({ header, parts }) {
   context.filename = context.id
   context.paths = []
   context._compile(parts.get('runner').toString(), context.id)
-  context.exports({ job: JOB, report, encode, toJson, callsMain, acorn, described }, header)
+  context.exports({
+    job: JOB, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError
+  }, header)
 }
 
 function serve () {
   acorn.parse('function main () {}', SCRIPT)
   report({ type: 'ready' })
   const job = readFrame()
+  lendArtifacts()
   // What was written must not be lost when the process exits before the pipes had room for it.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
   if (job.header.type === 'context') return beContext(job)
   Object.assign(process.env, job.header.environment)
+  const sent = [...job.parts.keys()].filter((name) => name.startsWith('file:')).map((name) => name.slice(5))
   writeFiles(job.parts)
   let result
   const emit = process.emit
@@ -272,7 +359,7 @@ function serve () {
     return handled
   }
   process.on('uncaughtException', fail)
-  run(job).then((value) => {
+  run(job, sent).then((value) => {
     result = value
     // After main() nobody waits for timers it left behind; a script runs until nothing is left.
     if (result !== undefined) process.exit()

@@ -8,8 +8,9 @@ import os
 import sys
 import traceback
 
-from . import calls, display, exceptions, preload, python_runner, wire
+from . import calls, display, ending, exceptions, preload, python_runner, wire
 from .event_loop import ContextLoop
+from .job import lend_artifacts
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 from .streams import Streams
@@ -42,14 +43,17 @@ def serve(
     keep_apart()
     preload.load_site()
     os.environ.update(header["environment"])  # type: ignore[call-overload]
+    lend_artifacts()
     if header["cwd"]:
         os.makedirs(str(header["cwd"]), exist_ok=True)
         os.chdir(str(header["cwd"]))
+        os.environ["PWD"] = os.getcwd()
     sys.path.insert(0, "")
     sys.argv[:] = [""]
     sys.excepthook = _print_exception
     outputs.write = _write_whole
     inbox = calls.Inbox(job)
+    end = ending.Ending()
     context = Context(outputs, advised, inbox)
     outputs.report(wire.pack({"type": "ready"}, []))
     process = _getpid()
@@ -57,6 +61,12 @@ def serve(
         context.loop.idle(inbox)
         frame = inbox.next_cell()
         if frame is None:
+            # The supervisor ends this context, and waits a moment.
+            del context
+            vars(builtins).pop("_", None)
+            python_runner._run_exit_functions(0)
+            end.is_needed()
+            end.release()
             _exit(0)
         frame_header, parts = frame
         del frame
@@ -153,6 +163,8 @@ class Context:
             else:
                 os.environ[name] = value
         _flush()
+        # Files stay open, and what was written to them can be seen.
+        ending.flush_files(pipes=False)
         return ended
 
     def _run(
@@ -160,7 +172,16 @@ class Context:
     ) -> "bytes | None":
         self._remember(code)
         tree, text = self._parse(code)
+        import _ast
+
+        # Code that is empty is there to call the `main` of an earlier cell.
+        takes = python_runner._wants_arguments(tree) or not tree.body
+        hands_on = python_runner._calls_main(tree)
+        whole = _ast.Module([*tree.body], [])
+        if arguments is not None and takes:
+            tree.body = python_runner._without_guards(tree.body)
         values: "dict[str, object] | None" = None
+        former = self.namespace.get("main")
         if arguments is not None:
             values = wire.loads(arguments.decode())  # type: ignore[assignment]
             self.namespace["arguments"] = values
@@ -169,7 +190,11 @@ class Context:
             vars(builtins)["_"] = value
             outputs.display(value)
         main = self.namespace.get("main")
-        if values is None or not callable(main) or python_runner._calls_main(tree):
+        if values is None:
+            return None
+        is_own = takes or (main is not former and not hands_on)
+        if not callable(main) or not is_own:
+            python_runner._check_taken(whole, values)
             return None
         returned = main(**values)
         if hasattr(returned, "__await__"):

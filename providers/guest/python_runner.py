@@ -1,10 +1,11 @@
 """Runs Python code in this process, which waits for its job with everything already warm."""
 
+import gc
 import os
 import sys
 
-from . import display, preload, reseed, wire
-from .job import PROGRAMS, limit_cpu_time, write_files
+from . import display, ending, preload, printing, reseed, wire
+from .job import PROGRAMS, free_name, lend_artifacts, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class ProgramError(Exception):
 def prepare() -> None:
     """What is the same for every child, done once before the first is forked."""
     sys.stdin = open(0, closefd=False)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    printing.open_streams()
     preload.set_environment()
 
 
@@ -52,7 +53,9 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     os.close(job)
     os.environ.update(header["environment"])  # type: ignore[call-overload]
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
+    _choose_file(parts)
     _complete_sys_path()
+    lend_artifacts()
     write_files(parts)
     _write_program(parts["code"])
     if template["advise"]:
@@ -62,6 +65,9 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         found = advice.remarks(parts["code"].decode())
         outputs.report(wire.pack({"type": "advice", "remarks": found}, []))
     outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
+    # What was loaded while nobody waited is of no interest to a look through all objects.
+    gc.freeze()
+    end = ending.Ending()
     exit_code, result = run(
         parts["code"].decode(),
         str(header["entrypoint"]),
@@ -70,10 +76,14 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
         outputs,
     )
     outputs.finish()
-    exit_code = _end_like_an_interpreter(exit_code)
+    exit_code = _run_exit_functions(exit_code)
+    reported = outputs.parts_of_end(result)
     # A child that the program forked and that runs on to here reports nothing.
-    done = {"type": "done", "exit_code": exit_code}
-    outputs.report(wire.pack(done, outputs.parts_of_end(result)))
+    if end.is_needed():
+        outputs.report(wire.pack({"type": "ending", "exit_code": exit_code}, reported))
+        end.release()
+        reported = []
+    outputs.report(wire.pack({"type": "done", "exit_code": exit_code}, reported))
     _exit(exit_code)
 
 
@@ -118,24 +128,33 @@ def run(
 def _run(
     code: str, entrypoint: str, arguments: "bytes | None", outputs: "display.Outputs | None"
 ) -> "bytes | None":
+    tree: "_ast.Module | None" = None
     # Only code that names main can have one; the others are spared the syntax tree (1 ms).
+    if arguments or (entrypoint == "auto" and "main" in code):
+        tree = _parse(code)
+    is_open = entrypoint == "auto"
     if entrypoint == "auto":
-        entrypoint = "main" if "main" in code and _wants_main(_parse(code)) else "script"
+        wants = _wants_arguments if arguments else _wants_main
+        entrypoint = "main" if tree is not None and wants(tree) else "script"
     values = wire.loads(arguments.decode()) if arguments else {}
-    module = type(sys)("main" if entrypoint == "main" else "__main__")
+    # A file of that name may be imported.
+    module = type(sys)(FILE[:-3] if entrypoint == "main" else "__main__")
     module.__file__ = os.path.abspath(FILE)
     sys.modules[module.__name__] = module
     namespace = module.__dict__
     namespace["__builtins__"] = __builtins__
+    if entrypoint != "main" and arguments:
+        namespace["arguments"] = values
     if entrypoint == "repl":
         _run_like_a_prompt(_parse(code), namespace, outputs)
-        return None
-    if entrypoint == "script" and arguments:
-        namespace["arguments"] = values
-    exec(compile(code, FILE, "exec", dont_inherit=True), namespace)
-    if entrypoint == "script":
-        return None
+    else:
+        exec(compile(code, FILE, "exec", dont_inherit=True), namespace)
     function = namespace.get("main")
+    # It may have come otherwise than by its name, as from a module's `*`.
+    is_found = is_open and tree is not None and callable(function) and not _calls_main(tree)
+    if entrypoint != "main" and not (arguments and is_found):
+        _check_taken(tree, values)
+        return None
     if not callable(function):
         raise ProgramError("entrypoint 'main': the code defines no function main()")
     returned = function(**values)  # type: ignore[arg-type]
@@ -170,15 +189,96 @@ def _run_like_a_prompt(
 
 
 def _wants_main(tree: "_ast.Module") -> bool:
-    """Whether the code defines a top-level `main` that it does not call itself."""
+    """Whether the code defines a `main` that it does not call itself."""
     import _ast
 
-    defined = any(
-        (isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef)) and node.name == "main")
-        or (isinstance(node, _ast.Assign) and any(map(_is_main, node.targets)))
-        for node in tree.body
+    functions = (_ast.FunctionDef, _ast.AsyncFunctionDef)
+    assigned = any(
+        isinstance(node, _ast.Assign) and any(map(_is_main, node.targets)) for node in tree.body
     )
-    return defined and not _calls_main(tree)
+    defined = any(isinstance(node, functions) and node.name == "main" for node in _top_level(tree))
+    return (assigned or defined) and not _calls_main(tree)
+
+
+def _wants_arguments(tree: "_ast.Module") -> bool:
+    """Whether the code has a `main` for its arguments, and does not hand them on itself."""
+    return _binds_main(tree) and not (_calls_main(tree) and _names_arguments(_top_level(tree)))
+
+
+def _without_guards(body: "list[_ast.stmt]") -> "list[_ast.stmt]":
+    """The statements of a cell without what runs `if __name__ == "__main__"` alone."""
+    import _ast
+
+    left: "list[_ast.stmt]" = []
+    for node in body:
+        is_guard = isinstance(node, _ast.If) and any(
+            getattr(each, "id", None) == "__name__" for each in _top_level(node.test)
+        )
+        left += node.orelse if is_guard else [node]  # type: ignore[attr-defined]
+    return left
+
+
+def _top_level(tree: "_ast.AST") -> "list[_ast.AST]":
+    """All nodes but those within functions and classes, which are in it themselves."""
+    import _ast
+
+    inner = (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef, _ast.Lambda)
+    found = [tree]
+    for node in found:
+        if not isinstance(node, inner):
+            for name in node._fields:
+                value = getattr(node, name, None)
+                values = value if isinstance(value, list) else [value]
+                found.extend(each for each in values if isinstance(each, _ast.AST))
+    return found
+
+
+def _binds_main(tree: "_ast.AST") -> bool:
+    """Whether `main` has a value at the top: defined, assigned or imported, wherever it stands."""
+    import _ast
+
+    defines = (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef)
+    for node in _top_level(tree):
+        if isinstance(node, defines) and node.name == "main":
+            return True
+        if isinstance(node, _ast.ImportFrom):
+            if any((each.asname or each.name) == "main" for each in node.names):
+                return True
+        elif _is_main(node) and isinstance(node.ctx, _ast.Store):  # type: ignore[attr-defined]
+            return True
+    return False
+
+
+def _names_arguments(nodes: "list[_ast.AST]") -> bool:
+    """Whether any of the nodes is the variable `arguments`, or its name as text."""
+    for node in nodes:
+        names = (
+            getattr(node, "id", None),
+            getattr(node, "name", None),
+            getattr(node, "attr", None),
+        )
+        if "arguments" in (*names, getattr(node, "value", None)):
+            return True
+    return False
+
+
+def _check_taken(tree: "_ast.AST | None", values: object) -> None:
+    """Raise ProgramError for arguments that the code does not even name."""
+    if not values or tree is None:
+        return
+    import _ast
+
+    nodes = [tree]
+    for node in nodes:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            inner = value if isinstance(value, list) else [value]
+            nodes.extend(each for each in inner if isinstance(each, _ast.AST))
+    if not _names_arguments(nodes):
+        raise ProgramError(
+            "nobody took the arguments: the code defines no function main() that could be called "
+            "with them, and does not use the variable `arguments`"
+        )
 
 
 def _is_main(node: "_ast.AST") -> bool:
@@ -255,8 +355,8 @@ def _print_traceback(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, trace)
 
 
-def _end_like_an_interpreter(exit_code: int) -> int:
-    """Wait for threads, run exit functions, flush: what ending the process would have done."""
+def _run_exit_functions(exit_code: int) -> int:
+    """Wait for threads, run exit functions, flush: the first half of an interpreter's end."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -280,8 +380,17 @@ def _end_like_an_interpreter(exit_code: int) -> int:
 def _rehearse(outputs: display.Outputs) -> None:
     """Go the whole way once, so that no page of it is touched first by a caller's code."""
     wire.loads(wire.dumps({"a": [1, None]}))
+    end = ending.Ending()
     run("len('warm')", "script", None, 0, outputs)
     outputs.finish()
+    end.is_needed()
+    end.release()
+
+
+def _choose_file(parts: "dict[str, bytes]") -> None:
+    """Have another name for the program's file where its caller has sent one of that name."""
+    global FILE
+    FILE = free_name(FILE, parts)
 
 
 def _write_program(code: bytes) -> None:

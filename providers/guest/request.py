@@ -1,5 +1,6 @@
 """Carries out one request: the loop over pipes, deadline and memory, and the answer."""
 
+import math
 import os
 import select
 import time
@@ -8,7 +9,7 @@ from . import advice, artifacts, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
-from .processes import Times, cpu_seconds, last_number
+from .processes import Times, activity, cpu_seconds, last_number
 from .wire import EXCEPTION_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 MEMORY_CHECK_SECONDS = 0.025
+# How long a program may take to end once nothing of it is left to run, and what it has started.
+END_SECONDS = 1.0
+IDLE_SECONDS = 0.03
 
 
 class Run:
@@ -41,6 +45,9 @@ class Run:
         self.memory_peak = 0
         self.done: "dict[str, object] | None" = None
         self.done_parts: "dict[str, bytes]" = {}
+        self._ending: "dict[str, object] | None" = None
+        self._end_by = math.inf
+        self._pending: "list[memoryview]" = []
         self.order = Order()
         self.outputs = Bundles(limits)
         self.remarks: "list[list[object]] | None" = None
@@ -65,12 +72,12 @@ class Run:
         poll = select.poll()
         for fd in (self.child.report, self.stdout.fd, self.stderr.fd, wakeup, channel):
             poll.register(fd, select.POLLIN)
-        pending = [memoryview(chunk) for chunk in job]
+        self._pending = [memoryview(chunk) for chunk in job]
         job.clear()
-        if sum(map(len, pending)) <= select.PIPE_BUF:
+        if sum(map(len, self._pending)) <= select.PIPE_BUF:
             # An empty pipe takes so much at once.
-            pending = [memoryview(b"".join(pending))]
-            self._feed(pending)
+            self._pending = [memoryview(b"".join(self._pending))]
+            self._feed()
         else:
             os.set_blocking(self.child.job, False)
             poll.register(self.child.job, select.POLLOUT)
@@ -81,7 +88,10 @@ class Run:
             if now >= self._deadline:
                 self.timed_out = True
                 return
-            wait = self._deadline - now
+            if now >= self._end_by:
+                self.done = self._ending
+                break
+            wait = min(self._deadline, self._end_by) - now
             if self._memory is not None:
                 if now >= next_check:
                     next_check = now + MEMORY_CHECK_SECONDS
@@ -91,26 +101,52 @@ class Run:
             if self._stream is not None and self._stream.waits != streaming:
                 streaming = self._stream.waits
                 poll.register(self._stream.fd, select.POLLOUT if streaming else 0)
-            for fd, _ in poll.poll(wait * 1000 + 1):
-                if self._stream is not None and fd == self._stream.fd:
-                    self._stream.write()
-                elif fd == self.child.job:
-                    self._feed(pending)
-                    if not pending:
-                        poll.unregister(fd)
-                elif fd == channel:
-                    # The host sends nothing during a run: it has gone, or does not keep to the
-                    # protocol. Either way nobody waits for an answer.
-                    self.child.kill_all()
-                    os._exit(0)
-                elif fd == wakeup:
-                    os.read(wakeup, 4096)
-                    self.child.reap(os.WNOHANG)
-                elif not self._take(fd):
-                    poll.unregister(fd)
+            self._hear(poll, wait, wakeup, channel)
+        self._let_others_end(poll, wakeup, channel)
         if self._memory is not None:
             # What was written last is still there.
             self._memory_exceeded(self._memory)
+
+    def _hear(self, poll: "select.poll", seconds: float, wakeup: int, channel: int) -> None:
+        """Take in what there is within the time: of pipes, of the channel, of processes' ends."""
+        for fd, _ in poll.poll(seconds * 1000 + 1):
+            if self._stream is not None and fd == self._stream.fd:
+                self._stream.write()
+            elif fd == self.child.job:
+                self._feed()
+                if not self._pending:
+                    poll.unregister(fd)
+            elif fd == channel:
+                # The host sends nothing during a run: it has gone, or does not keep to the
+                # protocol. Either way nobody waits for an answer.
+                self.child.kill_all()
+                os._exit(0)
+            elif fd == wakeup:
+                os.read(wakeup, 4096)
+                self.child.reap(os.WNOHANG)
+            elif not self._take(fd):
+                poll.unregister(fd)
+
+    def _let_others_end(self, poll: "select.poll", wakeup: int, channel: int) -> None:
+        """Wait for what the program has started, as long as that does something.
+
+        A process whose input was the program's has its end now, and may still write what it got.
+        """
+        number = last_number()
+        if number is not None and number == self._number_before:
+            return
+        end_by = min(self._deadline, self._end_by, time.monotonic() + END_SECONDS)
+        before: "list[tuple[bytes, ...]]" = []
+        while (now := time.monotonic()) < end_by:
+            if self._memory is not None and self._memory_exceeded(self._memory):
+                return
+            if self.child.exit_code is not None:
+                # An end is heard of at once; what only waits has twice the same to show.
+                seen = activity()
+                if not seen or (seen == before and all(state in b"SZ" for _, state, *_ in seen)):
+                    return
+                before = seen
+            self._hear(poll, min(IDLE_SECONDS, end_by - now), wakeup, channel)
 
     def _memory_exceeded(self, memory: Memory) -> bool:
         self._times.look()
@@ -119,8 +155,9 @@ class Run:
         self.out_of_memory = used > self.limits["memory_bytes"]
         return self.out_of_memory
 
-    def _feed(self, pending: "list[memoryview]") -> None:
+    def _feed(self) -> None:
         """Write what the pipe has room for, and let go of it."""
+        pending = self._pending
         try:
             pending[0] = pending[0][os.write(self.child.job, pending[0]) :]
         except BlockingIOError:
@@ -146,13 +183,21 @@ class Run:
                         self._stream.send("output", list(parts.items()))
                 elif header.get("type") == "advice":
                     self._keep_remarks(header.get("remarks"))
-                elif header.get("type") == "done" and self.done is None:
-                    self.done, self.done_parts = header, parts
+                elif self.done is None:
+                    self._end(header, parts)
         except wire.FrameError:
             # What user code writes here in place of the runner is no report; its exit counts.
             # The pipe is still read, or its writer would wait for ever.
             self._reports = None
         return True
+
+    def _end(self, header: "dict[str, object]", parts: "dict[str, bytes]") -> None:
+        """Python says `ending` before it releases what the program has, which may take a second."""
+        if header.get("type") == "ending" and self._ending is None:
+            self._ending, self.done_parts = header, parts
+            self._end_by = min(self._deadline, time.monotonic() + END_SECONDS)
+        elif header.get("type") == "done":
+            self.done, self.done_parts = header, parts or self.done_parts
 
     def _keep_remarks(self, claimed: object) -> None:
         """The runner says them once, before it starts the program; all later ones are not its."""

@@ -12,7 +12,7 @@ from providers.errors import InvalidConfiguration
 from providers.guest import wire
 from providers.guest.names import problem
 from providers.guest.wire import EXCEPTION_BYTES
-from providers.languages import RESERVED_NAMES, language_of, normalize_language
+from providers.languages import language_of, normalize_language
 from providers.pool.launcher import Launcher
 from providers.pool.template import Template
 from providers.values import Job, RunLimits, SandboxLimits, SandboxSpec
@@ -138,7 +138,7 @@ def _check_path(path: str) -> None:
     """Only below the workspace, which matters most where nothing else confines the program."""
     if reason := problem(path):
         raise InvalidConfiguration(f"files: {path!r}: {reason}.", field="files")
-    if path.split("/")[0] in RESERVED_NAMES or path == "artifacts":
+    if path == "artifacts":
         raise InvalidConfiguration(f"files: {path!r} is taken.", field="files")
 
 

@@ -31,6 +31,12 @@ _DEFINES_MAIN = re.compile(
     re.MULTILINE,
 )
 _CALLS_MAIN = re.compile(r"^(?!.*\bfunction\s*\*?\s*main\b)\S.*\bmain\s*[(),]", re.MULTILINE)
+# The same within blocks, imported, or exported as CommonJS has it.
+_BINDS_MAIN = re.compile(
+    r"\b(?:function\s*\*?\s*main\b|(?:const|let|var)\s+main\s*[=:]|exports\.main\s*=|"
+    r"(?:const|let|var|import)\s*\{[^}]*\bmain\b[^}]*\}|exports\s*=\s*\{[^}]*\bmain\b)"
+)
+_ARGUMENTS = re.compile(r"\barguments\b")
 _CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
 
 _JAVASCRIPT_CALL = """
@@ -50,8 +56,9 @@ _JAVASCRIPT_CALL = """
     end(JSON.stringify({ exit_code: 1, exception }))
   }
   try {
-    if (typeof main !== 'function') throw new Error("entrypoint 'main': the code defines no function main()")
-    const value = main(%(arguments)s)
+    const entry = typeof main === 'function' ? main : typeof module === 'object' ? module?.exports?.main : undefined
+    if (typeof entry !== 'function') throw new Error("entrypoint 'main': the code defines no function main()")
+    const value = entry(%(arguments)s)
     if (typeof value?.then === 'function') return value.then(finish).catch(fail)
     finish(value)
   } catch (error) {
@@ -145,7 +152,14 @@ def _javascript(
     code: str, entrypoint: Entrypoint, arguments: Mapping[str, Any] | None, top_level_await: bool
 ) -> Program:
     if entrypoint == "auto":
-        entrypoint = "main" if _wants_main(code) else "script"
+        wants = _wants_main if arguments is None else _wants_arguments
+        entrypoint = "main" if wants(code) else "script"
+    if entrypoint != "main" and arguments and not _ARGUMENTS.search(code):
+        raise InvalidConfiguration(
+            "Nobody takes the arguments: the code defines no function main() that could be called "
+            "with them, and does not use the variable `arguments`.",
+            field="arguments",
+        )
     given = "" if arguments is None else f"JSON.parse({json.dumps(json.dumps(dict(arguments)))})"
     if entrypoint != "main":
         return Program(f"globalThis.arguments = {given}; {code}" if given else code)
@@ -168,6 +182,14 @@ def _wants_main(code: str) -> bool:
     return not (_CALLS_AT_START.search(code) or _CALLS_MAIN.search(code))
 
 
+def _wants_arguments(code: str) -> bool:
+    """Whether JavaScript seems to have a `main` for its arguments, wherever it stands."""
+    if not (_DEFINES_MAIN.search(code) or _BINDS_MAIN.search(code)):
+        return False
+    calls = _CALLS_AT_START.search(code) or _CALLS_MAIN.search(code)
+    return not (calls and _ARGUMENTS.search(code))
+
+
 def _mark() -> str:
     return f"\x1e{secrets.token_hex(16)}\x1e"
 
@@ -180,6 +202,11 @@ _RUNNER = (
     python_runner._parse,
     python_runner._run_like_a_prompt,
     python_runner._wants_main,
+    python_runner._wants_arguments,
+    python_runner._top_level,
+    python_runner._binds_main,
+    python_runner._names_arguments,
+    python_runner._check_taken,
     python_runner._is_main,
     python_runner._calls_main,
     python_runner._await,

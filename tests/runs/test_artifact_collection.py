@@ -280,3 +280,45 @@ def test_a_file_that_keeps_growing_is_seen_as_it_was_at_the_end(bubblewrap: Loca
     log = contents(bubblewrap.survive(code))["log"]
     assert log
     assert set(log.splitlines()) == {b"line"}
+
+
+MAKES_THE_FOLDER = {
+    "os.makedirs": "import os\nos.makedirs('artifacts')\nopen('artifacts/x', 'w').write('text')",
+    "os.mkdir": "import os\nos.mkdir('artifacts', 0o700)\nopen('artifacts/x', 'w').write('text')",
+    "pathlib": "import pathlib\np = pathlib.Path.cwd() / 'artifacts'\np.mkdir()\n(p / 'x').write_text('text')",
+    "below it": "import os\nos.makedirs('artifacts/a')\nos.rename('artifacts/a', 'artifacts/b')\nopen('artifacts/x', 'w').write('text')\nos.rmdir('artifacts/b')",
+    "copied": "import os, shutil\nos.mkdir('a'); open('a/x', 'w').write('text')\nshutil.copytree('a', 'artifacts')",
+    "nodejs": "const fs = require('fs'); fs.mkdirSync('artifacts'); fs.writeFileSync('artifacts/x', 'text')",
+    "nodejs module": "import { mkdir, writeFile } from 'node:fs/promises'\nawait mkdir('artifacts'); await writeFile('artifacts/x', 'text')",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code"), MAKES_THE_FOLDER.items(), ids=MAKES_THE_FOLDER)
+def test_a_program_may_make_the_folder_itself(bubblewrap: Local, name: str, code: str) -> None:
+    language = name.partition(" ")[0] if name.startswith("nodejs") else "python"
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.run(code, language)
+    assert [(each.name, each.content) for each in result.artifacts] == [("x", b"text")], (
+        result.stderr
+    )
+
+
+def test_a_folder_that_is_the_programs_own_is_made_once(bubblewrap: Local) -> None:
+    code = """
+        import os
+        for path in ('artifacts', 'artifacts', 'own', 'own'):
+            try:
+                os.mkdir(path)
+                print('made', path)
+            except FileExistsError as error:
+                print(error)
+        os.makedirs('artifacts')
+    """
+    result = bubblewrap.run(code)
+    assert result.stdout == (
+        "made artifacts\n[Errno 17] File exists: 'artifacts'\n"
+        "made own\n[Errno 17] File exists: 'own'\n"
+    )
+    assert "FileExistsError" in result.stderr
+    assert "job" not in result.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from providers.errors import InvalidConfiguration
+from providers.values import InputFile
 from tests.conftest import require
 from tests.support.sandboxes import Local
 
@@ -253,3 +254,115 @@ def test_what_a_javascript_main_printed_arrives_whole(bubblewrap: Local) -> None
 def test_a_shell_script_gets_its_arguments_as_json(local: Local) -> None:
     result = local.run('echo "$ARGUMENTS $0"; exit 3', "bash", arguments={"a": [1, "é"]})
     assert (result.stdout, result.exit_code) == ('{"a":[1,"é"]} main.sh\n', 3)
+
+
+TAKES_ARGUMENTS = {
+    "beside a guard": "def main(n): return n\nif __name__ == '__main__': print('guard', main(0))",
+    "in an if": "if True:\n    def main(n): return n",
+    "in a try": "try:\n    import nope\nexcept ImportError:\n    def main(n): return n",
+    "imported": "from helper import main",
+    "imported by another name": "from helper import other as main",
+    "imported with all": "from helper import *",
+    "a class": "class main(list):\n    def __init__(self, n): self.append(n)",
+    "annotated": "from collections.abc import Callable\nmain: Callable = lambda n: n",
+    "called without them": "def main(n=1): return n\nmain()",
+}
+HELPER = InputFile("helper.py", b"def main(n): return n\nother = main")
+
+
+@pytest.mark.parametrize("code", TAKES_ARGUMENTS.values(), ids=TAKES_ARGUMENTS)
+def test_who_sends_arguments_has_main_called(bubblewrap: Local, code: str) -> None:
+    result = bubblewrap.run(code, arguments={"n": 5}, files=[HELPER])
+    assert (result.result in (5, [5]), result.stdout, result.exit_code) == (True, "", 0), (
+        result.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(arguments['n'])",
+        "def main(n): print(n)\nmain(**arguments)",
+        "def main(n): print(n)\nif __name__ == '__main__': main(arguments['n'])",
+        "def work(): print(globals()['arguments']['n'])\nwork()",
+    ],
+)
+def test_code_may_take_its_arguments_itself(bubblewrap: Local, code: str) -> None:
+    result = bubblewrap.run(code, arguments={"n": 5})
+    assert (result.stdout, result.has_result, result.exit_code) == ("5\n", False, 0)
+
+
+@pytest.mark.parametrize(
+    ("language", "code"), [("python", "print('ran')"), ("nodejs", "console.log('ran')")]
+)
+def test_arguments_that_nobody_took_are_an_error(
+    bubblewrap: Local, language: str, code: str
+) -> None:
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.run(code, language, arguments={"n": 5})
+    assert (result.exit_code, result.stdout) == (1, "ran\n")
+    assert "nobody took the arguments" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert bubblewrap.run(code, language, arguments={}).exit_code == 0
+
+
+JAVASCRIPT_TAKES_ARGUMENTS = {
+    "exports.main": "exports.main = (a) => a.n",
+    "module.exports": "module.exports = { main (a) { return a.n } }",
+    "module.exports.main": "module.exports.main = function (a) { return a.n }",
+    "beside a guard": "function main (a) { return a.n }\nif (require.main === module) console.log(main({}))",
+    "in a block": "if (true) { function main (a) { return a.n } }",
+    "in a try": "try { var main = (a) => a.n } catch {}",
+    "required": "const { main } = require('./helper')",
+    "imported": "import { main } from './helper.js'",
+    "exported by another name": "function run (a) { return a.n }\nexport { run as main }",
+    "called without them": "function main (a = {}) { return a.n }\nmain()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "code", JAVASCRIPT_TAKES_ARGUMENTS.values(), ids=JAVASCRIPT_TAKES_ARGUMENTS
+)
+def test_who_sends_arguments_has_a_javascript_main_called(bubblewrap: Local, code: str) -> None:
+    require("node")
+    helper = InputFile("helper.js", b"exports.main = (a) => a.n")
+    result = bubblewrap.run(code, "nodejs", arguments={"n": 5}, files=[helper])
+    assert (result.result, result.stdout, result.exit_code) == (5, "", 0), result.stderr
+
+
+OWN_FILES = {
+    "python": ("import main\nprint(main.x)\ndef f(): null\nf()", "main.py", b"x = 5", "main_2.py"),
+    "javascript": ("console.log(require('./main').x); null.y", "main.js", b"exports.x = 5", "main_2.js"),
+    "modules": ("import { x } from './main.mjs'\nconsole.log(x); null.y", "main.mjs", b"export const x = 5", "main_2.mjs"),
+    "bash": ("source ./main.sh; nosuch", "main.sh", b"echo 5", "main_2.sh"),
+    "a folder": ("print(open('main.py/x').read()); null", "main.py/x", b"5", "main_2.py"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "path", "content", "own"), OWN_FILES.values(), ids=OWN_FILES)
+def test_a_file_of_the_programs_name_is_the_callers(
+    bubblewrap: Local, code: str, path: str, content: bytes, own: str
+) -> None:
+    language = {"py": "python", "py/x": "python", "sh": "bash"}.get(
+        path.partition(".")[2], "nodejs"
+    )
+    if language == "nodejs":
+        require("node")
+    result = bubblewrap.run(code, language, files=[InputFile(path, content)])
+    assert result.stdout == "5\n", result.stderr
+    assert own in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "import os; print(os.environ['PWD'], os.getcwd())"),
+        ("nodejs", "console.log(process.env.PWD, process.cwd())"),
+        ("bash", 'printenv PWD | tr "\\n" " "; pwd'),
+    ],
+)
+def test_the_working_folder_is_in_the_environment(local: Local, language: str, code: str) -> None:
+    if language == "nodejs":
+        require("node")
+    assert local.run(code, language).stdout == "/workspace /workspace\n"

@@ -83,7 +83,7 @@ def test_a_file_in_artifacts_comes_back(bubblewrap: Local) -> None:
     "path",
     [
         "../x", "/etc/x", "/workspace/x", "a/../../x", "..", ".", "", "a//b", "a/", "a/./b",
-        "main.py", "main.js", "main.mjs", "main.sh", "main.py/x", "artifacts",
+        "artifacts",
         "a\0b", "\ud800",
     ],
 )  # fmt: skip

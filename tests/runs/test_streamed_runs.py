@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import require
 from tests.support.kept_guest import Frame, Guests, KeptGuest
 from tests.support.sandboxes import wait_until
 
@@ -84,3 +85,29 @@ def test_without_it_there_is_the_answer_alone(guests: Guests, language: str) -> 
     begin(guest, "exit", stream=False)
 
     assert len(frames(guest)) == 1
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "print('text', end='')\nwhile True: pass"),
+        ("nodejs", "process.stdout.write('text')\nwhile (true);"),
+        ("bash", "printf text; sleep 600"),
+    ],
+)
+def test_text_without_a_newline_comes_at_once(guests: Guests, language: str, code: str) -> None:
+    if language == "nodejs":
+        require("node")
+    guest = guests.warm(language)
+    header = {
+        "id": 7,
+        "entrypoint": "script",
+        "timeout": 3,
+        "stream": True,
+        "limits": {"memory_bytes": 2**28, **guest.limits},
+    }
+    guest.send(header, ("code", code.encode()))
+    (event, given), *_, (answer, parts) = frames(guest)
+
+    assert (event["event"], given, answer["timed_out"]) == ("stdout", {"data": b"text"}, True)
+    assert parts["stdout"] == b"text"

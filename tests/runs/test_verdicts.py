@@ -286,7 +286,8 @@ def test_a_program_that_breaks_its_own_surroundings_just_fails(
 
 def test_output_that_cannot_be_written_at_the_end_is_told(bubblewrap: Local) -> None:
     code = (
-        "import os, sys\nsys.stdout.reconfigure(line_buffering=False)\nprint('lost')\nos.close(1)"
+        "import os, sys\nsys.stdout.reconfigure(line_buffering=False, write_through=False)\n"
+        "print('lost')\nos.close(1)"
     )
     result = bubblewrap.run(code)
     assert (result.exit_code, result.stdout) == (120, "")

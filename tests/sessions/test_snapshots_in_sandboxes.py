@@ -24,6 +24,10 @@ os.makedirs('d/empty')
 for name, content in ((b'd/data', bytes(range(256)) * 4000), (b'n\\xff\\n', b'odd'), (b'd/run', b'#!')):
     open(name, 'wb').write(content)
 os.chmod('d/run', 0o750)
+os.mkdir('ro'); open('ro/f', 'w').close(); os.mkdir('group')
+for name, mode in (('ro/f', 0o400), ('ro', 0o500), ('group', 0o2775), ('d/empty', 0o1777)):
+    os.utime(name, (1_000_000_000, 1_000_000_000))
+    os.chmod(name, mode)
 os.symlink('data', 'd/link'); os.symlink('/etc/passwd', 'out')
 x = 'a variable'
 """
@@ -35,7 +39,8 @@ for folder, folders, files in sorted(os.walk(b'.')):
         path = os.path.join(folder, name)
         seen = os.lstat(path)
         what = os.readlink(path) if os.path.islink(path) else oct(seen.st_mode)
-        print(path, what, hashlib.sha256(open(path, 'rb').read()).hexdigest()[:8]
+        old = seen.st_mtime == 1_000_000_000
+        print(path, what, old, hashlib.sha256(open(path, 'rb').read()).hexdigest()[:8]
               if os.path.isfile(path) and not os.path.islink(path) else '')
 print('x' in globals())
 """

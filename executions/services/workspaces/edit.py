@@ -18,7 +18,7 @@ from executions.services import batches
 from executions.services.workspaces import drafts, quota
 from executions.services.workspaces.blobs import by_number
 from executions.services.workspaces.paths import from_text, key_of, to_text
-from executions.services.workspaces.tree import AT_ONCE, Tree, refuse, refuse_for
+from executions.services.workspaces.tree import AT_ONCE, Tree, mode_bits, refuse, refuse_for
 from providers.sandbox import is_internal
 
 
@@ -54,7 +54,7 @@ class Edit(Tree):
             type=kind,
             blob=blob,
             size=blob.size if blob is not None else 0,
-            mode=mode & 0o777,
+            mode=mode & mode_bits(kind),
             modified=modified,
             target=to_text(target),
         )

@@ -27,7 +27,7 @@ from executions.services.workspaces import blobs, drafts, quota, tar
 from executions.services.workspaces.asking import changes_of, pieces_of
 from executions.services.workspaces.claims import Claimed
 from executions.services.workspaces.paths import from_text, key_of, to_text
-from executions.services.workspaces.tree import Tree
+from executions.services.workspaces.tree import Tree, mode_bits
 from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.sandbox import FileEntry, KeptSandbox
@@ -410,7 +410,7 @@ def _row(
         key=key_of(path),
         path=to_text(path),
         type=kind,
-        mode=mode & 0o777,
+        mode=mode & mode_bits(kind),
         modified=entry.modified if entry is not None else 0.0,
         target=to_text(entry.target) if entry is not None and kind == "symlink" else "",
     )

@@ -50,6 +50,12 @@ def refuse_for(number: int, field: str) -> NoReturn:
     refuse(field, reason)
 
 
+def mode_bits(kind: str) -> int:
+    """Which bits of a mode are kept: of folders also the one that makes files in them its group's,
+    and the one that makes them their owner's alone."""
+    return 0o3777 if kind == "directory" else 0o777
+
+
 def entry_of(row: WorkspaceFile) -> FileEntry:
     target = from_text(row.target)
     size = len(target.encode("utf-8", "surrogateescape")) if row.type == "symlink" else row.size

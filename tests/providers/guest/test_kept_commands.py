@@ -266,6 +266,30 @@ def test_a_deadline_ends_the_command_and_what_came_from_it(rooms: Rooms) -> None
     assert rooms.follow(rooms.spawn("true", timeout=600))[1]["ended_by_us"] == ""
 
 
+# Each outlives its parent, in a session of its own.
+DAEMONS = (
+    "(setsid sleep 7779 >/dev/null 2>&1 &)",
+    "(setsid sh -c 'sleep 7779 & sleep 7779' &)",
+    "(setsid env -i /bin/sh -c 'nohup sleep 7779 & exec sleep 7779' &)",
+    "python3 -c 'import os\nfor _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\n"
+    'os.execlp("sleep", "sleep", "7779")\'',
+)
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_deadline_ends_what_was_daemonised(rooms: Rooms, daemon: str) -> None:
+    others = rooms.spawn(shell="(setsid sleep 7780 &) ; sleep 7781")
+    there = "until pgrep -f '^sleep 7779' >/dev/null; do sleep 0.1; done"
+    script = f"{daemon}; {there}; echo there; sleep 7782"
+    streams, process = rooms.follow(rooms.spawn(shell=script, timeout=5))
+    assert (process["ended_by_us"], streams["stdout"]) == ("timeout", b"there\n")
+    assert rooms.shell("pgrep -f '^sleep 77(79|82)' || true") == ""
+    # Another command's is not its.
+    assert rooms.shell("pgrep -f '^sleep 778[01]' | wc -l") == "2\n"
+    rooms.call("signal", pid=others, signal=9)
+    rooms.shell("pkill -f '^sleep 7780'")
+
+
 def test_what_a_command_leaves_in_the_background_goes_on(rooms: Rooms) -> None:
     pid = rooms.spawn(
         shell="(while [ ! -e go ]; do sleep 0.02; done; echo later; touch gone) & echo now"
@@ -396,3 +420,11 @@ def test_a_command_that_cannot_install_is_told_why(rooms: Rooms) -> None:
     assert ended["exit_code"] == 3
     out, _ = rooms.follow(rooms.spawn(shell="echo 'not found' >&2"))
     assert out["stderr"] == b"not found\n"
+
+
+def test_the_working_folder_is_in_the_environment(rooms: Rooms) -> None:
+    rooms.call("file.mkdir", path="a/b")
+    pid = rooms.spawn("python3", "-c", "import os; print(os.environ['PWD'])", cwd="a/b")
+    assert rooms.follow(pid)[0]["stdout"] == b"/workspace/a/b\n"
+    given = rooms.spawn("printenv", "PWD", environment={"PWD": "/own"})
+    assert rooms.follow(given)[0]["stdout"] == b"/own\n"

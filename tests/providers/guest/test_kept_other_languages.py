@@ -142,6 +142,19 @@ def test_bash_stops_at_its_deadline(bash: KeptGuest, code: str) -> None:
     assert bash.run("echo $x").stdout == "1\n"
 
 
+def test_a_javascript_cell_with_arguments_calls_its_own_main_alone(node: KeptGuest) -> None:
+    given = ("arguments", b'{"a":7}')
+    node.run("function main ({ a }) { return ['earlier', a] }")
+    other = node.run("var x = 1", given)
+    exported = node.run("exports.main = ({ a }) => a", given)
+    block = node.run("if (true) { var main = ({ a }) => [a] }", given)
+
+    assert (other.exit_code, other.result) == (1, "")
+    assert "nobody took the arguments" in other.stderr
+    assert (exported.result, block.result) == ("7", "[7]")
+    assert node.run("arguments.a", given).shown == ["7"]
+
+
 def test_bash_has_arguments_in_a_variable(bash: KeptGuest) -> None:
     assert bash.run("echo $ARGUMENTS", ("arguments", b'{"a":1}')).stdout == '{"a":1}\n'
 
@@ -167,3 +180,32 @@ def test_a_shell_without_a_path_still_runs_what_it_is_given(guests: Guests) -> N
     kept.run("PATH=/nowhere; kept=1")
     assert kept.run("echo $kept; exit 3").stdout == "1\n"
     assert kept.run("echo $kept $PATH").stdout == "1 /nowhere\n"
+
+
+def test_bash_has_the_environment_of_a_run_for_that_run_alone(bash: KeptGuest) -> None:
+    bash.run("export SHOWN=before; list=(a b); unset GONE")
+    given = {"TOKEN": "a b\n'\"$x\\é", "SHOWN": "meanwhile", "list": "one", "PATH": "/usr/bin:/bin"}
+    show = 'printf "%s|" "$TOKEN" "$SHOWN" "${list[*]}"; sh -c \'printf "%s|" "$TOKEN" "$SHOWN"\''
+    inner = bash.run(show, environment=given)
+    assert inner.stdout == "a b\n'\"$x\\é|meanwhile|one|a b\n'\"$x\\é|meanwhile|", inner.stderr
+    assert bash.run(show).stdout == "|before|a b||before|"
+    for code in ("exit 3", "set -u; false", "kill -INT $$", "set -e; false"):
+        bash.run(code, environment=given)
+        bash.run("set +eu")
+        assert bash.run(show).stdout == "|before|a b||before|", code
+    refused = bash.run("true", environment={"a-b": "c"})
+    assert (refused.failed, refused.header["field"]) == (True, "environment")
+
+
+def test_the_working_folder_is_in_the_environment(guests: Guests) -> None:
+    require("node")
+    kept = guests.kept()
+    codes = {
+        "python": "import os; print(os.environ['PWD'], os.getcwd())",
+        "nodejs": "console.log(process.env.PWD, process.cwd())",
+        "bash": 'echo "$PWD" "$(pwd)"',
+    }
+    for language, code in codes.items():
+        kept.ask("context.create", context=language, language=language, cwd="a/b")
+        assert kept.run(code, context=language).stdout == "/workspace/a/b /workspace/a/b\n"
+    assert kept.run(codes["python"]).stdout == "/workspace /workspace\n"

@@ -55,6 +55,25 @@ def test_main_is_called_only_where_arguments_are_given(kept: KeptGuest) -> None:
     assert (defined.result, called.result, own.result) == ("", "[7]", "8")
 
 
+def test_a_cell_with_arguments_calls_its_own_main_alone(kept: KeptGuest) -> None:
+    given = ("arguments", b'{"a":7}')
+    kept.run("def main(a): return ['earlier', a]")
+    other = kept.run("x = 1", given)
+    takes = kept.run("arguments['a']", given)
+    guard = kept.run(
+        "if True:\n    def main(a): return a\nif __name__ == '__main__': print(main('guard'))",
+        given,
+    )
+    hands_on = kept.run("def main(a): print(a)\nmain(**arguments)", given)
+
+    assert (other.exit_code, other.result) == (1, "")
+    assert "nobody took the arguments" in other.stderr
+    assert (takes.shown, takes.result, takes.exit_code) == (["7"], "", 0)
+    assert (guard.result, guard.stdout) == ("7", "")
+    assert (hands_on.stdout, hands_on.result) == ("7\n", "")
+    assert kept.run("x").shown == ["1"]
+
+
 def test_await_works_at_the_top_and_tasks_go_on_in_later_cells(kept: KeptGuest) -> None:
     kept.run(
         """

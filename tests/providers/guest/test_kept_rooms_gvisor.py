@@ -26,6 +26,12 @@ def test_a_command_is_the_programs_user_and_cannot_reach_the_supervisor(rooms: R
     assert rooms.follow(rooms.spawn("sleep", "1000", timeout=0.3))[1]["ended_by_us"] == "timeout"
 
 
+def test_a_deadline_ends_what_was_daemonised(rooms: Rooms) -> None:
+    script = "(setsid env -i /bin/sh -c 'sleep 7779 & exec sleep 7779' &); sleep 7782"
+    assert rooms.follow(rooms.spawn(shell=script, timeout=3))[1]["ended_by_us"] == "timeout"
+    assert rooms.shell("pgrep -f '^sleep 77' || true") == ""
+
+
 def test_a_terminal_hears_of_its_size(rooms: Rooms) -> None:
     script = "trap 'stty size; exit' WINCH; stty size; while :; do sleep 0.1; done"
     pid = rooms.spawn(shell=script, pty=[100, 30])

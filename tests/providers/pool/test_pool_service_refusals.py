@@ -29,7 +29,7 @@ pytest_plugins = ["tests.support.pool_fixtures"]
         ({"entrypoint": "other"}, "entrypoint"),
         ({"files": [{"path": "../x", "content_base64": ""}]}, "files"),
         ({"files": [{"path": "/x", "content_base64": ""}]}, "files"),
-        ({"files": [{"path": "main.py", "content_base64": ""}]}, "files"),
+        ({"files": [{"path": "artifacts", "content_base64": ""}]}, "files"),
         ({"files": [{"path": "x", "content_base64": "!"}]}, "files"),
         ({"limits": {"memory_bytes": 1}}, "limits"),
         ({"limits": {"output_bytes": -1}}, "limits"),

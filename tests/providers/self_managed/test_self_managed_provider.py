@@ -111,7 +111,7 @@ def test_what_is_refused_names_the_field(provider: SelfManagedProvider) -> None:
         provider.create_instance("cobol", owner="alice")
     assert (raised.value.code, raised.value.field) == ("SB002", "language")
     with pytest.raises(InvalidConfiguration) as raised:
-        run(provider, "print(1)", files=[InputFile("main.py", b"")])
+        run(provider, "print(1)", files=[InputFile("artifacts", b"")])
     assert raised.value.field == "files"
 
 
