@@ -78,8 +78,8 @@ def by_machine(config: Mapping[str, Any], total_bytes: int, *, fewest: int = 1) 
         most = max(most, size)
     else:
         memory_bytes = MEMORY_SIZES[memory] << 20
-        most = default_capacity(total_bytes, memory_bytes, most=_MOST_BY_MEMORY, pools=_POOLS)
-        most = max(fewest, most)
+        bound = max(_MOST_BY_MEMORY, size)
+        most = max(fewest, default_capacity(total_bytes, memory_bytes, most=bound, pools=_POOLS))
     return {**config, "max_memory": memory, "max_sandboxes": most, "pool_size": min(size, most)}
 
 

@@ -101,7 +101,7 @@ def _allowed(host: str) -> AllowedAddresses:
 def _first_settings() -> ServiceSettings:
     try:
         memory_bytes = parse_size(settings.POOL_MEMORY)
-        capacity = usual_capacity(memory_bytes)
+        capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
         return ServiceSettings(
             pool_size=min(settings.POOL_SIZE, capacity),
             max_sandboxes=capacity,

@@ -211,9 +211,10 @@ class ServiceSettings:
         named = {language: given[name] for language, name in IMAGE_FIELDS.items() if given[name]}
         memory_bytes = parse_size(given["max_memory"])
         most = given["max_sandboxes"]
-        capacity = max(most, given["pool_size"]) if most else usual_capacity(memory_bytes)
+        size = given["pool_size"]
+        capacity = max(most, size) if most else usual_capacity(memory_bytes, size)
         return cls(
-            pool_size=min(given["pool_size"], capacity),
+            pool_size=min(size, capacity),
             pool_minimum=given["pool_minimum"],
             pool_burst=given["pool_burst"],
             max_sandboxes=capacity,
@@ -260,10 +261,11 @@ class ServiceSettings:
         )
 
 
-def usual_capacity(memory_bytes: int) -> int:
+def usual_capacity(memory_bytes: int, pool_size: int) -> int:
     """How many sandboxes of so much memory a service has that was told no number: two at least, as
     one of them may be kept."""
-    return max(2, default_capacity(machine_memory(), memory_bytes, most=_MOST_BY_MEMORY))
+    most = max(_MOST_BY_MEMORY, pool_size)
+    return max(2, default_capacity(machine_memory(), memory_bytes, most=most))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
