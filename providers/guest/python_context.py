@@ -62,8 +62,9 @@ def serve(
         frame = inbox.next_cell()
         if frame is None:
             # The supervisor ends this context, and waits a moment.
-            del context
-            vars(builtins).pop("_", None)
+            del context, outputs.shell
+            for name in ("_", "get_ipython"):
+                vars(builtins).pop(name, None)
             python_runner._run_exit_functions(0)
             end.is_needed()
             end.release()
