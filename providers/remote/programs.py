@@ -36,6 +36,7 @@ _BINDS_MAIN = re.compile(
     r"\b(?:function\s*\*?\s*main\b|(?:const|let|var)\s+main\s*[=:]|exports\.main\s*=|"
     r"(?:const|let|var|import)\s*\{[^}]*\bmain\b[^}]*\}|exports\s*=\s*\{[^}]*\bmain\b)"
 )
+_NAMES_MAIN = re.compile(r"\bmain\b|\bimport\s*\*")
 _ARGUMENTS = re.compile(r"\barguments\b")
 _CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
 
@@ -101,6 +102,23 @@ def build_program(
             field="entrypoint" if entrypoint == "main" else "arguments",
         )
     return Program(code)
+
+
+def calls_main(code: str, arguments: Mapping[str, Any] | None) -> bool:
+    """Whether a cell's arguments are for a `main`: its own, or where it has no code an earlier one.
+
+    Raises InvalidConfiguration for arguments that nobody would take.
+    """
+    if arguments is None:
+        return False
+    if not code.strip() or _NAMES_MAIN.search(code):
+        return True
+    if arguments:
+        raise InvalidConfiguration(
+            "Nobody takes the arguments: the cell has no function main() of its own.",
+            field="arguments",
+        )
+    return False
 
 
 def build_call(

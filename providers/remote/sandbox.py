@@ -22,7 +22,7 @@ from providers.remote.collected import collect_artifacts
 from providers.remote.contexts import RemoteContexts
 from providers.remote.deadline import DeadlinePassed
 from providers.remote.output import Output
-from providers.remote.programs import Program, build_call, build_program
+from providers.remote.programs import Program, build_call, build_program, calls_main
 from providers.remote.result import result_of
 from providers.remote.service import Cell, Machine
 from providers.sandbox import (
@@ -179,7 +179,7 @@ class KeptRemoteSandbox(RemoteSandbox, KeptSandbox):
                 _, seconds = self._checked(job)
                 context_id, language, was_lost = self.contexts.begin(context)
                 programs = [Program(job.code.removeprefix("\ufeff"))]
-                if job.arguments is not None:
+                if job.arguments is not None and calls_main(job.code, job.arguments):
                     call = build_call(
                         language,
                         job.arguments,

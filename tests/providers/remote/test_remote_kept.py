@@ -116,6 +116,14 @@ def test_main_of_a_context_leaves_a_module_of_that_name_alone(kept: KeptSandbox)
     assert kept.run(Job("import main as other\nprint(other.mine)")).stdout == "7\n"
 
 
+def test_a_cell_with_arguments_calls_its_own_main_alone(kept: KeptSandbox) -> None:
+    kept.run(Job("def main(n):\n    return ['earlier', n]"))
+    with pytest.raises(InvalidConfiguration) as raised:
+        kept.run(Job("x = 1", arguments={"n": 7}))
+    assert raised.value.field == "arguments"
+    assert kept.run(Job("if True:\n    def main(n): return n", arguments={"n": 7})).result == 7
+
+
 def test_another_process_attaches_and_finds_contexts_and_files(
     kept: KeptSandbox, e2b_server: E2BServer
 ) -> None:
