@@ -106,6 +106,14 @@ def program_folders(python: str) -> list[str]:
     return ["/usr", *dict.fromkeys(each for each in folders if not each.startswith("/usr"))]
 
 
+def search_path(
+    python: str, guest: str = INSIDE, system: str = "/usr/local/bin:/usr/bin:/bin"
+) -> str:
+    """Return PATH, by which `python` and `python3` are the interpreter that programs have."""
+    own = [] if python.startswith("/usr/") else [str(Path(python).parent)]
+    return ":".join((*own, system, f"{guest}/bin"))
+
+
 def hidden_folders(python: str, data_dir: Path) -> list[Path]:
     """The folders that sandboxes do not see although they are among the programs.
 
@@ -130,7 +138,7 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
     Without compiled files every sandbox would compile the guest anew when it starts. Beside it is
     the /etc of sandboxes, which names nothing that is `hidden`.
     """
-    digest = hashlib.sha256(os.path.realpath(python).encode())
+    digest = hashlib.sha256(f"{python}\0{os.path.realpath(python)}".encode())
     for name, content in SOURCES.items():
         digest.update(name.encode() + content)
     digest.update(etc_folder.digest(hidden))
@@ -155,6 +163,9 @@ def _write(draft: Path, python: str, hidden: Sequence[Path]) -> None:
     etc_folder.write(draft / "etc", hidden)
     (draft / NOTHING / "folder").mkdir(parents=True)
     (draft / NOTHING / "file").touch()
+    # A distribution's interpreter is called python3 alone.
+    (draft / "bin").mkdir()
+    (draft / "bin" / "python").symlink_to(python)
     package = draft / PACKAGE
     package.mkdir()
     for name, content in SOURCES.items():

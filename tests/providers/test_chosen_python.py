@@ -43,6 +43,30 @@ def test_programs_have_the_packages_of_the_chosen_environment(
         local.close()
 
 
+COMMANDS = """
+for name in python python3 /usr/bin/python3; do $name -c 'import sys; print(sys.prefix)'; done
+$(command -v python) -c 'import sys; print(sys.version_info[0])'
+"""
+
+
+@pytest.mark.parametrize("launcher", ["bubblewrap", "gvisor"])
+@pytest.mark.parametrize("is_chosen", [True, False], ids=["chosen", "system"])
+def test_python_and_python3_are_the_interpreter_of_programs(
+    environment: Path, settings: Any, launcher: str, is_chosen: bool
+) -> None:
+    require({"bubblewrap": "bwrap", "gvisor": "runsc"}[launcher])
+    settings.SANDBOX_LOCAL_PYTHON = str(environment / "bin" / "python") if is_chosen else ""
+    local = Local(launcher, pool_size=1)
+    try:
+        prefix = str(environment) if is_chosen else "/usr"
+        commands = local.run(COMMANDS, language="bash")
+        assert (commands.stderr, commands.stdout.split()) == ("", [prefix, prefix, "/usr", "3"])
+        program = "import subprocess; print(subprocess.run(['python', '-c', %r]).returncode)"
+        assert local.run(program % "import sys; print(sys.prefix)").stdout == f"{prefix}\n0\n"
+    finally:
+        local.close()
+
+
 def test_without_one_nothing_of_it_is_seen(bubblewrap: Local) -> None:
     assert "No module named 'only_here'" in bubblewrap.run(LOOK).stderr
 

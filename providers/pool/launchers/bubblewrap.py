@@ -26,6 +26,7 @@ from providers.pool.guest_files import (
     boot,
     interpreter_options,
     program_folders,
+    search_path,
 )
 from providers.pool.launcher import (
     Guest,
@@ -171,7 +172,7 @@ class BubblewrapLauncher(OwnProgramsLauncher):
             arguments += ["--unshare-all", "--uid", "1000", "--gid", "1000"]
         arguments += ["--hostname", "sandbox", "--clearenv"]
         for name, value in (
-            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            ("PATH", search_path(self._python)),
             ("HOME", WORKSPACE),
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from providers.guest.root import HOME
-from providers.pool.guest_files import INSIDE, boot, interpreter_options, program_folders
+from providers.pool.guest_files import (
+    INSIDE,
+    boot,
+    interpreter_options,
+    program_folders,
+    search_path,
+)
 from providers.pool.launcher import OOM_SCORE_ADJ
 from providers.pool.template import WORKSPACE
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
-ENVIRONMENT = (
-    "PATH=/usr/local/bin:/usr/bin:/bin",
+_ENVIRONMENT = (
     f"HOME={WORKSPACE}",
     "LANG=C.UTF-8",
     "TMPDIR=/tmp",
@@ -101,7 +106,7 @@ def process_of(
         "cwd": "/",
         "user": {"uid": uid, "gid": uid},
         "args": [*interpreter_options(python), boot(INSIDE, module), *arguments],
-        "env": list(ENVIRONMENT),
+        "env": [f"PATH={search_path(python)}", *_ENVIRONMENT],
         "noNewPrivileges": True,
         "oomScoreAdj": OOM_SCORE_ADJ,
         "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},

@@ -17,6 +17,7 @@ from providers.pool.guest_files import (
     find_python,
     install_guest,
     interpreter_options,
+    search_path,
 )
 from providers.pool.launcher import Guest, ProcessGuest, killed_first, start_failure
 from providers.pool.template import Template
@@ -71,7 +72,9 @@ class UnisolatedLauncher:
         )
         program = boot(str(self.guest_dir), "supervisor")
         command = [*interpreter_options(self._python), program, argument]
-        env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": workspace, "LANG": "C.UTF-8"}
+        system = os.environ.get("PATH", os.defpath)
+        path = search_path(self._python, str(self.guest_dir), system)
+        env = {"PATH": path, "HOME": workspace, "LANG": "C.UTF-8"}
         try:
             return _UnisolatedGuest(killed_first(command), workspace, env)
         except OSError as error:
