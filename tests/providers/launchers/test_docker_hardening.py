@@ -218,7 +218,7 @@ def test_the_environment_holds_nothing_of_the_host(seen: Seen) -> None:
     assert "must stay outside" not in str(found)
     assert set(found) <= {
         "PATH", "HOME", "LANG", "TMPDIR", "HOSTNAME", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS",
-        "MATPLOTLIBRC", "NODE_PATH", "LOGNAME", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE",
+        "MATPLOTLIBRC", "NODE_PATH", "LOGNAME", "MPLBACKEND", "MPLCONFIGDIR", "LC_CTYPE", "PWD",
     }  # fmt: skip
     assert found["HOSTNAME"] == "sandbox"
 
