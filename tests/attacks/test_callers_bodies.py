@@ -314,7 +314,8 @@ def test_files_are_decoded_where_they_are_read() -> None:
     files = [{"content_base64": "QUJD" * 500_000}, {"content_base64": "!!!!" * 50_000}]
     found = read_bytes(json.dumps({"files": files}).encode(), ("content_base64",)).value["files"]
     assert found[0]["content_base64"] == Base64(b"ABC" * 500_000)
-    assert found[1]["content_base64"] == Base64(None)
+    problem = "Must be base64: character 1 is '!'."
+    assert found[1]["content_base64"] == Base64(None, problem)
 
 
 def test_what_has_the_name_of_a_files_content_stays_the_callers_own() -> None:
