@@ -182,9 +182,7 @@ def test_an_errors_message_is_made_storable_too(scripted: object, alice: Caller)
     assert Execution.objects.get().error_message == "no\ufffdline\ufffd"
 
 
-@pytest.mark.parametrize(
-    "result", ["float('nan')", "{'a': [float('inf')]}", "{1, 2}", "deep", "10 ** 5000"]
-)
+@pytest.mark.parametrize("result", ["{1, 2}", "deep", "10 ** 5000"])
 def test_a_result_that_is_not_json_fails_the_code_and_keeps_its_output(
     result: str, scripted: object, alice: Caller
 ) -> None:
