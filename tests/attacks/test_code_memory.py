@@ -37,6 +37,7 @@ TAKES_TOO_MUCH = {
                 os.unlink(f"{place}/{number}")
                 for _ in range(45):
                     kept[-1].write(bytes(2**20))
+        time.sleep(60)
         """,
     "what lies in sockets": """
         import socket
