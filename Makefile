@@ -24,10 +24,10 @@ ON_SERVERS = .ci/with-servers $(PY) -m pytest -m "$(if $(LANE),$(LANE) and )data
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
 
-run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000)
+run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000); PACKAGES=no: no packages
 	@# What it has made it says itself.
 	@LOG_LEVEL=$${LOG_LEVEL:-WARNING} $(PY) manage.py bootstrap
-	@exec $(PY) manage.py up --packages
+	@exec $(PY) manage.py up $(if $(filter no,$(PACKAGES)),,--packages)
 
 # Both at once: each waits more than it works.
 test: venv-dev bubblewrap lint ## Check and run what decides a change (LANE=unit for one lane, ARGS: pytest's)

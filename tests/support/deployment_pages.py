@@ -128,6 +128,7 @@ def run(script: str, folder: Path, seconds: float = 300) -> str:
     (folder / "script").write_text(preamble + script)
     command = ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"]
     inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    inherited["PACKAGES"] = "no"
     done = subprocess.run(
         [*command, "bash", str(folder / "script")],
         env=inherited | {"HOME": "/root"},

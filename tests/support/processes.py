@@ -28,11 +28,11 @@ def free_port() -> int:
 def clean_environment(data_dir: Path, **extra: str) -> dict[str, str]:
     """What a newcomer's shell has: none of this project's variables, but DATA_DIR.
 
-    The newcomer has no Docker, unless `extra` says so.
+    The newcomer has no Docker, and `make run` installs no packages, unless `extra` says so.
     """
     inherited = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in inherited if name in os.environ}
-    environment |= {"DOCKER_HOST": NO_DOCKER, "ENV_FILE": os.devnull}
+    environment |= {"DOCKER_HOST": NO_DOCKER, "ENV_FILE": os.devnull, "PACKAGES": "no"}
     return environment | {"DATA_DIR": str(data_dir)} | extra
 
 
