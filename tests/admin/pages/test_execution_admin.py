@@ -39,7 +39,8 @@ def test_code_and_output_are_shown_as_they_were_and_escaped(
     assert "&lt;b&gt;out&lt;/b&gt;\n  indented</pre>" in page
     assert "&lt;i&gt;err&lt;/i&gt;</pre>" in page
     assert "&lt;u&gt;arg&lt;/u&gt;" in page
-    assert page.count('<pre class="record') == 4
+    # Code, arguments, stdout, stderr and what was left out.
+    assert page.count('<pre class="record') == 5
     assert page.count("What followed was dropped") == 1
     assert "wonderland" in page
     assert "alice" in page
