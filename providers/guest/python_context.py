@@ -269,7 +269,9 @@ def _be_deaf() -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        # The program may have deleted it.
+        stream = getattr(sys, name, None)
         try:
             if stream is not None and not stream.closed:
                 stream.flush()

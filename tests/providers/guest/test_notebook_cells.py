@@ -185,6 +185,7 @@ def test_what_a_task_raises_ends_no_context(kept: KeptGuest) -> None:
         "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
         "import io, sys; sys.stdout = io.StringIO()",
         "import sys; sys.stdout = None; sys.__stdout__ = None",
+        "import sys; del sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__",
         "import os; os.close(1); os.close(2)",
         "import os; null = os.open('/dev/null', os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2)",
     ],
