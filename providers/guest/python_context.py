@@ -138,7 +138,8 @@ class Context:
             remarks = advice.remarks(code)
             self._outputs.report(wire.pack({"type": "advice", "remarks": remarks, **mark}, []))
         self._streams.restore()
-        if sys.stdin is None or sys.stdin.closed:
+        stdin = getattr(sys, "stdin", None)
+        if stdin is None or stdin.closed:
             # exit() closes it.
             sys.stdin = open(0, closefd=False)
         environment: "dict[str, str]" = header["environment"]
