@@ -130,6 +130,20 @@ def _clear(module: "ModuleType") -> None:
                 names[name] = None
 
 
+def flush_c() -> None:
+    """Write out what C code of the program has in its own buffers, as `exit` does.
+
+    Nobody loads code in C that prints without `ctypes`, which numpy has too.
+    """
+    ctypes = sys.modules.get("ctypes")
+    try:
+        if ctypes is not None:
+            ctypes.CDLL(None).fflush(None)
+    except BaseException:
+        # The program has changed it.
+        return
+
+
 def flush_files(*, pipes: bool) -> bool:
     """Write out what is left in buffers of files, and of pipes, that are open to write.
 

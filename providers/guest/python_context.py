@@ -279,6 +279,7 @@ def _flush() -> None:
         except Exception:
             # It is the program's own, or has lost its descriptor; the next cell may mend it.
             continue
+    ending.flush_c()
 
 
 def _print_exception(

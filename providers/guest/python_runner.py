@@ -377,6 +377,7 @@ def _run_exit_functions(exit_code: int) -> int:
         for stream in (getattr(sys, name, None) for name in ("stdout", "stderr")):
             if stream is not None and not stream.closed:
                 stream.flush()
+        ending.flush_c()
     except BaseException as error:
         try:
             _print_traceback(error)

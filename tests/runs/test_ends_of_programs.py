@@ -162,6 +162,11 @@ def test_the_end_counts_to_the_deadline(bubblewrap: Local) -> None:
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 
+def test_what_c_code_has_printed_is_there(bubblewrap: Local) -> None:
+    code = "import ctypes\nctypes.CDLL(None).printf(b'text')"
+    assert bubblewrap.run(code).stdout == "text"
+
+
 def test_a_crash_of_a_finaliser_is_the_programs(bubblewrap: Local) -> None:
     code = "import os\nclass A:\n    def __del__(self): os.abort()\na = A()"
     assert bubblewrap.run(code).exit_code == 134

@@ -197,6 +197,11 @@ def test_a_lost_stdout_is_there_for_the_next_cell(kept: KeptGuest, code: str) ->
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "heard\n", "too\n")
 
 
+def test_what_c_code_prints_is_its_cells(kept: KeptGuest) -> None:
+    assert kept.run("import ctypes\nn = ctypes.CDLL(None).printf(b'text')").stdout == "text"
+    assert kept.run("print('next')").stdout == "next\n"
+
+
 def test_what_writes_on_to_stdout_stays_around_it(kept: KeptGuest) -> None:
     kept.run(
         """
