@@ -14,12 +14,15 @@ from executions.models import Artifact
 from executions.models.artifact import artifact_storage
 from executions.services import signed_links
 from executions.text import storable
+from providers.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 
 logger = logging.getLogger(__name__)
 
 _MIME_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+# What is longer is cut, so that a number behind it has room.
+_CUT = MOST_CHARACTERS - 12
 _SALT = "executions.artifact"
 
 
@@ -75,13 +78,14 @@ def artifact_for_token(token: str) -> Artifact:
 
 def _clean_name(name: str) -> str:
     """The end of a long name says more than its start: it has the file's own name."""
-    return _CONTROL.sub("\ufffd", storable(name))[-500:] or "unnamed"
+    clean = _CONTROL.sub("\ufffd", storable(name))
+    return (clean if len(clean) <= MOST_CHARACTERS else clean[-_CUT:]) or "unnamed"
 
 
 def _distinct(name: str, taken: set[str]) -> str:
     candidate, number = name, 2
     while candidate in taken:
-        candidate, number = f"{name} ({number})", number + 1
+        candidate, number = f"{name[-_CUT:]} ({number})", number + 1
     return candidate
 
 

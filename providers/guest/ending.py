@@ -22,10 +22,14 @@ _WRITERS = (io.BufferedWriter, io.BufferedRandom)
 _BUFFERS = (io.TextIOWrapper, *_WRITERS)
 # The standard streams, and the report.
 _OWN = (0, 1, 2, 4)
+_MOST_DESCRIPTORS = 4096
 # Values that hold no others and do nothing at their end.
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, type(sys), type(len)))
 # What the program itself is mostly called in `sys.modules`.
 _PROGRAM = ("__main__", "main")
+# The program may replace what is in these modules, and its modules may raise on any look at them.
+_listdir, _fstat, _get_objects = os.listdir, os.fstat, gc.get_objects
+_names_of = vars(type(sys))["__dict__"].__get__
 
 
 class Ending:
@@ -38,18 +42,29 @@ class Ending:
     def is_needed(self) -> bool:
         """Write out what is left in buffers. Whether there may be more to do: not where nothing was
         imported, and all names stand for plain values."""
-        # First: a finaliser may take all the time that there is.
-        self._is_writing = flush_files(pipes=True)
-        return self._is_writing or any(
-            type(value) not in _PLAIN
-            for name, module in sys.modules.items()
-            if self._former.get(name) is not module
-            # The program may have put something else there.
-            for value in getattr(module, "__dict__", {"": module}).values()
-        )
+        try:
+            # First: a finaliser may take all the time that there is.
+            self._is_writing = flush_files(pipes=True)
+            return self._is_writing or any(
+                type(value) not in _PLAIN
+                for name, module in sys.modules.items()
+                if self._former.get(name) is not module
+                # The program may have put something else there.
+                for value in (_names_of(module) if _is_module(module) else {"": module}).values()
+            )
+        except BaseException:
+            # The program has changed what its end needs: that is no fault of what it did.
+            return True
 
     def release(self) -> None:
         """Release what the program's modules hold, and write out what that leaves in buffers."""
+        try:
+            self._release()
+        except BaseException:
+            # The same; what is left is left, as it is when the end is cut.
+            return
+
+    def _release(self) -> None:
         _forget_hooks()
         # What only cycles hold may still use the program's names.
         gc.collect()
@@ -70,10 +85,12 @@ class Ending:
         libraries = (f"{sys.prefix}/", f"{sys.base_prefix}/")
         for name in [name for name, each in sys.modules.items() if former(name) is not each]:
             module = sys.modules[name]
-            file = getattr(module, "__file__", None)
+            if not _is_module(module):
+                continue
+            file = _names_of(module).get("__file__")
             # Built in, or a library: they hold little of the program, and are much to take apart.
             is_own = name in _PROGRAM or (isinstance(file, str) and not file.startswith(libraries))
-            if is_own and isinstance(module, type(sys)):
+            if is_own:
                 found.append(weakref.ref(module))
                 del sys.modules[name]
         return found
@@ -87,7 +104,8 @@ def _forget_hooks() -> None:
     sys.settrace(None)
     sys.setprofile(None)
     sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, name, getattr(sys, f"__{name}__", None))
     for number in filter(_has_handler, range(1, _signal.NSIG)):
         _signal.signal(number, _signal.SIG_DFL)
 
@@ -98,14 +116,32 @@ def _has_handler(number: int) -> bool:
     return callable(handler) and handler is not _signal.default_int_handler
 
 
+def _is_module(module: object) -> bool:
+    return issubclass(type(module), type(sys))
+
+
 def _clear(module: "ModuleType") -> None:
     """Take its names from a module that somebody still holds, those with an underscore first."""
-    names = vars(module)
+    names = _names_of(module)
     for first in (True, False):
         for name in list(names):
             is_first = name.startswith("_") and not name.startswith("__")
             if name != "__builtins__" and is_first is first:
                 names[name] = None
+
+
+def flush_c() -> None:
+    """Write out what C code of the program has in its own buffers, as `exit` does.
+
+    Nobody loads code in C that prints without `ctypes`, which numpy has too.
+    """
+    ctypes = sys.modules.get("ctypes")
+    try:
+        if ctypes is not None:
+            ctypes.CDLL(None).fflush(None)
+    except BaseException:
+        # The program has changed it.
+        return
 
 
 def flush_files(*, pipes: bool) -> bool:
@@ -114,21 +150,26 @@ def flush_files(*, pipes: bool) -> bool:
     Whether there is any such descriptor. A look through all objects takes tens of ms where many
     modules are loaded, and is left out where there is none.
     """
-    written = {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_written(fd, pipes)}
+    try:
+        written = {fd for fd in map(int, _listdir("/proc/self/fd")) if _is_written(fd, pipes)}
+    except OSError:
+        # The program has left no descriptor for the listing.
+        written = {fd for fd in range(_MOST_DESCRIPTORS) if _is_written(fd, pipes)}
     if not written:
         return False
-    found = [each for each in gc.get_objects() if issubclass(type(each), _BUFFERS)]
+    found = [each for each in _get_objects() if issubclass(type(each), _BUFFERS)]
     # What text files write goes into the buffers of others.
     for kinds in (io.TextIOWrapper, _WRITERS):
         for each in found:
-            # A compressed file is changed by each flush.
-            buffer = getattr(each, "buffer", None) if kinds is io.TextIOWrapper else each
             try:
+                # A compressed file is changed by each flush.
+                buffer = getattr(each, "buffer", None) if kinds is io.TextIOWrapper else each
                 if isinstance(each, kinds) and issubclass(type(buffer), _WRITERS):
                     if not each.closed and each.fileno() in written:
                         each.flush()
-            except (OSError, ValueError):
-                # It has lost its descriptor, or there is no room for what it has.
+            except BaseException:
+                # It has lost its descriptor, there is no room for what it has, or its class is the
+                # program's own, and raises anything.
                 continue
     return True
 
@@ -139,7 +180,7 @@ def _is_written(fd: int, pipes: bool) -> bool:
     try:
         if fd in _OWN or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             return False
-        mode = os.fstat(fd).st_mode
+        mode = _fstat(fd).st_mode
     except OSError:
         # The listing's own.
         return False

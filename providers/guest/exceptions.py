@@ -92,22 +92,23 @@ def _type_of(error: BaseException) -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and isinstance(error.msg, str):
-        # Where it is belongs to the traceback.
-        return error.msg
     try:
+        # By its type: an exception may have what it likes for a class where it is asked.
+        if issubclass(type(error), SyntaxError) and issubclass(type(error.msg), str):  # type: ignore[attr-defined]
+            # Where it is belongs to the traceback.
+            return error.msg  # type: ignore[attr-defined, no-any-return]
         return str(error)
     except BaseException:
         return "<exception str() failed>"
 
 
 def _traceback_of(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
+    if issubclass(type(error), SystemExit):
         return ""
     try:
         import traceback
 
-        own = own_part(error.__traceback__)
+        own = own_part(BaseException.__dict__["__traceback__"].__get__(error))
         return "".join(traceback.format_exception(type(error), error, own))
     except BaseException:
         # Parts of it are the program's own code.

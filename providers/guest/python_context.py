@@ -138,7 +138,8 @@ class Context:
             remarks = advice.remarks(code)
             self._outputs.report(wire.pack({"type": "advice", "remarks": remarks, **mark}, []))
         self._streams.restore()
-        if sys.stdin is None or sys.stdin.closed:
+        stdin = getattr(sys, "stdin", None)
+        if stdin is None or stdin.closed:
             # exit() closes it.
             sys.stdin = open(0, closefd=False)
         environment: "dict[str, str]" = header["environment"]
@@ -269,13 +270,16 @@ def _be_deaf() -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        # The program may have deleted it.
+        stream = getattr(sys, name, None)
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
         except Exception:
             # It is the program's own, or has lost its descriptor; the next cell may mend it.
             continue
+    ending.flush_c()
 
 
 def _print_exception(

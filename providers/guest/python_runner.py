@@ -106,23 +106,34 @@ def run(
                 f"main() returned {len(returned)} bytes of JSON, the limit is {result_limit}"
             )
         return 0, returned
-    except SystemExit as stop:
-        if stop.code is None:
-            return 0, None
-        if not isinstance(stop.code, int):
-            _tell(stop.code)
-        ended: BaseException = stop
-    except ProgramError as error:
-        _tell(error)
-        ended = error
     except BaseException as error:
-        _print_traceback(error)
         ended = error
+    try:
+        exit_code = _tell_end(ended)
+    except BaseException:
+        # Its class is the program's own: whoever looks at it runs the program's code.
+        exit_code = 1
+    if exit_code is None:
+        return 0, None
     if outputs is not None:
         outputs.note(ended)
-    if isinstance(ended, SystemExit) and isinstance(ended.code, int):
-        return ended.code & 0xFF, None
-    return 1, None
+    return exit_code, None
+
+
+def _tell_end(error: BaseException) -> "int | None":
+    """Say on standard error what ended the program. Its exit code, None where it just stopped."""
+    # The program's classes may raise where they are asked for their own, as `isinstance` does.
+    kind = type(error)
+    if issubclass(kind, SystemExit):
+        code = error.code  # type: ignore[attr-defined]
+        if code is None or issubclass(type(code), int):
+            return code if code is None else int.__and__(code, 0xFF)
+        _tell(code)
+    elif issubclass(kind, ProgramError):
+        _tell(error)
+    else:
+        _print_traceback(error)
+    return 1
 
 
 def _run(
@@ -336,20 +347,20 @@ def _encode(value: object) -> bytes:
 def _tell(message: object) -> None:
     try:
         print(message, file=sys.stderr)
-    except ValueError:
-        # The program has closed its standard error: it does not want to be told.
+    except BaseException:
+        # The program has closed or changed its standard error: it does not want to be told.
         return
 
 
 def _print_traceback(error: BaseException) -> None:
     """Print as the interpreter would, from the caller's first own line on."""
-    trace = step = error.__traceback__
+    trace = step = BaseException.__dict__["__traceback__"].__get__(error)
     while step is not None:
         if step.tb_frame.f_code.co_filename == __file__:
             trace = step.tb_next
         step = step.tb_next
     try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.excepthook(type(error), BaseException.with_traceback(error, trace), trace)
     except BaseException:
         # The program has put something of its own there, which has failed.
         sys.__excepthook__(type(error), error, trace)
@@ -363,9 +374,10 @@ def _run_exit_functions(exit_code: int) -> int:
         import atexit
 
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
+        for stream in (getattr(sys, name, None) for name in ("stdout", "stderr")):
             if stream is not None and not stream.closed:
                 stream.flush()
+        ending.flush_c()
     except BaseException as error:
         try:
             _print_traceback(error)

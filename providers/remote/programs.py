@@ -229,6 +229,7 @@ _RUNNER = (
     python_runner._calls_main,
     python_runner._await,
     python_runner._encode,
+    python_runner._tell_end,
     python_runner._tell,
     python_runner._print_traceback,
     python_runner._write_program,

@@ -13,6 +13,7 @@ import pytest
 from executions.ids import uuid7
 from executions.models import Artifact, Execution
 from executions.services.artifacts import remove_files, store_files
+from providers.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 from tests.conftest import Caller
 from tests.support.running import run
@@ -149,6 +150,15 @@ def test_what_is_stored_has_a_harmless_name_whoever_checked_it(scripted: object)
     assert names[:2] == ["a\ufffd\ufffdSet-Cookie: x=1", "nul\ufffdand\ufffd"]
     assert (len(names[2]), names[2][-7:]) == (500, "end.txt")
     assert names[3:] == ["unnamed", "a\ufffd", "a\ufffd (2)"]
+
+
+def test_names_that_are_kept_are_stored_as_they_are(scripted: object, alice: Caller) -> None:
+    names = ["\u2028a", "\u2029a", "/".join(["f" * 127] * 4)]
+    assert len(names[2]) == MOST_CHARACTERS - 1
+    body = leave(alice, *((name, "text/plain", name.encode()) for name in names))
+
+    assert sorted(artifact["name"] for artifact in body["artifacts"]) == sorted(names)
+    assert fetch(alice, body["id"], names[1]).getvalue() == names[1].encode()
 
 
 @pytest.mark.parametrize("mime_type", ["text/plain\r\nX: 1", "nonsense", "", "a/" + "b" * 200])

@@ -134,10 +134,37 @@ def test_a_finaliser_that_does_not_end_is_cut(bubblewrap: Local, stuck: str) -> 
     assert [file.content for file in result.artifacts] == [b"text"]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "class T(io.TextIOWrapper):\n def flush(s): 1 / 0\nt = T(open('odd', 'wb'))",
+        "class T(io.TextIOWrapper):\n buffer = property(lambda s: 1 / 0)\nt = T(open('odd', 'wb'))",
+        "class T(io.BufferedWriter):\n def fileno(s): exit(5)\nt = T(io.FileIO('odd', 'w'))",
+        "class M:\n def __getattr__(s, n): raise ImportError(n)\nsys.modules['odd'] = M()",
+        "class M(type(sys)):\n def __getattribute__(s, n): 1 / 0\nsys.modules['odd'] = M('odd')",
+        "del sys.__stdin__, sys.__stdout__",
+        "del sys.stdout",
+        "import gc\ngc.get_objects = os.listdir = os.fstat = None",
+        "import builtins\nbuiltins.filter = builtins.setattr = None",
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))",
+    ],
+)
+def test_what_cannot_be_looked_at_is_no_fault_of_the_program(bubblewrap: Local, odd: str) -> None:
+    code = f"import io, os, sys\nf = open('artifacts/x', 'w')\nf.write('text')\n{odd}\na = [1]"
+    result = bubblewrap.run(code, timeout=30)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [file.content for file in result.artifacts] == [b"text"]
+
+
 def test_the_end_counts_to_the_deadline(bubblewrap: Local) -> None:
     code = "import atexit, time\natexit.register(time.sleep, 60)\nprint('before')"
     result = bubblewrap.run(code, timeout=1)
     assert (result.timed_out, result.stdout) == (True, "before\n")
+
+
+def test_what_c_code_has_printed_is_there(bubblewrap: Local) -> None:
+    code = "import ctypes\nctypes.CDLL(None).printf(b'text')"
+    assert bubblewrap.run(code).stdout == "text"
 
 
 def test_a_crash_of_a_finaliser_is_the_programs(bubblewrap: Local) -> None:

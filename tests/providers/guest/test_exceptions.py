@@ -57,6 +57,43 @@ def test_python_tells_type_and_whole_message(
     assert told(failed)["traceback"].rstrip("\n") == failed.stderr.rstrip("\n")
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("class E(ValueError):\n    __class__ = property(lambda s: 1 / 0)\nraise E", "E"),
+        ("class E(ValueError):\n    __traceback__ = property(lambda s: 1 / 0)\nraise E", "E"),
+        ("class E(ValueError):\n    def with_traceback(s, t): exit(0)\nraise E", "E"),
+        ("class E(SystemExit):\n    code = property(lambda s: 1 / 0)\nraise E", "E"),
+        ("class I(int):\n    def __and__(s, o): 1 / 0\nexit(I(1))", "SystemExit"),
+        ("import sys\nsys.stderr = object()\nexit('why')", "SystemExit"),
+        ("import sys\ndel sys.stdin, sys.excepthook\nraise ValueError", "ValueError"),
+    ],
+)
+def test_an_exception_that_cannot_be_looked_at_ends_no_context(
+    kept: KeptGuest, code: str, kind: str
+) -> None:
+    kept.run("x = 1")
+    failed = kept.run(code)
+
+    assert (failed.exit_code, told(failed)["type"]) == (1, kind)
+    assert kept.run("x").shown == ["1"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import io\nclass T(io.TextIOWrapper):\n def flush(s): exit(5)\nt = T(open('/tmp/t', 'wb'))",
+        "import gc, os\ngc.get_objects = os.listdir = None\nt = open('/tmp/t', 'w')",
+        "import os\nt = open('/tmp/t', 'w')\ntry:\n while 1: os.dup(0)\nexcept OSError: pass",
+    ],
+)
+def test_a_file_that_cannot_be_looked_at_ends_no_context(kept: KeptGuest, code: str) -> None:
+    kept.run("x = 1")
+
+    assert kept.run(code).exit_code == 0
+    assert kept.run("x").shown == ["1"]
+
+
 def test_what_is_no_unicode_is_replaced(kept: KeptGuest) -> None:
     assert told(kept.run("raise ValueError('\\ud800\\0')"))["message"] == "?\0"
 

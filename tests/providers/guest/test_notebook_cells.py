@@ -185,6 +185,7 @@ def test_what_a_task_raises_ends_no_context(kept: KeptGuest) -> None:
         "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
         "import io, sys; sys.stdout = io.StringIO()",
         "import sys; sys.stdout = None; sys.__stdout__ = None",
+        "import sys; del sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__",
         "import os; os.close(1); os.close(2)",
         "import os; null = os.open('/dev/null', os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2)",
     ],
@@ -194,6 +195,11 @@ def test_a_lost_stdout_is_there_for_the_next_cell(kept: KeptGuest, code: str) ->
     ran = kept.run("import sys\nprint('heard')\nprint('too', file=sys.stderr)")
 
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "heard\n", "too\n")
+
+
+def test_what_c_code_prints_is_its_cells(kept: KeptGuest) -> None:
+    assert kept.run("import ctypes\nn = ctypes.CDLL(None).printf(b'text')").stdout == "text"
+    assert kept.run("print('next')").stdout == "next\n"
 
 
 def test_what_writes_on_to_stdout_stays_around_it(kept: KeptGuest) -> None:
