@@ -23,6 +23,8 @@ _BLOCK = 512
 _MOST_SAID = 64 * 1024
 # Of the bits beside the rights, what makes files in a folder its group's, and its owner's alone.
 FOLDER_BITS = 0o3777
+# An archive that was made elsewhere may name no rights at all.
+READABLE = 0o500
 _ORDINARY = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
@@ -253,7 +255,7 @@ def _finish_folder(folder: int, member: tarfile.TarInfo) -> None:
     try:
         if 0 <= member.mtime < 1 << 33:
             os.utime(below, (member.mtime, member.mtime))
-        os.fchmod(below, member.mode & FOLDER_BITS)
+        os.fchmod(below, member.mode & FOLDER_BITS | READABLE)
     finally:
         os.close(below)
 

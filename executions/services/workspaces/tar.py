@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from executions.services.workspaces.tree import mode_bits
 from providers.errors import ProviderUnavailable
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -138,7 +139,7 @@ def _member(found: tarfile.TarInfo, said: dict[str, str]) -> Member:
         name,
         kind,
         size if kind == "file" else 0,
-        found.mode & 0o777,
+        found.mode & mode_bits(kind),
         _moment(found, said),
         said.get("linkpath", found.linkname) if kind in ("symlink", "hardlink") else "",
     )

@@ -18,6 +18,7 @@ from executions.services.workspaces.edit import Edit
 from executions.services.workspaces.paths import MOST_BYTES, is_name
 from executions.services.workspaces.tree import parts_of, refuse, refuse_for
 from providers.errors import InvalidConfiguration
+from providers.guest.archive import READABLE
 from providers.guest.paths import shown
 
 # What is held until it goes up together.
@@ -103,7 +104,7 @@ def _put(edit: Edit, folder: list[str], member: tar.Member, blob: Blob | None) -
         if member.type == "directory":
             edit.make([*folder, *parts], "data")
             if parts:
-                mode = member.mode | 0o700
+                mode = member.mode | READABLE
                 edit.put(path, "directory", mode=mode, modified=_moment(member))
             return
         edit.make([*folder, *parts[:-1]], "data")
