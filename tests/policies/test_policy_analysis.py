@@ -179,6 +179,15 @@ def test_a_process_that_looks_ends_with_its_owner_and_one_that_has_ended_is_repl
         ("%%time\n\nimport os", [(3, "import", "os")]),
         ("%time __import__('os')", [(1, "import", "os")]),
         ("%matplotlib inline\nx = '!ls'", []),
+        ("%%time\n!ls", [(2, "call", "os.system"), (2, "import", "subprocess")]),
+        ("%%capture --no-stderr out\n%time import os", [(1, "import", "os")]),
+        ("%%timeit -n 10 -r 3\nimport os", [(2, "import", "os")]),
+        ("%timeit -n 1 f()\nimport os", [(2, "import", "os")]),
+        ("%time a b c\nimport os", [(2, "import", "os")]),
+        ("ip = get_ipython()\nip.system('ls')", [(2, "call", "os.system"), (2, "import", "subprocess")]),
+        ("import IPython as i\ni.get_ipython().magic('sx ls')", [(2, "call", "os.system"), (2, "import", "subprocess")]),
+        ("get_ipython().magic('%matplotlib inline')\nget_ipython().magic('time import os')", [(1, "import", "os")]),
+        ("import shutil as os\n%time os.rmtree('x')", []),
     ],
 )  # fmt: skip
 def test_what_notebooks_write_is_looked_at(code: str, expected: list[tuple[int, str, str]]) -> None:

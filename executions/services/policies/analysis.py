@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import resource
 import signal
 import sys
@@ -39,7 +40,14 @@ _WRITES = frozenset("wax+")
 
 # Magics whose text is Python, and what those of a shell come to.
 _WITH_PYTHON = ("time", "timeit", "capture", "prun")
-_COMMANDS = ("system", "getoutput", "run_line_magic", "run_cell_magic")
+_COMMANDS = (
+    *("system", "system_raw", "system_piped", "getoutput"),
+    *("run_line_magic", "run_cell_magic", "magic"),
+)
+# What the shell of a notebook is called, however it was come by.
+_SHELL = "get_ipython"
+# What may stand before the code of `%timeit`.
+_OPTIONS = re.compile(r"(?:\s*-(?:[nr]\s*\d+|[a-z])(?=\s|$))+")
 _HARMLESS = (
     *("matplotlib", "load_ext", "autoreload", "config", "pinfo", "who", "whos"),
     *("html", "markdown"),
@@ -60,17 +68,15 @@ def analyse(code: str, rules: Mapping[str, Any]) -> tuple[str, list[Finding]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                trees: list[ast.AST] = [ast.parse(code)]
-            except SyntaxError:
-                # Cells take what notebooks write beside Python.
-                trees = [ast.parse(_notebook().plain(code))]
-            trees += _in_magics(trees[0])
+            trees: list[ast.Module] = [_parse(code)]
+            for tree in trees:
+                trees += _in_magics(tree)
     except (RecursionError, MemoryError):
         return TOO_MUCH, []
     except (SyntaxError, ValueError):
         return UNPARSED, []
-    found = sorted({each for tree in trees for each in _Program(tree).against(rules)})
+    # One program: what is inside a magic has the names of what is around it.
+    found = sorted(set(_Program(*trees).against(rules)))
     return LOOKED, found[:MOST]
 
 
@@ -89,32 +95,36 @@ def _notebook() -> Any:
     return module
 
 
-def _in_magics(tree: ast.AST) -> list[ast.AST]:
-    """The Python that magics are given, as `%%time` is. Raises SyntaxError."""
-    found: list[ast.AST] = []
-    for node in ast.walk(tree):
-        if _magic_of(node) not in ("run_line_magic", "run_cell_magic"):
-            continue
-        name, *texts = [_text(each) or "" for each in cast("ast.Call", node).args]
-        if name in _WITH_PYTHON:
-            found += [ast.parse(text.strip(" ")) for text in texts if text.strip()]
+def _parse(code: str) -> ast.Module:
+    """Parse Python, or what notebooks write beside it, as cells take it. Raises SyntaxError."""
+    try:
+        return ast.parse(code)
+    except SyntaxError:
+        text: str = _notebook().plain(code)
+    return ast.parse(text)
+
+
+def _in_magics(tree: ast.Module) -> list[ast.Module]:
+    """The Python that magics are given, as `%%time` is. What is none does not run as such."""
+    if not any(_SHELL in (getattr(n, "id", ""), getattr(n, "attr", "")) for n in ast.walk(tree)):
+        return []
+    found: list[ast.Module] = []
+    for name, texts in _Program(tree).magics():
+        for text in texts if name in _WITH_PYTHON else ():
+            for code in (text.strip(" "), _OPTIONS.sub("", text, count=1).strip(" ")):
+                try:
+                    found.append(_parse(code))
+                    break
+                except SyntaxError:
+                    continue
     return found
-
-
-def _magic_of(node: ast.AST) -> str:
-    """The method of the shell's that is called, "" for every other node."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return ""
-    shell = node.func.value
-    is_shell = isinstance(shell, ast.Call) and getattr(shell.func, "id", "") == "get_ipython"
-    return node.func.attr if is_shell else ""
 
 
 class _Program:
     """A tree, and what its names stand for: dotted names, as far as the text says so."""
 
-    def __init__(self, tree: ast.AST) -> None:
-        self._nodes = list(ast.walk(tree))
+    def __init__(self, *trees: ast.AST) -> None:
+        self._nodes = [node for tree in trees for node in ast.walk(tree)]
         self._meanings: dict[str, set[str]] = {}
         # Names of its own functions, classes and parameters: not those that Python has.
         self._own: set[str] = set()
@@ -182,6 +192,8 @@ class _Program:
         if (module := self.imported_by(node, called)) is not None:
             top = module.partition(".")[0]
             return {module, top} if "__import__" in called else {module}
+        if any(each.rpartition(".")[2] == _SHELL for each in called):
+            return {_SHELL}
         name = _text(node.args[1]) if "getattr" in called and len(node.args) > 1 else None
         return set() if name is None else _within(self.meanings(node.args[0], depth + 1), name)
 
@@ -222,7 +234,7 @@ class _Program:
 
     def _imports_of(self, node: ast.AST) -> Iterator[tuple[str, list[str]]]:
         """Each module that this imports, "" for one that is not said, and what is taken of it."""
-        if _is_command(node):
+        if self._is_command(node):
             yield "subprocess", []
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -238,7 +250,7 @@ class _Program:
 
     def _calls_of(self, node: ast.Call, patterns: Sequence[str]) -> Iterator[str]:
         names = {_plain(each) for each in self.meanings(node.func)}
-        if _is_command(node):
+        if self._is_command(node):
             names |= {*_STARTS_PROCESSES}
         for pattern in patterns:
             wanted, _, how = pattern.partition(":")
@@ -250,14 +262,33 @@ class _Program:
                 if fnmatchcase(name, wanted) and (how != "write" or _may_write(node)):
                     yield name
 
+    def magics(self) -> Iterator[tuple[str, list[str]]]:
+        """The name of each magic that is called, with the texts that it is given."""
+        for node in self._nodes:
+            if self._shell_method(node).endswith("magic"):
+                yield self._magic_of(cast("ast.Call", node))
 
-def _is_command(node: ast.AST) -> bool:
-    """Whether it has a shell run something: a command, or a magic that is not known as Python."""
-    method = _magic_of(node)
-    if method not in _COMMANDS:
-        return False
-    first = _text(cast("ast.Call", node).args[0]) if cast("ast.Call", node).args else ""
-    return not method.endswith("_magic") or first not in (*_WITH_PYTHON, *_HARMLESS)
+    def _is_command(self, node: ast.AST) -> bool:
+        """Whether a shell runs something: a command, or a magic that is not known as Python."""
+        method = self._shell_method(node)
+        if method not in _COMMANDS:
+            return False
+        name = self._magic_of(cast("ast.Call", node))[0] if method.endswith("magic") else ""
+        return name not in (*_WITH_PYTHON, *_HARMLESS)
+
+    def _shell_method(self, node: ast.AST) -> str:
+        """The method of a notebook's shell that is called, "" for every other node."""
+        if not isinstance(node, ast.Call):
+            return ""
+        called = (each.rpartition(".") for each in self.meanings(node.func))
+        return next((name for shell, _, name in called if shell == _SHELL), "")
+
+    def _magic_of(self, call: ast.Call) -> tuple[str, list[str]]:
+        name, *texts = [_text(each) or "" for each in call.args] or [""]
+        if self._shell_method(call) == "magic":
+            name, _, text = name.lstrip("%").partition(" ")
+            texts = [text]
+        return name, texts
 
 
 class _Imports:
