@@ -95,6 +95,7 @@ def assert_it_went_well(output: str, verified: int) -> None:
     assert "System check identified no issues" in output
 
 
+@pytest.mark.slow
 def test_single_host_then_backup(tmp_path: Path) -> None:
     assert_it_went_well(run(single_host_then_backup(), tmp_path, 600), 2)
 
@@ -210,6 +211,7 @@ kill %1
     assert "Intact: " in output
 
 
+@pytest.mark.slow
 def test_a_session_of_two_hosts_is_reached_from_both(tmp_path: Path) -> None:
     """Both on one machine, with the page's settings and units, and folders of their own."""
     require("redis-server")

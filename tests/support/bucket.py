@@ -27,6 +27,7 @@ from django.core.files.storage import storages
 
 from executions import bucket
 from executions.models import Artifact
+from executions.services.ledger import checkpoints
 from executions.storage import ARTIFACTS
 from sandbox_site import storage_settings
 from sandbox_site.environment import StrictEnv
@@ -136,6 +137,9 @@ def keep_in(service: S3, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Artifact._meta.get_field("file"), "storage", storages[ARTIFACTS])
     monkeypatch.setattr(bucket, "_silent_until", float("-inf"))
     monkeypatch.setattr(bucket, "_SILENCE_SECONDS", 0.0)
+    # A checkpoint that another test could not write is not to be written among this one's.
+    behind = checkpoints.Behind(checkpoints._note_far, checkpoints.EVERY)
+    monkeypatch.setattr(checkpoints, "_behind", behind)
 
 
 @pytest.fixture
