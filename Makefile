@@ -98,7 +98,7 @@ bundle: venv ## Make one archive in var/ that installs without a network (ARGS: 
 	@$(PY) bundle/build.py $(ARGS)
 
 clean: ## Remove the virtual environment and the caches; the data stays
-	@rm -rf $(VENV) .venv-adapters .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-adapters .venv-packages .venv-packages.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each lock that was installed is kept in the environment: installing is for when one has changed.

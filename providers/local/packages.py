@@ -7,6 +7,7 @@ new sandbox from the moment it is installed, and nothing has to be started anew.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from providers.values import Packages
 
 LOCK_FILE = Path(__file__).with_suffix(".txt")
 # Files of the environment: why the last installation failed, and the lock of what is installed.
-_REASON, _INSTALLED, _RUNNING = "failed.txt", "installed.txt", "installing.lock"
+_REASON, _INSTALLED = "failed.txt", "installed.txt"
 
 # Sandboxes have another user, who reads all of it.
 _UMASK = 0o022
@@ -115,14 +116,22 @@ def look(folder: Path) -> Packages:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / _RUNNING).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    fd = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
+
+
+def _lock_of(folder: Path) -> Path:
+    """Beside the folder: whoever can read a file can lock it, and programs read all that is in."""
+    return folder.with_name(f"{folder.name}.lock")
 
 
 def _is_running(folder: Path) -> bool:
     try:
-        lock = (folder / _RUNNING).open()
+        lock = _lock_of(folder).open()
     except OSError:
         return False
     with lock:

@@ -139,6 +139,28 @@ def test_while_one_installs_the_state_is_preparing(folder: Path) -> None:
     assert packages.look(folder).state == "ready"
 
 
+def test_a_program_can_neither_hold_an_installation_up_nor_feign_one(
+    folder: Path, registry: Path, settings: Any
+) -> None:
+    settings.SANDBOX_LOCAL_PYTHON = str(packages.create(folder))
+    lock = publish(registry, "1.0", 42)
+    packages.install(folder, lock)
+    local = Local("bubblewrap", pool_size=1)
+    try:
+        held = local.run(
+            f"""
+            import os
+            for above, _, names in os.walk({str(folder.parent)!r}):
+                print(*(name for name in names if name.endswith((".txt", ".lock"))), end="")
+            """
+        )
+    finally:
+        local.close()
+
+    # What may be read may be locked.
+    assert held.stdout == "installed.txt"
+
+
 def test_a_folder_that_sandboxes_do_not_see_is_refused_and_left_empty(tmp_path: Path) -> None:
     with pytest.raises(ProviderUnavailable, match="folders of their own"):
         packages.create(tmp_path / "packages")
