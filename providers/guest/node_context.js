@@ -9,6 +9,7 @@ const vm = require('vm')
 const { Worker } = require('worker_threads')
 const Module = require('module')
 const { processTopLevelAwait } = require('internal/repl/await')
+const SyncWriteStream = require('internal/fs/sync_write_stream')
 
 const SYNTAX = { ecmaVersion: 'latest', allowHashBang: true, allowAwaitOutsideFunction: true }
 const INTERRUPTED = 130
@@ -55,7 +56,7 @@ module.exports = function serve (shared, header) {
   const {
     job, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError
   } = shared
-  const write = process.stderr.write.bind(process.stderr)
+  let write = process.stderr.write.bind(process.stderr)
   let running = null
   let isInScript = false
   let count = 0
@@ -83,8 +84,32 @@ module.exports = function serve (shared, header) {
   }
   process.on('SIGINT', () => running?.end({ code: INTERRUPTED }))
   process.on('uncaughtException', (error) => {
-    if (!(error instanceof Exit)) tell(error)
+    if (!isExit(error)) tell(error)
   })
+
+  function isExit (error) {
+    try {
+      return error instanceof Exit
+    } catch {
+      // A proxy, to which nothing can be done.
+      return false
+    }
+  }
+
+  // A stream that a cell has ended is there for the next one. Node's own say later that they have
+  // not been ended, and write nothing any more.
+  const finished = new Set()
+  for (const stream of [process.stdout, process.stderr]) stream.once('finish', () => finished.add(stream))
+  function restoreStreams () {
+    for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
+      const stream = process[name]
+      if (!finished.has(stream) && !stream?.writableEnded && !stream?.destroyed) continue
+      const fresh = new SyncWriteStream(fd, { autoClose: false })
+      Object.defineProperty(process, name, { configurable: true, enumerable: true, get: () => fresh })
+      console[`_${name}`] = fresh
+      if (name === 'stderr') write = fresh.write.bind(fresh)
+    }
+  }
 
   // The same as a part of the report of the cell's end.
   function tell (error) {
@@ -268,6 +293,7 @@ module.exports = function serve (shared, header) {
     const text = parts.get('arguments')?.toString()
     const args = text === undefined ? undefined : JSON.parse(text)
     process.exitCode = undefined
+    restoreStreams()
     offer(header)
     const ended = new Promise((resolve) => {
       running = { number: header.number, resultBytes: header.result_bytes, end: resolve }

@@ -359,6 +359,14 @@ def _print_traceback(error: BaseException) -> None:
         if step.tb_frame.f_code.co_filename == __file__:
             trace = step.tb_next
         step = step.tb_next
+    # Our `print` is as good as builtin. Where this was sent as a text, it has no folder.
+    folder = __file__.rpartition("/")[0]
+    step = trace
+    while folder and step is not None and step.tb_next is not None:
+        if step.tb_next.tb_frame.f_code.co_filename.startswith(f"{folder}/"):
+            step.tb_next = step.tb_next.tb_next
+        else:
+            step = step.tb_next
     try:
         sys.excepthook(type(error), BaseException.with_traceback(error, trace), trace)
     except BaseException:

@@ -24,6 +24,9 @@ LOCK_FILE = Path(__file__).with_suffix(".txt")
 # Files of the environment: why the last installation failed, and the lock of what is installed.
 _REASON, _INSTALLED = "failed.txt", "installed.txt"
 
+# What pip says of each try to reach a registry. Its last line then says that no version was found.
+_UNREACHED = "after connection broken by"
+
 # Sandboxes have another user, who reads all of it.
 _UMASK = 0o022
 
@@ -89,6 +92,8 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
         )
         if installed.returncode:
             reason = _last_line(installed.stderr)
+            if _UNREACHED in installed.stderr:
+                reason = f"no registry of packages could be reached ({reason})"
             (folder / _REASON).write_text(reason)
             raise InstallationFailed(reason)
         (place,) = folder.glob("lib/python*/site-packages")

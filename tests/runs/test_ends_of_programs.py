@@ -261,6 +261,18 @@ def test_print_writes_as_before(bubblewrap: Local) -> None:
     assert result.stderr == "error"
 
 
+def test_what_print_raises_has_the_callers_own_frames_alone(bubblewrap: Local) -> None:
+    code = "class A:\n    def __str__(self): 1 / 0\nprint(A())"
+    result = bubblewrap.run(code)
+    assert "_cofferdam" not in result.stderr
+    assert [line for line in result.stderr.splitlines() if line.startswith("  File")] == [
+        '  File "main.py", line 3, in <module>',
+        '  File "main.py", line 2, in __str__',
+    ]
+    assert result.exception is not None
+    assert result.exception["traceback"] == result.stderr
+
+
 def test_lines_of_threads_do_not_mix(bubblewrap: Local) -> None:
     code = """
         import threading

@@ -36,8 +36,12 @@ _FIELDS = {
     "application/vnd.cofferdam.chart+json": "chart",
     "application/vnd.cofferdam.listed+json": "json",
 }
-# How a traceback begins, that of a group of exceptions included.
-_TRACEBACK = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):\n")
+# How a traceback begins, also that of a group of exceptions, and of a cell that is no Python.
+_TRACEBACK = re.compile(
+    rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):\n"
+    rb"|^  File \"<cell \d+>\", line \d+\n",
+    re.MULTILINE,
+)
 # Beyond that nobody looks whether the last line is an expression; the last value is taken for it.
 _MOST_LOOKED_AT = 16 * 1024
 # Lines of notebooks, each of which costs a look at the whole cell.

@@ -157,6 +157,9 @@ def test_a_traceback_is_told_once(sandbox: Sandbox) -> None:
     assert ended.error is not None
     assert ended.error.traceback.endswith("ValueError: x\n")
     assert "".join(ended.logs.stderr) == "before\n"
+    odd = sandbox.run_code("x = = 1")
+    assert odd.error is not None
+    assert (odd.error.name, odd.logs.stderr) == ("SyntaxError", [])
     caught = sandbox.run_code(
         "import traceback\ntry: 1 / 0\nexcept Exception: traceback.print_exc()\nraise KeyError('k')"
     )

@@ -57,6 +57,26 @@ def test_what_javascript_throws_keeps_the_state(node: KeptGuest) -> None:
     assert "Error: later" in later.stderr
 
 
+def test_what_cannot_be_asked_what_it_is_ends_no_javascript(node: KeptGuest) -> None:
+    proxy = "new Proxy(new Error('p'), {getPrototypeOf () { throw 1 }})"
+    node.run(f"let x = 1; setTimeout(() => {{ throw {proxy} }}, 1)")
+    node.run("await new Promise(resolve => setTimeout(resolve, 20))")
+
+    assert node.run("x").shown == ["1"]
+
+
+@pytest.mark.parametrize("end", ["end()", "destroy()"])
+def test_a_stream_that_is_ended_is_there_for_the_next_cell_of_javascript(
+    node: KeptGuest, end: str
+) -> None:
+    node.run(f"process.stdout.{end}; process.stderr.{end}; undefined")
+    ran = node.run("console.log('heard'); console.error('too'); process.stdout.write('!'); 1")
+    failed = node.run("throw new Error('said')")
+
+    assert (ran.stdout, ran.stderr, ran.shown) == ("heard\n!", "too\n", ["1"])
+    assert failed.stderr.startswith("Error: said")
+
+
 def test_exit_ends_a_cell_of_javascript_alone(node: KeptGuest) -> None:
     node.run("const x = 1")
 

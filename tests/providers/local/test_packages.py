@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import shutil
 import tempfile
 import zipfile
@@ -117,6 +118,23 @@ def test_without_a_registry_the_reason_is_kept_and_the_next_try_succeeds(
     assert (failed.state, dict(failed.versions)) == ("failed", {})
     assert "counting" in failed.reason
     assert packages.look(folder).state == "ready"
+
+
+def test_a_registry_that_cannot_be_reached_is_the_reason(
+    folder: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages.create(folder)
+    lock = publish(registry, "1.0", 1)
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+
+    with pytest.raises(packages.InstallationFailed, match="no registry of packages could be"):
+        packages.install(folder, lock)
+
+    assert packages.look(folder).reason.startswith("no registry of packages could be reached")
 
 
 def test_a_wheel_that_was_exchanged_is_refused(folder: Path, registry: Path) -> None:
