@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from time import process_time
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -138,23 +137,14 @@ def million(db: None) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["24h", "7d"])
-def test_a_million_executions_are_drawn_in_few_queries_and_quickly(
+def test_a_million_executions_are_drawn_in_few_queries(
     million: None, admin_client: Client, chosen: str
 ) -> None:
     admin_client.get("/admin/")
     with CaptureQueriesContext(connection) as queries:
         assert admin_client.get("/admin/", {"range": chosen}).status_code == 200
-    number = len(queries)
-    assert number <= 12
+    assert len(queries) <= 12
     assert not [q for q in queries if 'executions_execution"' in q["sql"]]
-    seconds = []
-    for _ in range(5):
-        began = process_time()
-        admin_client.get("/admin/", {"range": chosen})
-        seconds.append(process_time() - began)
-    print(f"dashboard {chosen}: {min(seconds) * 1000:.0f} ms at best of five, {number} queries")
-    # Its own time, and the quickest of five: what else the machine does must not decide.
-    assert min(seconds) < 0.2
 
 
 def test_names_of_others_are_shown_harmless(admin_client: Client, db: None) -> None:
