@@ -50,6 +50,9 @@ def description() -> Any:
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(PACKAGE)
+    for name in ("make_shapes", "make_sync"):
+        # The client in TypeScript has a script of this name too.
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield
     for name in ("make_shapes", "make_sync"):
         sys.modules.pop(name, None)
