@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.pool.guest_files import find_python
 from providers.pool.launchers.docker import DockerLauncher, DockerSettings
 from providers.pool.pool import PoolSettings
 from providers.pool.template import Template
@@ -94,9 +93,9 @@ for _ in range(3):
 
 
 def test_generators_that_a_library_keeps_are_seeded_anew() -> None:
-    require_module("numpy")
+    pytest.importorskip("numpy")
     done = subprocess.run(
-        [find_python(), "-c", LIBRARY, DRAW],
+        [sys.executable, "-c", LIBRARY, DRAW],
         capture_output=True,
         text=True,
         cwd=ROOT,
