@@ -21,6 +21,7 @@ from rest_framework.test import APIClient
 from executions.models import ApiKey, Tenant
 from executions.services import in_background, leases
 from executions.services.keys import create_api_key
+from executions.services.ledger import head
 from executions.services.workspaces import threads
 from providers.services import probing, trial
 from providers.services.kept import forget_all
@@ -185,6 +186,7 @@ def _nothing_kept() -> None:
     forget_all()
     strangers.pages.forget()
     strangers.passwords.forget()
+    head._has_refused = False
 
 
 @dataclass
