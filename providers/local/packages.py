@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -108,15 +109,26 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
 
 def look(folder: Path) -> Packages:
     """Return what is in an environment, also in one that somebody else made."""
-    places = [str(place) for place in folder.glob("lib/python*/site-packages")]
-    found = metadata.distributions(path=places)
-    versions = dict(sorted((each.name, each.version) for each in found))
+    versions = dict[str, str]()
+    for place in folder.glob("lib/python*/site-packages"):
+        try:
+            versions |= _versions(place, place.stat().st_mtime_ns)
+        except FileNotFoundError:
+            # An installation is just putting another folder in its place.
+            continue
     if _is_running(folder):
         return Packages("preparing", "", versions)
     try:
         return Packages("failed", (folder / _REASON).read_text(), versions)
     except OSError:
         return Packages("ready", "", versions)
+
+
+@lru_cache(maxsize=4)
+def _versions(place: Path, changed_ns: int) -> dict[str, str]:
+    """Read the versions by name, anew when the folder has changed: each package is a file."""
+    found = metadata.distributions(path=[str(place)])
+    return dict(sorted((each.name, each.version) for each in found))
 
 
 @contextmanager
