@@ -173,7 +173,8 @@ class Serving:
             connections.close_all()
 
     def _answer_to(self, call: _Call) -> dict[str, Any]:
-        if call.is_cancelled:
+        # A thread that a cancelled call leaves free begins no other one.
+        if call.is_cancelled or self.is_left:
             answer = unrun(ProviderUnavailable("The call was cancelled. Nothing was run."))
             answer["metadata"]["status"] = "cancelled"
             return answer
