@@ -42,8 +42,8 @@ def own_swift(swift: Swift, settings: Any, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def storage(own_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """Of an impatient client."""
-    monkeypatch.setattr(bucket, "_READ_SECONDS", 1)
+    """Of a client that waits for less than usual, and for long enough on a busy machine."""
+    monkeypatch.setattr(bucket, "_READ_SECONDS", 5)
     return kept(WORKSPACES)
 
 
