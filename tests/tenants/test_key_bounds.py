@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
-from django.db.migrations.executor import MigrationExecutor
 from django.test import Client
 from django.utils import timezone
 
@@ -269,29 +268,6 @@ def test_what_cannot_be_entered_is_refused_all_the_same(
     assert _status("cfd_wrong") == 401
     assert "could not be entered" in caplog.text
     assert not entered()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_keys_from_before_keep_what_they_could_do_and_their_entries_hold(alice: Caller) -> None:
-    admin, _ = create_api_key(alice.tenant, "boss", None, "admin execute files read sessions")
-    before = ("executions", "0027_names")
-    MigrationExecutor(_connection()).migrate([before])
-    # With the tables of all later models, which the ledger is compared with.
-    forth = MigrationExecutor(_connection())
-    forth.migrate(forth.loader.graph.leaf_nodes())
-    found = dict(ApiKey.objects.values_list("name", "scopes"))
-    assert found == {
-        "alice": "execute files read sessions",
-        "boss": "admin execute files read sessions",
-    }
-    assert verify().is_intact
-    assert admin.scope == "admin"
-
-
-def _connection() -> Any:
-    from django.db import connection
-
-    return connection
 
 
 def _status(key_text: str) -> int:
