@@ -19,7 +19,7 @@ from executions.services import (
 from executions.services.alerts import watching
 from executions.services.audit_export import exporting
 from executions.services.in_background import begin_alone
-from executions.services.ledger import checkpoints, last_entries
+from executions.services.ledger import checkpoints
 from executions.services.recurring import beginning
 from executions.services.reports import asking
 from executions.services.sessions import tending
@@ -49,8 +49,6 @@ def collect_blobs() -> int:
 
 
 def write_ledger_checkpoint() -> int | None:
-    # What processes of the former version have entered since.
-    last_entries.fill()
     point = checkpoints.write_checkpoint()
     return point.sequence if point else None
 

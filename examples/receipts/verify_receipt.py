@@ -19,8 +19,9 @@ import math
 import os
 import sys
 
-# What is signed starts with it, by the format that the receipt names.
-DOMAINS = {1: b"cofferdam-ledger-1\n", 2: b"cofferdam-ledger-2\n"}
+FORMAT = 1
+# What is signed starts with it.
+DOMAIN = b"cofferdam-ledger-1\n"
 
 # Ed25519 (RFC 8032): the curve -x^2 + y^2 = 1 + d x^2 y^2 over the field of P elements.
 P = 2**255 - 19
@@ -137,12 +138,10 @@ def canonical_number(value):
 
 def signed_message(receipt):
     statement = {name: value for name, value in receipt.items() if name != "signature"}
-    domain = DOMAINS[receipt["ledger"]]
-    if receipt["ledger"] == 1:
-        text = json.dumps(statement, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-        return domain + text.encode()
+    if receipt["ledger"] != FORMAT:
+        raise ValueError("format {!r} is not known here".format(receipt["ledger"]))
     digest = hashlib.sha256(canonical(statement).encode()).hexdigest()
-    return domain + "{}\n{}".format(receipt["sequence"], digest).encode()
+    return DOMAIN + "{}\n{}".format(receipt["sequence"], digest).encode()
 
 
 def signature_problems(receipt, keys):

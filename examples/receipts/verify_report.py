@@ -16,7 +16,7 @@ import sys
 
 from verify_receipt import canonical, is_signed, signature_problems
 
-DOMAIN = b"cofferdam-ledger-2\n"
+DOMAIN = b"cofferdam-ledger-1\n"
 JSON_START, JSON_END = b'{"report":', b',"signature":{'
 PDF_END = b"\n%cofferdam-report "
 

@@ -23,7 +23,7 @@ class LedgerEntry(models.Model):
         null=True,
         editable=False,
         help_text="The row that the statement is of, as `model key`. Empty for an entry of no row; "
-        "null for one of an execution, and for one that nobody has filled in yet.",
+        "null for one of an execution.",
     )
     at = models.DateTimeField()
     statement = models.TextField()
@@ -41,12 +41,6 @@ class LedgerEntry(models.Model):
                 fields=("bound_row", "sequence"),
                 condition=models.Q(bound_row__isnull=False),
                 name="ledger_bound_row",
-            ),
-            # Empty, but for what the former version enters beside this one.
-            models.Index(
-                fields=("bound_row", "execution_id", "sequence"),
-                condition=models.Q(execution_id=None, bound_row=None),
-                name="ledger_unfilled",
             ),
         ]
         constraints = [

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, Approval, Artifact, Execution, Scope, Tenant
+from executions.models import ApiKey, Artifact, Execution, Scope, Tenant
 from executions.services import leases, payloads, statements, statistics
 from executions.services.admission import (
     Wanted,
@@ -387,12 +387,7 @@ def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
             "came of it.",
             field="idempotency_key",
         )
-    if recorded.request_hash == request.fingerprint():
-        return recorded
-    # The version before this one recorded the fingerprint of the request as it was queued.
-    queued = replace(request, mode=Execution.Mode.ASYNC)
-    was_asked = Approval.objects.filter(execution=recorded.pk)
-    if recorded.request_hash != queued.fingerprint() or not was_asked.exists():
+    if recorded.request_hash != request.fingerprint():
         raise IdempotencyConflict(
             "idempotency_key: Used before, with another request.", field="idempotency_key"
         )

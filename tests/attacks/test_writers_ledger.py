@@ -50,7 +50,7 @@ def _forge(
     """An entry written by hand, behind `after`, signed with this key."""
     stated = {
         **content,
-        "ledger": 2,
+        "ledger": 1,
         "sequence": after.sequence + 1,
         "previous": after.digest,
         "key_id": key.key_id,

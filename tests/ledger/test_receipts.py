@@ -274,21 +274,6 @@ def _says_the_same(answer: Any, changed: Any) -> bool:
     return bool(plain(answer) == plain(changed))
 
 
-def test_receipts_of_the_first_schema_are_valid_for_ever(tmp_path: Path) -> None:
-    kept = json.loads((ROOT / "tests" / "data" / "ledger_1" / "receipts.json").read_text())
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps(kept["keys"]))
-    for answer in kept["answers"]:
-        code, said = check(answer, path)
-        assert code == 0, said
-        for field in ("created_at", "hops", "cost", "timings", "stdout_truncated"):
-            assert field in said.partition("not bound by the receipt: ")[2]
-        assert check({**answer, "stdout": "other"}, path)[0] == 1
-        assert check({**answer, "has_result": not answer["has_result"]}, path)[0] == 1
-        forged = {**answer["receipt"], "status": "blocked"}
-        assert check(forged, path)[0] == 1
-
-
 # RFC 8032, section 7.1, tests 1 to 3: key, message, signature.
 VECTORS = [
     (

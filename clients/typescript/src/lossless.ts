@@ -68,14 +68,6 @@ export function canonical(value: Json | undefined): string {
   return JSON.stringify(value ?? null);
 }
 
-/** As the first format of the ledger has it: ASCII, names sorted. */
-export function ascii(value: Json | undefined): string {
-  const text = sorted(value);
-  return text.replace(/[\x7f-\uffff]/g, (unit) => {
-    return `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
-  });
-}
-
 /** The text without spaces, names sorted. */
 export function sorted(value: Json | undefined): string {
   if (Array.isArray(value)) return `[${value.map(sorted).join(",")}]`;

@@ -2,7 +2,7 @@
 
 import { textOf } from "./answers.js";
 import { CofferdamError } from "./errors.js";
-import { Numeral, ascii, canonical, parsed, sorted, written } from "./lossless.js";
+import { Numeral, canonical, parsed, sorted, written } from "./lossless.js";
 import type { Json, Members } from "./lossless.js";
 import { bytesOf, ofBase64, webCrypto } from "./platform.js";
 import type { Execution, LedgerKeys } from "./shapes.js";
@@ -53,8 +53,9 @@ export async function checkReceipt(
   }
 }
 
-// What is signed starts with it, by the format that the receipt names.
-const DOMAINS: Record<string, string> = { 1: "cofferdam-ledger-1\n", 2: "cofferdam-ledger-2\n" };
+const FORMAT = "1";
+// What is signed starts with it.
+const DOMAIN = "cofferdam-ledger-1\n";
 // The fields whose words are others in the receipt. What is not here is compared by its own name.
 const HANDLED = [
   ...["id", "receipt", "error", "result", "has_result", "outputs", "stdout", "stderr"],
@@ -258,12 +259,9 @@ const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$
 /** Null where nobody can have signed it: it names no format, or has no form that is signed. */
 async function signedMessage(receipt: Members): Promise<Uint8Array | null> {
   const ledger = receipt.get("ledger");
-  const format = ledger instanceof Numeral ? ledger.text : "";
-  const domain = Object.keys(DOMAINS).includes(format) ? DOMAINS[format] : undefined;
-  if (domain === undefined) return null;
+  if (!(ledger instanceof Numeral) || ledger.text !== FORMAT) return null;
   const statement: Members = new Map(receipt);
   statement.delete("signature");
-  if (format === "1") return bytesOf(domain + ascii(statement));
   let said: string;
   try {
     said = canonical(statement);
@@ -272,7 +270,7 @@ async function signedMessage(receipt: Members): Promise<Uint8Array | null> {
   }
   if (HALF.test(said)) return null;
   const digest = (await hashOf(bytesOf(said))).slice("sha256:".length);
-  return bytesOf(`${domain}${told(receipt.get("sequence"))}\n${digest}`);
+  return bytesOf(`${DOMAIN}${told(receipt.get("sequence"))}\n${digest}`);
 }
 
 async function detailsHash(answer: Members): Promise<string | null> {

@@ -17,7 +17,6 @@ from executions.services.ledger.entering import Before, enter_row
 from executions.services.ledger.formats import parse
 from executions.services.ledger.head import read_head
 from executions.services.ledger.introductions import vouch_for_configured_keys
-from executions.services.ledger.last_entries import fill
 from executions.services.ledger.records import unentered
 from executions.services.ledger.rows import BASELINE, FOUND, NEVER_ENTERED, RowsRead
 from executions.services.ledger.sealing import append_execution, execution_content
@@ -37,7 +36,6 @@ def take_stock() -> int:
     added behind our back to a model that was taken in before.
     """
     vouch_for_configured_keys()
-    fill()
     entered = 0
     if not _adopted():
         entered += _enter_executions()

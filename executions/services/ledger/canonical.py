@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -12,10 +11,6 @@ from typing import Any
 
 # The integers that a double holds exactly, all of them (RFC 8785, appendix D).
 EXACT = 2**53
-
-_ENCODER_1 = json.JSONEncoder(
-    sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
-)
 
 
 def canonical(value: Any) -> str:
@@ -27,11 +22,6 @@ def canonical(value: Any) -> str:
     if not text.isascii():
         text.encode()
     return text
-
-
-def canonical_1(value: Any) -> str:
-    """JSON as the first format of entries has it: ASCII, keys sorted by code point, 2.0 as 2."""
-    return _ENCODER_1.encode(_plain_1(value))
 
 
 def digest(statement: str) -> str:
@@ -130,22 +120,3 @@ _WRITERS: dict[type[Any], Callable[[Any], str]] = {
     list: _array,
     tuple: _array,
 }
-
-
-def _plain_1(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is not JSON")
-        return int(value) if value.is_integer() else value
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"{key!r} is no name")
-        return {key: _plain_1(child) for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain_1(child) for child in value]
-    raise ValueError(f"{type(value).__name__} is not JSON")

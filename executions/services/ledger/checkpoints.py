@@ -41,12 +41,12 @@ _FIRST_LINE = "0" * 64
 
 @dataclass(frozen=True)
 class Point:
-    """The entry `sequence` had this digest. Without a signature it is what older versions wrote."""
+    """The entry `sequence` had this digest, as the key has signed."""
 
     sequence: int
     digest: str
-    key_id: str = ""
-    signature: str = ""
+    key_id: str
+    signature: str
 
 
 @dataclass
@@ -211,7 +211,7 @@ def history(public_keys: dict[str, str]) -> History:
                 signature = line.pop("signature")
                 if not is_signed_by(public_keys[line["key_id"]], line_bytes(line), signature):
                     raise ValueError("wrong signature")
-                if line.get("ledger") == FORMAT and line["previous"] != previous:
+                if line["previous"] != previous:
                     raise ValueError("a line before is gone")
                 point = _parse(line)
             except (KeyError, TypeError, AttributeError, ValueError):
@@ -266,12 +266,8 @@ def _is_noted(known: Point, previous: Head | None) -> bool:
 
 
 def _is_ours(known: Point) -> bool:
-    """Whether the file says what one of our keys signed. Older versions left it unsigned."""
-    if known.signature:
-        ours = is_signed(known, configured_keys()) or is_signed(known, trusted_keys())
-    else:
-        entries = LedgerEntry.objects.filter(sequence=known.sequence, digest=known.digest)
-        ours = entries.exists()
+    """Whether the file says what one of our keys signed."""
+    ours = is_signed(known, configured_keys()) or is_signed(known, trusted_keys())
     if not ours:
         logger.critical("the ledger's head.json was written by somebody else, and is written anew")
     return ours
@@ -288,11 +284,7 @@ def _read_head(text: str) -> Point | None:
 
 
 def _signed_point(entry: LedgerEntry) -> Point:
-    if entry.stated["ledger"] == FORMAT:
-        return Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
-    key = signing_key()
-    signature = key.sign(place_bytes(entry.sequence, entry.digest))
-    return Point(entry.sequence, entry.digest, key.key_id, signature)
+    return Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
 
 
 def _write_line(place: Place, point: Point, *, begun: bool = False) -> None:

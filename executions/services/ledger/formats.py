@@ -1,24 +1,20 @@
-"""How an entry is written and signed. Each format that was ever shipped stays readable.
+"""How an entry is written and signed: as RFC 8785 has it, by its number and digest.
 
-Format 1 signs the whole statement. Format 2 writes it as RFC 8785 has it and signs its number and
-digest, so that the signature alone, without the statement, is a checkpoint.
+So the signature alone, without the statement, is a checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from executions.services.ledger.canonical import canonical, canonical_1, digest
+from executions.services.ledger.canonical import canonical, digest
 
-FORMAT = 2
+FORMAT = 1
 
-# What is signed starts with one of these, so that nothing else a key signs can pass for an entry.
-DOMAIN_1 = b"cofferdam-ledger-1\n"
-DOMAIN = b"cofferdam-ledger-2\n"
-
-_CANONICAL: Mapping[Any, Callable[[Any], str]] = {1: canonical_1, 2: canonical}
+# What is signed starts with it, so that nothing else a key signs can pass for an entry.
+DOMAIN = b"cofferdam-ledger-1\n"
 
 
 def parse(statement: str) -> dict[str, Any] | None:
@@ -47,26 +43,21 @@ def row_name(model: str, row: str) -> str:
 
 def write(stated: Mapping[str, Any]) -> str:
     """The statement's text. Raises ValueError for a format that this version does not know."""
-    known = _CANONICAL.get(stated.get("ledger"))
-    if known is None:
+    if stated.get("ledger") != FORMAT:
         raise ValueError(f"format {stated.get('ledger')!r} is not known here")
-    return known(stated)
+    return canonical(stated)
 
 
 def signed_bytes(stated: Mapping[str, Any], statement: str) -> bytes:
     """What the signature of this entry is over."""
-    if stated["ledger"] == 1:
-        return DOMAIN_1 + statement.encode()
     return place_bytes(stated["sequence"], digest(statement))
 
 
 def place_bytes(sequence: int, statement_digest: str) -> bytes:
-    """What is signed of an entry of format 2."""
+    """What is signed of an entry."""
     return DOMAIN + f"{sequence}\n{statement_digest}".encode()
 
 
 def line_bytes(line: Mapping[str, Any]) -> bytes:
     """What is signed of a line of the checkpoints, its signature left out."""
-    if line.get("ledger") == FORMAT:
-        return DOMAIN + b"checkpoint\n" + canonical(line).encode()
-    return DOMAIN_1 + canonical_1(line).encode()
+    return DOMAIN + b"checkpoint\n" + canonical(line).encode()

@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from django.db import transaction
-
 from executions.models import LedgerEntry
 from executions.services.ledger.formats import bound_row_of, parse, row_name
 from executions.services.ledger.held import authentic
 from executions.services.ledger.rows import ALTERED, BASELINE, DELETED
 from executions.services.ledger.trust import configured_keys, trusted_keys
 
-_AT_ONCE = 500
 _MOST_KEPT = 2000
 
 
@@ -63,15 +60,6 @@ def last_entry(label: str, row: str) -> LastEntry | None:
     """
     of_row = LedgerEntry.objects.filter(bound_row=row_name(label, row))
     found = of_row.order_by("-sequence").first()
-    # Of a process of the former version, which does not know the column.
-    unfilled = LedgerEntry.objects.filter(execution_id=None, bound_row=None)
-    if found is not None:
-        unfilled = unfilled.filter(sequence__gt=found.sequence)
-    for entry in unfilled.order_by("-sequence"):
-        stated = parse(entry.statement)
-        if stated is not None and bound_row_of(stated) == row_name(label, row):
-            found = entry
-            break
     return None if found is None else _read(found, label, row)
 
 
@@ -107,23 +95,6 @@ def has_adopted(label: str) -> bool:
         return False
     keys = trusted_keys()
     return any(label in (authentic(entry, keys) or {"models": ()})["models"] for entry in entries)
-
-
-def fill() -> int:
-    """Fill in the column of entries of the former version, a few in a transaction. How many."""
-    filled = 0
-    unfilled = LedgerEntry.objects.filter(execution_id=None, bound_row=None)
-    while True:
-        with transaction.atomic():
-            # Of two who fill, each waits for the first entry of the other.
-            chunk = list(unfilled.select_for_update().order_by("sequence")[:_AT_ONCE])
-            for entry in chunk:
-                stated = parse(entry.statement)
-                entry.bound_row = "" if stated is None else bound_row_of(stated) or ""
-            LedgerEntry.objects.bulk_update(chunk, ["bound_row"])
-        filled += len(chunk)
-        if len(chunk) < _AT_ONCE:
-            return filled
 
 
 class _Written(threading.local):

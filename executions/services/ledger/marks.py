@@ -7,7 +7,6 @@ from typing import Any
 
 from executions.services.ledger import checkpoints
 from executions.services.ledger.checkpoints import EVERY, Point
-from executions.services.ledger.formats import FORMAT
 
 RESET = "checkpoints_reset"
 # The first commits of a ledger may be noted by several processes before the first of them has made
@@ -31,20 +30,14 @@ class Marks:
         except ValueError:
             self.head_problem = "head.json is damaged"
         else:
-            if (
-                self.head
-                and self.head.signature
-                and not checkpoints.is_signed(self.head, public_keys)
-            ):
+            if self.head and not checkpoints.is_signed(self.head, public_keys):
                 self.head_problem = "no trusted key signed head.json"
             elif self.head is not None:
                 self.known.setdefault(self.head.sequence, self.head.digest)
         self.reset_at = 0
-        self.newest_format = 0
 
     def read(self, stated: Mapping[str, Any]) -> None:
         """Take in what an authentic entry says of the checkpoints themselves."""
-        self.newest_format = stated["ledger"]
         if stated["kind"] == RESET:
             self.reset_at = stated["sequence"]
 
@@ -69,20 +62,14 @@ class Marks:
             )
         if self.head_problem:
             yield "altered checkpoint", end, self.head_problem
-        elif self.newest_format == FORMAT:
-            yield from self._missing_head(last)
-        yield from self._missing_lines(last)
-
-    def _missing_head(self, last: int) -> Iterator[Problem]:
-        if self.head is None:
+        elif self.head is None:
             yield (
                 "missing checkpoint",
                 last,
                 f"there is no head.json in {checkpoints.where()}. If the folder was changed on "
                 "purpose, run `manage.py checkpoint_ledger --reset REASON`",
             )
-        elif not self.head.signature:
-            yield "altered checkpoint", last, "head.json is not signed"
+        yield from self._missing_lines(last)
 
     def _missing_lines(self, last: int) -> Iterator[Problem]:
         for number, sequence in self.history.begun.items():

@@ -16,7 +16,7 @@ from executions.ids import time_of
 from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
 from executions.services.ledger.canonical import moment, text_hash
 from executions.services.ledger.held import Holds, authentic, note_hold, of_holds
-from executions.services.ledger.schemas import ASKED, LATER, schema_of
+from executions.services.ledger.schemas import schema_of
 from executions.services.ledger.sealing import (
     artifact_content,
     body_hashes,
@@ -126,14 +126,10 @@ def alteration_of(
     artifacts = list(execution.artifacts.all())
     if record_hash(execution, schema, artifacts) != stated["record_hash"]:
         return "a value was changed"
-    # What it was sealed without was not there.
-    since = (*ASKED, *LATER)
-    if any(getattr(execution, name) for name in since if name not in schema.record):
-        return "a value was changed"
     # It is found by what `meta` says, which is bound.
     if execution.observed != kinds_in(execution.meta):
         return "a value was changed"
-    if "details_hash" in stated and details_hash(execution) != stated["details_hash"]:
+    if details_hash(execution) != stated["details_hash"]:
         return "a value was changed"
     return (
         _compare_bodies(execution, stated, erasures)
@@ -163,10 +159,7 @@ def _compare_bodies(execution: Execution, stated: Mapping[str, Any], erasures: E
     elif stated["code_kept"] and not erasures.covers(execution, "code"):
         return "the code was removed"
     for name, found in body_hashes(execution).items():
-        # The earliest say nothing of some, of which there was none.
-        if found == stated.get(name) or (
-            found is None and erasures.covers(execution, _DATA_OF[name])
-        ):
+        if found == stated[name] or (found is None and erasures.covers(execution, _DATA_OF[name])):
             continue
         column = name.removesuffix("_hash")
         return f"the {column} was {'removed' if found is None else 'changed'}"
@@ -191,8 +184,6 @@ def _compare_relations(execution: Execution, stated: Mapping[str, Any]) -> str:
         keys = ApiKey.objects.filter(prefix=prefix, tenant__slug=slug, **before)
         if keys.exists():
             return "it was taken from its key"
-    if "replay_of" not in stated:
-        return ""
     said, found = stated["replay_of"], execution.replay_of_id
     if found is None and said is not None:
         gone = not Execution.objects.filter(pk=said).exists()

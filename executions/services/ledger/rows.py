@@ -95,8 +95,7 @@ class RowsRead:
         row = f"{stated['model']} {stated['row']}"
         if stated["action"] == ALTERED:
             return f"{row} was changed past the service: {stated['because']}"
-        # Entries of earlier versions say nothing of the row before.
-        before = stated.get("before", NOT_COMPARED)
+        before = stated["before"]
         if before == NOT_COMPARED:
             return ""
         if before == NEVER_ENTERED:

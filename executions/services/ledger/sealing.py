@@ -12,14 +12,7 @@ from django.db.models.fields.files import FieldFile
 
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services.ledger.append import append
-from executions.services.ledger.canonical import (
-    EXACT,
-    canonical,
-    canonical_1,
-    is_double,
-    moment,
-    text_hash,
-)
+from executions.services.ledger.canonical import EXACT, canonical, is_double, moment, text_hash
 from executions.services.ledger.schemas import CURRENT, SCHEMAS, Schema
 from executions.services.policies.told import policy_of
 from executions.text import without_surrogates
@@ -86,11 +79,9 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
 
 def record_hash(execution: Execution, schema: Schema, artifacts: Sequence[Artifact]) -> str:
     """One hash over every column that stays."""
-    value = _value_1 if schema.canonical is canonical_1 else sealable
-    kept = {name: value(getattr(execution, name)) for name in schema.record}
-    if schema.with_artifacts:
-        kept["artifacts"] = [moment(artifact.created_at) for artifact in artifacts]
-    return text_hash(schema.canonical(kept))
+    kept = {name: sealable(getattr(execution, name)) for name in schema.record}
+    kept["artifacts"] = [moment(artifact.created_at) for artifact in artifacts]
+    return text_hash(canonical(kept))
 
 
 def details_hash(execution: Execution) -> str:
@@ -144,12 +135,6 @@ def sealable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [sealable(child) for child in value]
     return str(value) if isinstance(value, (UUID, date, FieldFile)) else value
-
-
-def _value_1(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return moment(value)
-    return format(value, "f") if isinstance(value, Decimal) else value
 
 
 def _hash(text: str) -> str | None:

@@ -273,9 +273,7 @@ class _Reading:
         named = stated["subject"] if stated["kind"] == "execution" else None
         if named != (str(entry.execution_id) if entry.execution_id else None):
             differing.append("execution_id")
-        bound_row = bound_row_of(stated)
-        # Nobody has filled it in of what the former version wrote.
-        if entry.bound_row != bound_row and (entry.bound_row is not None or bound_row is None):
+        if entry.bound_row != bound_row_of(stated):
             differing.append("bound_row")
         if entry.digest != digest(entry.statement):
             differing.append("digest")
