@@ -44,11 +44,13 @@ test-all: venv-dev bubblewrap lint ## Run every test, on both databases and both
 test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
 	@$(ON_SERVERS)
 
-lint: venv-dev ## Check style, types, imports and migrations
+lint: venv-dev ## Check style, types, imports, wording, spelling and migrations
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-cache --no-logo
+	@$(PY) -m tests.docs.wording
+	@$(VENV)/bin/codespell *.md docs examples clients templates executions providers sandbox_site
 	@$(TEST_SETTINGS) $(PY) manage.py makemigrations --check --dry-run
 	@$(TEST_SETTINGS) $(PY) manage.py check --fail-level WARNING
 
