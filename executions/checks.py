@@ -47,7 +47,7 @@ def journal_can_be_recorded(**_: Any) -> list[CheckMessage]:
         checks.Warning(
             f"{path.name} of the journal holds the result of a run and cannot be recorded.",
             hint="Put back the key of FERNET_KEYS that it was written with, then run "
-            "`manage.py record_journal --all`. See docs/away.md.",
+            "`manage.py record_journal --all`. See docs/database-outages.md.",
             id="executions.W001",
         )
         for path in left_over()

@@ -205,7 +205,9 @@ UNFOLD, CONTENT_SECURITY_POLICY = admin_pages.UNFOLD, admin_pages.POLICY
 OTP_TOTP_ISSUER = "Cofferdam"
 OTP_ADMIN_HIDE_SENSITIVE_DATA = True
 AXES_FAILURE_LIMIT = env.bounded("LOGIN_FAILURES", default=5, low=1, high=1000)
-AXES_COOLOFF_TIME = timedelta(minutes=env.bounded("LOGIN_PAUSE_MINUTES", 15, 1, 10_080))
+AXES_COOLOFF_TIME = timedelta(
+    minutes=env.bounded("LOGIN_LOCKOUT_MINUTES", 15, 1, 10_080, former="LOGIN_PAUSE_MINUTES")
+)
 # A name from one address; a name alone would let anybody lock an administrator out.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_CLIENT_IP_CALLABLE = "sandbox_site.client_address.address_of"
@@ -265,7 +267,9 @@ SANDBOX_KEEP_DAYS = {
 }
 # Records stay at least so long, whatever else is said: six months, as auditors ask. From the first
 # of March they have 184 days.
-SANDBOX_RECORDS_FLOOR_DAYS = env.bounded("SANDBOX_RECORDS_FLOOR_DAYS", 184, 1, 32_767)
+SANDBOX_RECORDS_FLOOR_DAYS = env.bounded(
+    "SANDBOX_MIN_RECORD_RETENTION_DAYS", 184, 1, 32_767, former="SANDBOX_RECORDS_FLOOR_DAYS"
+)
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",
@@ -369,7 +373,7 @@ SHUTDOWN_GRACE_SECONDS = env.bounded(
     "SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30, low=0, high=90_000
 )
 # Calls of providers that are clients of a service, waited for at once in a web process.
-PROVIDER_WAITS = env.bounded("PROVIDER_WAITS", default=256, low=1, high=4096)
+PROVIDER_WAITS = env.bounded("PROVIDER_MAX_INFLIGHT", 256, 1, 4096, former="PROVIDER_WAITS")
 # Beside public addresses over https, which every provider may have; see providers/addresses.py.
 PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
 PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")

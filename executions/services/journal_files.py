@@ -164,7 +164,7 @@ def set_aside(path: Path, reason: str) -> None:
     """Take it from those that wait, and tell of it once."""
     logger.critical(
         "ALERT: %s of the journal holds the result of a run and was set aside: %s. See "
-        "docs/away.md.",
+        "docs/database-outages.md.",
         path.name,
         reason,
         extra={"alert": "journal_set_aside", "file": path.name},

@@ -22,7 +22,7 @@ QUEUE_GRACE = timedelta(minutes=10)
 
 _AT_ONCE = 1000
 _NEVER_RUN = "No worker took the execution in time; it was not run."
-_NOT_APPROVED = "Nobody has approved the execution in time; it was not run."
+_NOT_APPROVED = "No one approved the execution in time; it was not run."
 _LOST = "The process that ran it ended; the code may have run in part."
 
 _NOT_TAKEN = Q(status=Execution.Status.QUEUED, deadline__lt=Now() - QUEUE_GRACE)

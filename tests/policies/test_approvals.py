@@ -239,7 +239,7 @@ def test_what_is_rejected_changed_or_left_alone_does_not_run(
     end_stale_executions()
     execution = decided(approver, late, "approve")
     assert (late.status, execution.status) == ("waiting", "error")
-    assert "Nobody has approved" in execution.error_message
+    assert "No one approved" in execution.error_message
     assert not scripted()
 
 
