@@ -102,7 +102,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
 
     server: Server[Any] = Server(
         "cofferdam",
-        version=settings.SPECTACULAR_SETTINGS["VERSION"],
+        version=str(settings.SPECTACULAR_SETTINGS["VERSION"]),
         title="Cofferdam",
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,

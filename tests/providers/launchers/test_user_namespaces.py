@@ -96,6 +96,8 @@ def test_the_answer_of_a_run_names_the_remedy(
     put(kernel, "kernel/apparmor_restrict_unprivileged_userns", "1")
     fake_bwrap(tmp_path, monkeypatch, DENIED)
     monkeypatch.setattr(bubblewrap.os, "geteuid", lambda: 1000)
+    # Another test may have left one that started before.
+    manager.close()
     activate("local", LOCAL)
     try:
         answer = run(alice, "print(1)")
