@@ -102,7 +102,7 @@ def running_service(
         yield Service(port, pool_port, api_key, process, environment)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(10)
+        process.wait(60)
 
 
 def api_caller(service: Service, body: dict[str, object], expect: bytes) -> Callable[[], None]:
@@ -171,7 +171,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -179,6 +179,11 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.1)
     raise RuntimeError("the service did not start")
+
+
+def processes_of(service: Service) -> Iterator[int]:
+    """The process ids of all that the service has started, sandboxes included."""
+    yield from _family(service.process.pid)
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -9,6 +9,8 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
+from sandbox_site import __version__
+
 # Nothing inline and nothing from elsewhere: what a stored output or name smuggles into a page
 # cannot run. See docs/admin.md for what the theme needed to get along with it.
 POLICY: dict[str, Any] = {
@@ -24,6 +26,11 @@ POLICY: dict[str, Any] = {
         "frame-ancestors": ["'none'"],
     }
 }
+
+
+def version(request: HttpRequest) -> dict[str, str]:
+    """Give every template the version of the service, which the foot of a page shows."""
+    return {"cofferdam_version": __version__}
 
 
 def _may(permission: str) -> Callable[[HttpRequest], bool]:

@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 
 from executions.services.away import database_problem
 from executions.services.disk import disk_problem
-from sandbox_site import draining
+from sandbox_site import __version__, draining
 
 
 def database_answers() -> bool:
@@ -26,10 +26,11 @@ NEEDED: dict[str, Callable[[], bool]] = {"database": database_answers, "disk": d
 
 @require_safe
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 when the database answers, 503 otherwise. Says no more than that to strangers."""
+    """Answer 200 when the database answers, else 503; with the version, and nothing else."""
     if database_answers():
-        return JsonResponse({"status": "ok", "database": "ok"})
-    return JsonResponse({"status": "unavailable", "database": "unavailable"}, status=503)
+        return JsonResponse({"status": "ok", "database": "ok", "version": __version__})
+    body = {"status": "unavailable", "database": "unavailable", "version": __version__}
+    return JsonResponse(body, status=503)
 
 
 @require_safe

@@ -21,6 +21,7 @@ from providers.guest.protocol import MOST_KNOWN
 from providers.key_file import KeyFile
 from providers.launcher_names import KINDS
 from sandbox_site import (
+    __version__,
     admin_pages,
     agent_sandbox,
     client_address,
@@ -152,6 +153,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "sandbox_site.admin_pages.version",
             ],
         },
     },
@@ -236,8 +238,9 @@ REST_FRAMEWORK = {
 
 SPECTACULAR_SETTINGS = {
     "TITLE": "Cofferdam",
-    "DESCRIPTION": "Runs code in isolation and keeps the record.",
-    "VERSION": "1",
+    "DESCRIPTION": "Runs AI-generated code in isolated sandboxes and keeps an auditable record of "
+    "every run.",
+    "VERSION": __version__,
     # What a declaration says of itself is JSON Schema as 3.1 has it.
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -96,9 +96,12 @@ def execution_detail(
     }
 
 
-def execution_in_full(execution: Execution, absolute: Callable[[str], str]) -> dict[str, Any]:
-    """As `execution_detail`, for `json_response` alone."""
-    return execution_detail(execution, absolute, value_of=Written)
+def execution_in_full(
+    execution: Execution, absolute: Callable[[str], str], fields: Collection[str] = ()
+) -> dict[str, Any]:
+    """As `execution_detail`, for `json_response` alone. With `fields`, these and no others."""
+    detail = execution_detail(execution, absolute, value_of=Written)
+    return {name: value for name, value in detail.items() if not fields or name in fields}
 
 
 # What code has put out, or its caller has written, as a key is told of it that may not read it.

@@ -27,7 +27,7 @@ from executions.api.scopes import has_scopes
 from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
 from executions.models import ApiKey, Execution
 from executions.services import ongoing
-from executions.services.declared import declared, refuse
+from executions.services.declared import Rule, declared, refuse, shown
 from executions.services.following import Listener, following
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
@@ -41,15 +41,45 @@ LAST_EVENT = "Last-Event-ID"
 _LARGEST = 10**15 - 1
 
 
+_EXECUTION_FIELDS = tuple(schema.ExecutionSerializer().fields)
+
+
+def _check_fields(text: str) -> str:
+    for name in text.split(","):
+        if name not in _EXECUTION_FIELDS:
+            raise ValueError(
+                f"Unknown field {shown(name)!r}. Known are: {', '.join(_EXECUTION_FIELDS)}."
+            )
+    return text
+
+
+Fields = Annotated[
+    str,
+    Rule(_check_fields),
+    Field(
+        min_length=1,
+        max_length=1000,
+        description="Names of fields, separated by commas. The answer has these fields only.",
+    ),
+]
+
+
 @declared
-class StreamRequest:
+class FieldsRequest:
+    """Which fields of an execution the answer has; all of them without this parameter."""
+
+    fields: Fields | None = None
+
+
+@declared
+class StreamRequest(FieldsRequest):
     """How a run is told of while it goes on."""
 
     detach: Annotated[bool, Field(description="Of a stream: the run goes on.")] = False
 
 
 @declared
-class EventsRequest:
+class EventsRequest(FieldsRequest):
     """Where to go on. A browser that connects again says so in the header, and asks as before."""
 
     after: Annotated[
@@ -58,6 +88,7 @@ class EventsRequest:
     last: Annotated[Annotated[int, Field(ge=0, le=_LARGEST)] | None, Field(alias=LAST_EVENT)] = None
 
 
+FIELDS = Query(FieldsRequest, is_open=True)
 STREAM = Query(StreamRequest, is_open=True)
 EVENTS = Query(EventsRequest, headers=(LAST_EVENT,), is_open=True)
 
@@ -65,6 +96,13 @@ EVENTS = Query(EventsRequest, headers=(LAST_EVENT,), is_open=True)
 def is_detached(request: Request) -> bool:
     """Whether whoever asks may leave a stream. Raises InvalidConfiguration."""
     return STREAM.read(request.query_params.dict()).detach
+
+
+def fields_of(request: Request) -> frozenset[str]:
+    """Return the fields that the caller selects; empty for all. Raises InvalidConfiguration."""
+    return frozenset(
+        filter(None, (FIELDS.read(request.query_params.dict()).fields or "").split(","))
+    )
 
 
 def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
@@ -104,7 +142,8 @@ def run_stream(
                 listener = Listener.of_key(view.api_key)
                 yield from following(execution.pk, events, 0, listener)
                 execution = _read(execution.pk)
-            return json_response(execution_in_full(execution, request.build_absolute_uri))
+            absolute = request.build_absolute_uri
+            return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
     return stream(request, _told(view, events, work()), events)
 
@@ -173,7 +212,8 @@ def follow_stream(
     def work() -> Waits[HttpResponse]:
         yield from following(execution_id, events, after, listener)
         execution = _read(execution_id)
-        return json_response(execution_in_full(execution, request.build_absolute_uri))
+        absolute = request.build_absolute_uri
+        return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
     return stream(request, _told(view, events, work()), events)
 

@@ -16,7 +16,14 @@ from executions.api.claims import CLAIMS, read_run
 from executions.api.errors import known_to_run
 from executions.api.later import answer
 from executions.api.rendering import json_response
-from executions.api.running import EVENTS, STREAM, after_of, follow_stream, run_stream
+from executions.api.running import (
+    EVENTS,
+    STREAM,
+    after_of,
+    follow_stream,
+    is_detached,
+    run_stream,
+)
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.api.streams import NDJSON, SSE, wanted_form
 from executions.api.views import outcome_response
@@ -77,6 +84,7 @@ class ProcessesView(SessionApiView):
             started = yield from processes.starting(session, wanted, self.caller())
             detail = processes.process_detail(started.pid or 0, started.pk, started.exit_code)
             return json_response(detail, 201)
+        is_detached(request)
         outcome = yield from processes.commanding(session, wanted, self.caller())
         with known_to_run(outcome):
             return outcome_response(outcome, request)

@@ -21,7 +21,14 @@ from executions.api.errors import error_response, known_to_run
 from executions.api.files import download_response
 from executions.api.later import answer
 from executions.api.rendering import execution_for, execution_in_full, json_response, next_page
-from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
+from executions.api.running import (
+    FIELDS,
+    STREAM,
+    fields_of,
+    is_detached,
+    refuse_unheard,
+    run_stream,
+)
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
 from executions.models import Execution, Scope
@@ -106,7 +113,7 @@ def outcome_response(outcome: Outcome, request: Request) -> HttpResponse:
     if execution.status == Execution.Status.ERROR:
         return _error(outcome)
     status = 202 if execution.is_open else 200
-    detail = execution_in_full(execution, request.build_absolute_uri)
+    detail = execution_in_full(execution, request.build_absolute_uri, fields_of(request))
     response = json_response(detail, status)
     if status == 202:
         response["Location"] = request.build_absolute_uri(reverse("execution", args=[execution.pk]))
@@ -132,14 +139,19 @@ class ExecutionView(ApiView):
         summary="One execution",
         description="What is recorded of it by now.",
         tags=["executions"],
-        parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
+        parameters=[
+            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            *schema.parameters(FIELDS),
+        ],
         responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
     )
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        fields = fields_of(request)
         execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
         if execution is None:
             raise Http404
-        return json_response(execution_in_full(execution, request.build_absolute_uri))
+        absolute = request.build_absolute_uri
+        return json_response(execution_in_full(execution, absolute, fields))
 
 
 class CancelView(RunningView):

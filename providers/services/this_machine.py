@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from providers.errors import ProviderUnavailable
 from providers.pool.cgroup import CgroupParent
-from providers.pool.launchers.bubblewrap import find_bubblewrap
+from providers.pool.launchers.bubblewrap import check_start
 from providers.pool.launchers.gvisor import find_runsc
 from providers.pool.launchers.runc import check_rights, find_tool
 from providers.pool.service.docker_check import Docker, engine_runtimes, find_docker
@@ -44,11 +44,11 @@ def _abilities_of(minute: int) -> list[Ability]:
 
 
 def abilities() -> list[Ability]:
-    """The strongest first. Looks at what is installed and allowed, and asks the Docker engine;
-    starts no sandbox."""
+    """The strongest first. Looks at what is installed and allowed, asks the Docker engine, and
+    starts an empty bubblewrap."""
     has_cgroup = _has_cgroup()
     cgroup = "" if has_cgroup else _NO_CGROUP
-    runsc, bwrap = _missing(find_runsc), _missing(find_bubblewrap)
+    runsc, bwrap = _missing(find_runsc), _missing(check_start)
     tools = {name: _missing(partial(find_tool, name)) for name in ("crun", "runc")}
     tool = "" if "" in tools.values() else " ".join(tools.values())
     found = find_docker()

@@ -26,7 +26,10 @@ from tests.support.site import migrated
 
 DOCS = ROOT / "docs"
 # In the order in which a reader comes to them: the first one starts the service of all.
-GUIDES = ("quick-start.md", "api-guide.md", "clients.md", "operations.md", "auditors-guide.md")
+GUIDES = (
+    *("quick-start.md", "../README.md", "api-guide.md", "clients.md", "operations.md"),
+    "auditors-guide.md",
+)
 # How many blocks may say that they are not run.
 MOST_NOT_RUN = 0
 WRITTEN_URL = "http://127.0.0.1:8000"

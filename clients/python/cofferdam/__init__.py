@@ -17,6 +17,8 @@ from cofferdam.retries import NEVER, Retries
 from cofferdam.shapes import Execution
 from cofferdam.tool import run_python_code
 
+__version__ = "0.1.0"
+
 __all__ = [
     "NEVER",
     "AsyncBackgroundProcess",
@@ -35,6 +37,7 @@ __all__ = [
     "ServiceError",
     "StillRunning",
     "Unreachable",
+    "__version__",
     "check_receipt",
     "run_python_code",
 ]

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import mcp_types as types
+from django.conf import settings
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
@@ -101,7 +102,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
 
     server: Server[Any] = Server(
         "cofferdam",
-        version="1",
+        version=str(settings.SPECTACULAR_SETTINGS["VERSION"]),
         title="Cofferdam",
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,

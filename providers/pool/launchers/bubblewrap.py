@@ -40,6 +40,7 @@ from providers.pool.launchers.own_programs import OwnProgramsLauncher
 from providers.pool.seccomp import build_filter
 from providers.pool.subordinate_users import SubordinateUsers
 from providers.pool.template import WORKSPACE, Template
+from providers.pool.user_namespaces import remedy_for
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
 OLDEST = (0, 8)
@@ -49,6 +50,7 @@ _FIRST_UID, _UIDS = 1_900_000_000, 200_000_000
 
 # How long the zygote may take to hand over a sandbox; its own start is 0.1 s of that.
 START_SECONDS = 10.0
+_PROBE_SECONDS = 5.0
 
 
 class BubblewrapLauncher(OwnProgramsLauncher):
@@ -141,6 +143,8 @@ class BubblewrapLauncher(OwnProgramsLauncher):
                     error = OSError(errno.EAGAIN, "the start was broken off")
                 if isinstance(error, OSError | TimeoutError):
                     complaint = self._zygote.complaint() if self._zygote else ""
+                    if not self._as_root:
+                        complaint = remedy_for(complaint)
                     raise start_failure("bubblewrap", error, complaint) from error
                 raise
             given_up.pop_all()
@@ -287,3 +291,22 @@ def find_bubblewrap() -> str:
             f"bubblewrap {'.'.join(map(str, version))} is too old, 0.8 is needed. {REMEDY}"
         )
     return path
+
+
+def check_start() -> None:
+    """Start /bin/true in bubblewrap, as sandboxes are started. Raises ProviderUnavailable with the
+    remedy."""
+    as_root = os.geteuid() == 0
+    kind = "--unshare-net" if as_root else "--unshare-all"
+    command = [find_bubblewrap(), kind, "--ro-bind", "/", "/", "--", "/bin/true"]
+    try:
+        tried = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProviderUnavailable(f"bubblewrap does not start: {error}") from error
+    if tried.returncode:
+        complaint = tried.stderr.strip()[:500] or f"exit code {tried.returncode}"
+        if not as_root:
+            complaint = remedy_for(complaint)
+        raise ProviderUnavailable(f"bubblewrap does not start: {complaint}")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cofferdam import Cofferdam, verify_receipt
+from cofferdam import Cofferdam, __version__, verify_receipt
 from cofferdam.cli import exits, output, run, session
 from cofferdam.cli.parser import Parser
 from cofferdam.errors import CofferdamError, ServiceError
@@ -48,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="cofferdam",
-        description="Run code where it can do no harm.",
+        description="Run code in isolated sandboxes.",
         epilog=_SETTINGS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run.add_run(commands)
     session.add_session(commands)
