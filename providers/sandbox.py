@@ -221,9 +221,9 @@ def is_internal(path: str) -> bool:
 
 
 class Files(ABC):
-    """The files of a kept sandbox. A path is relative to its workspace, and then no link is followed
-    and no operation leaves that; or it is absolute, and leads where it leads a program in there. A
-    provider may refuse the second where it lies outside of the workspace.
+    """The files of a kept sandbox. A path is relative to its workspace, and then no link is
+    followed and no operation leaves that; or it is absolute, and leads where it leads a program in
+    there. A provider may refuse the second where it lies outside of the workspace.
 
     Raises InvalidConfiguration with the field `path` for a path that is none or is not there.
     """

@@ -1,7 +1,7 @@
 """Paths of files: what is one, and how to get there by descriptor.
 
-A path is relative to the workspace, and no link is followed on the way; or it is absolute, and leads
-where it leads a shell of the same user. The second has ROOT for its first component.
+A path is relative to the workspace, and no link is followed on the way; or it is absolute, and
+leads where it leads a shell of the same user. The second has ROOT for its first component.
 """
 
 import errno
@@ -131,13 +131,11 @@ def is_too_long(path: str) -> bool:
     return len(path) > PATH_BYTES // 4 and len(os.fsencode(path)) > PATH_BYTES
 
 
-def open_file(
-    parent: int, name: str, *, follow: bool = False
-) -> "tuple[int, os.stat_result]":
+def open_file(parent: int, name: str, *, follow: bool = False) -> "tuple[int, os.stat_result]":
     """Descriptor and state of a regular file. Raises Refused for what is none, and OSError.
 
     With `follow` a link leads to its file, but to none of those in which the kernel tells of this
-    process, which is no program's.
+    process or its parent, which are no program's. gVisor opens the second's for everybody.
     """
     before = os.stat(name, dir_fd=parent, follow_symlinks=follow)
     if not stat.S_ISREG(before.st_mode):
@@ -151,8 +149,9 @@ def open_file(
 
 
 def _tells_of_us(fd: int) -> bool:
+    ours = tuple(f"/proc/{pid}/" for pid in (os.getpid(), os.getppid()))
     try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/proc/{os.getpid()}/")
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(ours)
     except OSError:
         return True
 
@@ -258,8 +257,8 @@ def entry(
 
 
 def _say_where_it_leads(said: "dict[str, object]", path: str) -> None:
-    end = os.path.realpath(path)
     try:
+        end = os.path.realpath(path)
         status = os.lstat(end)
     except OSError:
         return

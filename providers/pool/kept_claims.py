@@ -80,8 +80,9 @@ def entry(claimed: Any) -> FileEntry | None:
 def _end(path: str, claimed: Mapping[str, Any]) -> FileEntry | None:
     """Where a link leads, which has an absolute path and is no link itself."""
     found = entry({"target": "", "size": 0, "modified": 0, **claimed, "end": None})
-    is_one = found is not None and path.startswith("/") and found.path.startswith("/")
-    return found if is_one and found.type != "symlink" else None
+    if found is None or found.type == "symlink":
+        return None
+    return found if path.startswith("/") and found.path.startswith("/") else None
 
 
 def _metadata(claimed: Any) -> dict[str, str]:

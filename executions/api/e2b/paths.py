@@ -1,5 +1,5 @@
-"""Paths as E2B's clients write them: absolute ones anywhere in the sandbox, others from the home on,
-which is the workspace by another name."""
+"""Paths as E2B's clients write them: absolute ones anywhere in the sandbox, others from the home
+on, which is the workspace by another name."""
 
 from __future__ import annotations
 

@@ -203,13 +203,9 @@ def writing(
     return (
         yield from _changing(
             session,
-            saved
-            and (
-                lambda: _named_so(
-                    saved,
-                    changing.storing(session, lambda: changing.write(session, saved.path, content)),
-                )
-            ),
+            None
+            if saved is None
+            else lambda: _named_so(saved, _storing(session, saved.path, content)),
             lambda kept: (
                 kept.files.write(path, content, metadata=metadata)
                 if metadata
@@ -221,14 +217,19 @@ def writing(
     )
 
 
+def _storing(session: Session, path: str, content: Rereadable) -> Waits[FileEntry]:
+    return changing.storing(session, lambda: changing.write(session, path, content))
+
+
 def unpacking(session: Session, path: str, content: Rereadable) -> Waits[int]:
     """Unpack a tar archive below a folder. How many entries it had."""
     saved = _saved(session, path)
     return (
         yield from _changing(
             session,
-            saved
-            and (lambda: changing.storing(session, lambda: unpack(session, saved.path, content))),
+            None
+            if saved is None
+            else lambda: changing.storing(session, lambda: unpack(session, saved.path, content)),
             lambda kept: kept.files.write_archive(content, path),
             _count,
         )
@@ -240,8 +241,9 @@ def removing(session: Session, path: str) -> Waits[bool]:
     return (
         yield from _changing(
             session,
-            saved
-            and (lambda: _at_once_if_small(session, lambda: changing.remove(session, saved.path))),
+            None
+            if saved is None
+            else lambda: _at_once_if_small(session, lambda: changing.remove(session, saved.path)),
             lambda kept: kept.files.remove(path),
             _boolean,
         )
@@ -253,15 +255,11 @@ def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
     return (
         yield from _changing(
             session,
-            before
-            and after
-            and (
-                lambda: _named_so(
-                    after,
-                    _at_once_if_small(
-                        session, lambda: changing.move(session, before.path, after.path)
-                    ),
-                )
+            None
+            if before is None or after is None
+            else lambda: _named_so(
+                after,
+                _at_once_if_small(session, lambda: changing.move(session, before.path, after.path)),
             ),
             lambda kept: kept.files.move(source, target),
             _entry,
@@ -275,7 +273,9 @@ def making_directory(session: Session, path: str) -> Waits[bool]:
     return (
         yield from _changing(
             session,
-            saved and (lambda: at_once(lambda: changing.make_directory(session, saved.path))),
+            None
+            if saved is None
+            else lambda: at_once(lambda: changing.make_directory(session, saved.path)),
             lambda kept: kept.files.make_directory(path),
             _boolean,
         )
@@ -309,8 +309,8 @@ def _at_once_if_small(session: Session, change: Callable[[], T]) -> Waits[T]:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What is saved of a session that sleeps, as it was asked for: `path` is relative, and was given
-    behind `prefix`."""
+    """What is saved of a session that sleeps, as it was asked for: `path` is relative, and was
+    given behind `prefix`."""
 
     path: str
     prefix: str = ""

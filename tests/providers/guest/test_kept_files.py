@@ -43,9 +43,7 @@ OPERATIONS = ["list", "stat", "read", "write", "mkdir", "move", "remove", "watch
 
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("path", PATHS, ids=repr)
-def test_what_is_no_path_is_refused(
-    rooms: Rooms, op: str, path: object
-) -> None:
+def test_what_is_no_path_is_refused(rooms: Rooms, op: str, path: object) -> None:
     if path == "\ud800":
         path = "a\ud800"
     assert refused(rooms, f"file.{op}", path=path, target="t", credit=1) == ("refused", "path")
