@@ -147,11 +147,82 @@ def move(base: int, header: "dict[str, object]") -> "Steps":
         moved = os.lstat(source[-1], dir_fd=folder)
         try:
             _move(base, folder, source[-1], moved, target)
-            return {"entry": _look(base, target)}
         except OSError as error:
-            raise refusal(error, "target") from None
+            if error.errno != errno.EXDEV:
+                raise refusal(error, "target") from None
+            yield from _move_between(base, folder, source, target)
+        return {"entry": _look(base, target)}
     finally:
         os.close(folder)
+
+
+def _move_between(
+    base: int, folder: int, source: "list[str]", target: "list[str]"
+) -> "Generator[None, Any, None]":
+    """From one file system to another, as `mv` does it: a copy beside the target is put in its
+    place, and then the source goes."""
+    name = source[-1]
+    onto = reach(base, target[:-1])
+    draft = temporary_name()
+    try:
+        try:
+            yield from _copy(folder, name, onto, draft, MOST_DEPTH)
+            os.rename(draft, target[-1], src_dir_fd=onto, dst_dir_fd=onto)
+        except OSError as error:
+            raise refusal(error, "target") from None
+        finally:
+            # Nothing is there where it has its own name by now. Whoever leaves waits for nobody.
+            for _ in discard(onto, onto, draft):
+                continue
+    finally:
+        os.close(onto)
+    yield from discard(folder if is_absolute(source) else base, folder, name)
+
+
+def _copy(folder: int, name: str, onto: int, copy: str, depth: int) -> "Generator[None, Any, None]":
+    """A file, link or folder, with its mode and time. Raises OSError, and Refused for a folder with
+    something else in it, or with more than `depth` in each other."""
+    status = os.lstat(name, dir_fd=folder)
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(name, dir_fd=folder), copy, dir_fd=onto)
+    elif stat.S_ISREG(status.st_mode):
+        yield from _copy_file(folder, name, onto, copy)
+    elif stat.S_ISDIR(status.st_mode):
+        if not depth:
+            raise Refused(f"Is deeper than {MOST_DEPTH} folders.", "path")
+        os.mkdir(copy, 0o700, dir_fd=onto)
+        below, made = open_folder(folder, name), open_folder(onto, copy)
+        try:
+            for each in os.listdir(below):
+                yield from _copy(below, each, made, each, depth - 1)
+            os.fchmod(made, stat.S_IMODE(status.st_mode))
+            os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(below)
+            os.close(made)
+    else:
+        raise Refused(f"Is moved within its file system only ({kind(status)}).", "path")
+
+
+def _copy_file(folder: int, name: str, onto: int, copy: str) -> "Generator[None, Any, None]":
+    fd, status = open_file(folder, name)
+    try:
+        made = os.open(copy, _NEW, 0o600, dir_fd=onto)
+        try:
+            offset = 0
+            size = status.st_size
+            while data := os.pread(fd, min(CHUNK_BYTES, size - offset), offset):
+                offset += len(data)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(made, view) :]
+                yield None
+            os.fchmod(made, stat.S_IMODE(status.st_mode))
+            os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(made)
+    finally:
+        os.close(fd)
 
 
 def _move(base: int, folder: int, name: str, moved: os.stat_result, target: "list[str]") -> None:

@@ -183,6 +183,26 @@ def test_a_link_on_the_way_and_at_the_end_is_followed_as_by_a_shell(places: Room
     assert places.shell("cat /tmp/d/f") == "new"
 
 
+def test_what_is_moved_to_another_file_system_is_there_whole(places: Rooms) -> None:
+    places.shell("mkdir -p d/in; head -c 300000 /dev/zero >d/in/f; ln -s f d/in/l; chmod 750 d/in")
+    before = places.shell("cd d; find . -printf '%p %m %s %l\n' | grep -v '^. ' | sort")
+    assert places.call("file.move", path="d", target="/tmp/d")["entry"]["type"] == "directory"
+    assert (
+        places.shell("cd /tmp/d; find . -printf '%p %m %s %l\n' | grep -v '^. ' | sort") == before
+    )
+    assert places.call("file.stat", path="d")["entry"] is None
+    assert (
+        places.call("file.move", path="/tmp/d/in/f", target="/dev/shm/f")["entry"]["size"] == 300000
+    )
+    assert places.call("file.remove", path="/dev/shm/f")["found"] is True
+    # What cannot be there whole is not there, and stays where it was.
+    places.shell("mkfifo /tmp/d/pipe")
+    assert refused(places, "move", path="/tmp/d", target="e") == ("refused", "path")
+    assert refused(places, "move", path="/tmp/d/in/l", target="/usr/l")[1] == "target"
+    assert [each["path"] for each in places.list() if each["path"] != "artifacts"] == []
+    assert {each["path"] for each in places.list("/tmp/d")} == {"/tmp/d/in", "/tmp/d/pipe"}
+
+
 def test_a_folder_elsewhere_is_watched(places: Rooms) -> None:
     places.call("file.mkdir", path="/tmp/w")
     watch = places.begin("file.watch", path="/tmp/w", credit=protocol.CREDIT)
