@@ -424,6 +424,9 @@ def _entry(answer: Any) -> FileEntry:
         or type(answer.mode) is not int
         or type(answer.modified) not in (int, float)
         or not math.isfinite(answer.modified)
+        or (answer.end is not None and _entry(answer.end).end is not None)
+        or not isinstance(answer.metadata, Mapping)
+        or not all(isinstance(text, str) for pair in answer.metadata.items() for text in pair)
     ):
         raise ProviderUnavailable("The provider answered with something that is no file.")
     return answer
