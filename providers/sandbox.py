@@ -7,7 +7,7 @@ nothing else for what can go wrong outside our own code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +21,8 @@ MOST_DEPTH = 64
 # What a file of ours is called while it is being written, or waits to be removed. No caller hears
 # of one.
 INTERNAL = ".cofferdam-"
+# What the workspace is called in a sandbox: an absolute path below one of these is one of its own.
+WORKSPACE_NAMES = ("/workspace", "/home/user")
 # The context that a kept sandbox has from the start, in the language of its template.
 DEFAULT_CONTEXT = "default"
 
@@ -99,10 +101,11 @@ class Process:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What stands under a path of the workspace. `modified` is seconds since 1970 by its clock.
+    """What stands under a path. `modified` is seconds since 1970 by its clock.
 
     `path` is as given by the sandbox's file system, where a name that is not UTF-8 has surrogate
-    escapes. `target` is what a symbolic link says, and nobody follows it.
+    escapes. `target` is what a symbolic link says. `end` is where one leads that was asked for by
+    an absolute path, where it leads anywhere. `metadata` is what was put down beside the file.
     """
 
     path: str
@@ -111,6 +114,8 @@ class FileEntry:
     mode: int = 0
     modified: float = 0.0
     target: str = ""
+    end: FileEntry | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -198,13 +203,27 @@ class Processes(ABC):
         return waiting.submit(lambda: self.follow(pid, emit, after))
 
 
+def below_workspace(path: str, names: Sequence[str] = WORKSPACE_NAMES) -> str | None:
+    """A path relative to the workspace, also of an absolute one below it by one of its names. None
+    for what lies elsewhere. A relative path is given back as it is."""
+    if not path.startswith("/"):
+        return path
+    whole = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+    for name in names:
+        if whole == name or whole.startswith(f"{name}/"):
+            return whole[len(name) + 1 :]
+    return None
+
+
 def is_internal(path: str) -> bool:
     """Whether it is ours, or below what is: see `INTERNAL`."""
     return any(part.startswith(INTERNAL) for part in path.split("/"))
 
 
 class Files(ABC):
-    """The workspace of a kept sandbox. Paths are relative to it; no operation leaves it.
+    """The files of a kept sandbox. A path is relative to its workspace, and then no link is
+    followed and no operation leaves that; or it is absolute, and leads where it leads a program in
+    there. A provider may refuse the second where it lies outside of the workspace.
 
     Raises InvalidConfiguration with the field `path` for a path that is none or is not there.
     """
@@ -222,8 +241,18 @@ class Files(ABC):
         """A regular file's bytes, in pieces. What is not a regular file is refused."""
 
     @abstractmethod
-    def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
-        """Put a file there, folders included. Readers see the former file or the whole new one."""
+    def write(
+        self,
+        path: str,
+        content: Iterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
+        """Put a file there, folders included. Readers see the former file or the whole new one.
+
+        `metadata` is put down beside it, in place of what was there; refused where nothing can be.
+        """
 
     @abstractmethod
     def make_directory(self, path: str) -> bool:

@@ -34,8 +34,8 @@ _BLANKS = r"\s\u001c-\u001f\u0085\ufeff"
 _SOMETHING = re.compile(f"[^{_BLANKS}]")
 _NOT_BLANK = rf"^[^\u0000]*[^{_BLANKS}\u0000][^\u0000]*$"
 _PART = rf"[^/\u0000]{{1,{MOST_NAME_BYTES}}}"
-_RELATIVE = (
-    r"(?!/|([^\u0000]*/)?\.\.(/|$))"
+_PLACE = (
+    r"(?!([^\u0000]*/)?\.\.(/|$))/*"
     rf"({_PART}(/+{_PART}){{0,{MOST_FOLDERS - 1}}}/*)?$"
 )
 # One part of a path that has one way to be written.
@@ -113,8 +113,6 @@ def _path(path: str) -> str:
         raise ValueError("Must hold no lone surrogates.") from None
     if "\0" in path or size > MAX_PATH_BYTES:
         raise ValueError(f"Must hold no NUL and be at most {MAX_PATH_BYTES} bytes.")
-    if path.startswith("/"):
-        raise ValueError("Must be relative to the workspace.")
     if ".." in path.split("/"):
         raise ValueError("Must hold no '..'.")
     parts = [part for part in path.split("/") if part]
@@ -130,7 +128,7 @@ def _named(path: str) -> str:
         raise ValueError("This field is required.")
     path = _path(path)
     if all(part in ("", ".") for part in path.split("/")):
-        raise ValueError("Must name something in the workspace.")
+        raise ValueError("Must name something in a folder.")
     return path
 
 
@@ -163,9 +161,7 @@ Script = Annotated[
 LanguageName = Annotated[str, Field(min_length=1, max_length=32), STORABLE]
 ShortName = Annotated[str, Field(max_length=64), STORABLE]
 ContextId = ShortName
-Directory = Annotated[
-    str, Field(max_length=512), STORABLE, Rule(_path, {"pattern": f"^{_RELATIVE}"})
-]
+Directory = Annotated[str, Field(max_length=512), STORABLE, Rule(_path, {"pattern": f"^{_PLACE}"})]
 UserName = Annotated[str, Field(max_length=32), STORABLE]
 Subject = Annotated[str, Field(max_length=255), STORABLE]
 Id = Annotated[
@@ -186,7 +182,7 @@ Environment = Annotated[
     Rule(_small, {"additionalProperties": False}),
 ]
 # Of the files of a session.
-Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_RELATIVE}"})]
+Folder = Annotated[str, Rule(_path, {"maxLength": MAX_PATH_BYTES, "pattern": f"^{_PLACE}"})]
 # Where a list of them goes on. Neither a URL nor JSON can hold a name that is not UTF-8.
 PlaceOfPath = Annotated[str, Field(max_length=3 * MAX_PATH_BYTES), STORABLE, Rule(from_text)]
 Path = Annotated[
@@ -196,7 +192,7 @@ Path = Annotated[
         {
             "minLength": 1,
             "maxLength": MAX_PATH_BYTES,
-            "pattern": rf"^(?!\.(/+\.)*/*$){_RELATIVE}",
+            "pattern": rf"^(?!/*(\.(/+\.)*/*)?$){_PLACE}",
         },
     ),
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -86,8 +86,17 @@ class AliyunFiles(Files):
                     left -= len(piece)
                     yield piece
 
-    def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
+    def write(
+        self,
+        path: str,
+        content: Iterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
         """Written beside it first, and then renamed, so that nobody sees half a file."""
+        if metadata:
+            raise InvalidConfiguration("metadata: Is not kept here.", field="metadata")
         if mode is not None:
             raise InvalidConfiguration("mode: Aliyun chooses the mode of a file.", field="mode")
         place = _file_place(path)

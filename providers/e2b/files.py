@@ -7,7 +7,7 @@ through a link sees what that code could have read.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -72,8 +72,17 @@ class E2BFiles(Files):
                 if left <= 0:
                     return
 
-    def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
+    def write(
+        self,
+        path: str,
+        content: Iterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
         """Written beside it first, and then renamed, so that nobody sees half a file."""
+        if metadata:
+            raise InvalidConfiguration("metadata: Is not kept here.", field="metadata")
         if mode is not None:
             raise InvalidConfiguration("mode: E2B chooses the mode of a file.", field="mode")
         place = _place(path)

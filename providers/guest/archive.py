@@ -7,7 +7,17 @@ import tarfile
 from .file_operations import TAKE, Draft, Event
 from .folders import walk
 from .kept import Refused
-from .paths import MOST_DEPTH, entry, named, open_file, parse, reach, refusal, shown
+from .paths import (
+    MOST_DEPTH,
+    entry,
+    named,
+    open_file,
+    parse,
+    parse_anywhere,
+    reach,
+    refusal,
+    shown,
+)
 from .protocol import CHUNK_BYTES
 
 TYPE_CHECKING = False
@@ -31,7 +41,7 @@ _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
 def pack(base: int, header: "dict[str, object]") -> "Steps":
     """What is neither file, folder nor link is left out and counted as `skipped`."""
-    folder = reach(base, parse(header.get("path")))
+    folder = reach(base, parse_anywhere(header.get("path")))
     count = skipped = 0
     waiting = bytearray()
     try:
@@ -105,7 +115,7 @@ def _file(found: "Found", member: tarfile.TarInfo) -> "Iterator[bytes]":
 
 def unpack(base: int, header: "dict[str, object]") -> "Steps":
     """Each member by itself; what is unpacked before one that is refused stays."""
-    folder = reach(base, parse(header.get("path")), make=True)
+    folder = reach(base, parse_anywhere(header.get("path")), make=True)
     count = 0
     stream = _Stream()
     said: "dict[str, str]" = {}

@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import python_runner, wire
-from .job import PROGRAMS, free_name, limit_cpu_time, write_files
+from .job import PROGRAMS, enter_folder, free_name, limit_cpu_time, write_files
 from .kernel import become, forbid_message_queues, keep_apart, open_to_kin
 
 # By STOP a context of JavaScript hears which of its runs is to stop.
@@ -129,9 +129,7 @@ def _be_shell_context(
 ) -> None:
     keep_apart()
     os.environ.update(header["environment"])  # type: ignore[call-overload]
-    if header["cwd"]:
-        os.makedirs(str(header["cwd"]), exist_ok=True)
-        os.chdir(str(header["cwd"]))
+    enter_folder(str(header["cwd"]))
     # Scripts use the first ones themselves.
     job = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], SHELL_DESCRIPTORS) - 2
     os.dup2(JOB, job)

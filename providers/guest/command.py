@@ -58,7 +58,7 @@ class Command:
         changed: "Callable[[Command], None]",
     ) -> None:
         self.pid = 0
-        self.argv, self.cwd = wanted.argv, "/".join(wanted.cwd)
+        self.argv, self.cwd = wanted.argv, paths.joined(wanted.cwd)
         self.exit_code: "int | None" = None
         self.ended_by_us = ""
         self.has_started = False
@@ -437,7 +437,7 @@ def _become(
         os.fchdir(paths.reach(os.open(".", os.O_RDONLY | os.O_DIRECTORY), wanted.cwd))
         os.closerange(_REPORT + 1, 64)
         field = "argv"
-        environment = {**os.environ, "PWD": os.getcwd(), **wanted.environment}
+        environment = {**os.environ, "PWD": _folder(template, wanted), **wanted.environment}
         os.execvpe(wanted.argv[0], wanted.argv, environment)
     except OSError as error:
         said = paths.refusal(error, field)
@@ -446,6 +446,12 @@ def _become(
         _report(field, code, repr(error))
     finally:
         os._exit(127)
+
+
+def _folder(template: "dict[str, object]", wanted: Wanted) -> str:
+    """Where we are. Of two names of one folder a shell takes the one that it is told."""
+    path = os.path.join(str(template.get("home", "")), paths.joined(wanted.cwd))
+    return (path.rstrip("/") or "/") if path.startswith("/") else os.getcwd()
 
 
 def _report(field: str, code: str, reason: str) -> None:

@@ -142,7 +142,7 @@ def _checked(header: "Header", template: "dict[str, object]") -> Wanted:
     if not _is_text(shell):
         raise Refused("Must be text without NUL.", "shell")
     wanted.argv = argv or ["bash", "-c", str(shell)]
-    wanted.cwd = paths.parse(header.get("cwd") or "", "cwd")
+    wanted.cwd = paths.parse_anywhere(header.get("cwd") or "", "cwd")
     wanted.environment = _environment(header.get("environment") or {})
     _check_user(header.get("user") or "", template)
     wanted.stdin = header.get("stdin") is True

@@ -5,7 +5,7 @@ The engine has set up namespaces, limits and file systems. What is left is the s
 
 import sys
 
-from . import kernel, notices, supervisor, wire
+from . import kernel, notices, root, supervisor, wire
 
 
 def main(seccomp: "bytes | None" = None) -> None:
@@ -18,6 +18,7 @@ def main(seccomp: "bytes | None" = None) -> None:
         tenant_kernel.main()
     if seccomp is None:
         seccomp = bytes.fromhex(sys.argv[2])
+    root.require_one_home(str(described["workspace"]))
     descriptor = notices.open_notices()
     if seccomp:
         kernel.filter_system_calls(seccomp)

@@ -227,7 +227,7 @@ class Context:
         header: "dict[str, object]" = {
             "type": "context",
             "environment": self._room.environment,
-            "cwd": self.cwd,
+            "cwd": os.path.join(self._room.home, self.cwd) if self.cwd else self._room.home,
         }
         self._feed(wire.chunks(header, [("runner", text.encode())]))
 

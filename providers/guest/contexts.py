@@ -31,6 +31,7 @@ class ContextRoom:
         self.environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
         self.start_seconds: float = header.get("start_seconds") or START_SECONDS  # type: ignore[assignment]
         self.artifacts = os.path.abspath("artifacts")
+        self.home = str(template.get("home", ""))
         self._commands: "dict[str, list[str]]" = header.get("commands") or {}  # type: ignore[assignment]
         self._commands.setdefault(str(template["language"]), template["command"])  # type: ignore[arg-type]
         self._commands.setdefault("python", [])

@@ -1,4 +1,4 @@
-"""What can be done to the workspace, each as a generator that never blocks for long.
+"""What can be done to files, each as a generator that never blocks for long.
 
 It is given the workspace's descriptor and the operation's header, and yields an `Event`; None, so
 that others have their turn; a number of seconds to be left alone for; or TAKE, and is sent what
@@ -13,7 +13,21 @@ import stat
 from . import wire
 from .folders import AT_ONCE, Found, walk
 from .kept import Refused
-from .paths import MOST_DEPTH, entry, kind, named, open_file, open_folder, parse, reach, refusal
+from .paths import (
+    ATTRIBUTE,
+    MOST_DEPTH,
+    ROOT,
+    entry,
+    is_absolute,
+    joined,
+    kind,
+    named_anywhere,
+    open_file,
+    open_folder,
+    parse_anywhere,
+    reach,
+    refusal,
+)
 from .protocol import CHUNK_BYTES
 
 TYPE_CHECKING = False
@@ -28,6 +42,9 @@ TAKE = object()
 # What our own files are called in the workspace, for as long as they are there.
 INTERNAL = ".cofferdam-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# A file of the kernel's has no size that is known before it is read. Some never end.
+_UNSIZED_BYTES = 1024 * 1024
+_NO_ATTRIBUTES = (errno.ENOTSUP, errno.EPERM, errno.ENOSYS)
 # How often a folder that is being removed may be found filled again.
 _PASSES = 50
 
@@ -52,7 +69,7 @@ def number(header: "dict[str, object]", field: str, most: int, default: "int | N
 
 
 def list_folder(base: int, header: "dict[str, object]") -> "Steps":
-    parts = parse(header.get("path"))
+    parts = parse_anywhere(header.get("path"))
     depth = number(header, "depth", 64, 1) or 1
     folder = reach(base, parts)
     count = size = 0
@@ -79,14 +96,14 @@ def list_folder(base: int, header: "dict[str, object]") -> "Steps":
 
 def described(parts: "list[str]", found: Found) -> "dict[str, object]":
     """The entry of something below the folder of `parts`."""
-    path = "/".join([*parts, found.path])
+    path = joined([*parts, found.path])
     if found.status is None:
         return {"path": path, "type": "other", "size": 0, "mode": 0, "modified": 0.0, "target": ""}
     return entry(path, found.status, found.folder, found.name)
 
 
 def stat_one(base: int, header: "dict[str, object]") -> "Steps":
-    parts = parse(header.get("path"))
+    parts = parse_anywhere(header.get("path"))
     yield None
     try:
         return {"entry": _look(base, parts)}
@@ -97,40 +114,115 @@ def stat_one(base: int, header: "dict[str, object]") -> "Steps":
 def _look(base: int, parts: "list[str]") -> "dict[str, object]":
     if not parts:
         return entry("", os.fstat(base))
+    if parts == [ROOT]:
+        return entry(ROOT, os.stat(ROOT))
     folder = reach(base, parts[:-1])
     try:
         name = parts[-1]
-        return entry("/".join(parts), os.lstat(name, dir_fd=folder), folder, name)
+        return entry(joined(parts), os.lstat(name, dir_fd=folder), folder, name)
     finally:
         os.close(folder)
 
 
 def make_folder(base: int, header: "dict[str, object]") -> "Steps":
-    parts = named(header.get("path"))
+    parts = named_anywhere(header.get("path"))
     yield None
     try:
         there = _look(base, parts)
     except FileNotFoundError:
         os.close(reach(base, parts, make=True))
         return {"found": False}
-    if there["type"] != "directory":
+    end: "dict[str, object]" = there.get("end", there)  # type: ignore[assignment]
+    if end["type"] != "directory":
         raise Refused("Something else has this name.", "path")
     return {"found": True}
 
 
 def move(base: int, header: "dict[str, object]") -> "Steps":
-    source, target = named(header.get("path")), named(header.get("target"), "target")
+    source = named_anywhere(header.get("path"))
+    target = named_anywhere(header.get("target"), "target")
     yield None
     folder = reach(base, source[:-1])
     try:
         moved = os.lstat(source[-1], dir_fd=folder)
         try:
             _move(base, folder, source[-1], moved, target)
-            return {"entry": _look(base, target)}
         except OSError as error:
-            raise refusal(error, "target") from None
+            if error.errno != errno.EXDEV:
+                raise refusal(error, "target") from None
+            yield from _move_between(base, folder, source, target)
+        return {"entry": _look(base, target)}
     finally:
         os.close(folder)
+
+
+def _move_between(
+    base: int, folder: int, source: "list[str]", target: "list[str]"
+) -> "Generator[None, Any, None]":
+    """From one file system to another, as `mv` does it: a copy beside the target is put in its
+    place, and then the source goes."""
+    name = source[-1]
+    onto = reach(base, target[:-1])
+    draft = temporary_name()
+    try:
+        try:
+            yield from _copy(folder, name, onto, draft, MOST_DEPTH)
+            os.rename(draft, target[-1], src_dir_fd=onto, dst_dir_fd=onto)
+        except OSError as error:
+            raise refusal(error, "target") from None
+        finally:
+            # Nothing is there where it has its own name by now. Whoever leaves waits for nobody.
+            for _ in discard(onto, onto, draft):
+                continue
+    finally:
+        os.close(onto)
+    yield from discard(folder if is_absolute(source) else base, folder, name)
+
+
+def _copy(folder: int, name: str, onto: int, copy: str, depth: int) -> "Generator[None, Any, None]":
+    """A file, link or folder, with its mode and time. Raises OSError, and Refused for a folder with
+    something else in it, or with more than `depth` in each other."""
+    status = os.lstat(name, dir_fd=folder)
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(name, dir_fd=folder), copy, dir_fd=onto)
+    elif stat.S_ISREG(status.st_mode):
+        yield from _copy_file(folder, name, onto, copy)
+    elif stat.S_ISDIR(status.st_mode):
+        if not depth:
+            raise Refused(f"Is deeper than {MOST_DEPTH} folders.", "path")
+        os.mkdir(copy, 0o700, dir_fd=onto)
+        below, made = open_folder(folder, name), open_folder(onto, copy)
+        try:
+            for each in os.listdir(below):
+                yield from _copy(below, each, made, each, depth - 1)
+            os.fchmod(made, stat.S_IMODE(status.st_mode))
+            os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(below)
+            os.close(made)
+    else:
+        raise Refused(f"Is moved within its file system only ({kind(status)}).", "path")
+
+
+def _copy_file(folder: int, name: str, onto: int, copy: str) -> "Generator[None, Any, None]":
+    fd, status = open_file(folder, name)
+    try:
+        made = os.open(copy, _NEW, 0o600, dir_fd=onto)
+        try:
+            offset = 0
+            size = status.st_size
+            while data := os.pread(fd, min(CHUNK_BYTES, size - offset), offset):
+                offset += len(data)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(made, view) :]
+                yield None
+            os.fchmod(made, stat.S_IMODE(status.st_mode))
+            os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(made)
+    finally:
+        os.close(fd)
 
 
 def _move(base: int, folder: int, name: str, moved: os.stat_result, target: "list[str]") -> None:
@@ -148,14 +240,16 @@ def _move(base: int, folder: int, name: str, moved: os.stat_result, target: "lis
 
 
 def remove(base: int, header: "dict[str, object]") -> "Steps":
-    parts = named(header.get("path"))
+    parts = named_anywhere(header.get("path"))
     yield None
     try:
         folder = reach(base, parts[:-1])
     except FileNotFoundError:
         return {"found": False}
     try:
-        return {"found": (yield from discard(base, folder, parts[-1]))}
+        # To move folders side by side takes a place in the same file system.
+        heap = folder if is_absolute(parts) else base
+        return {"found": (yield from discard(heap, folder, parts[-1]))}
     finally:
         os.close(folder)
 
@@ -246,17 +340,18 @@ def temporary_name() -> str:
 
 
 def read(base: int, header: "dict[str, object]") -> "Steps":
-    parts = named(header.get("path"))
+    parts = named_anywhere(header.get("path"))
     offset = number(header, "offset", 1 << 62, 0)
     length = number(header, "length", 1 << 62, 1 << 62)
     folder = reach(base, parts[:-1])
     try:
-        fd, status = open_file(folder, parts[-1])
+        fd, status = open_file(folder, parts[-1], follow=is_absolute(parts))
     finally:
         os.close(folder)
     try:
         # What is added from now on is not ours to wait for: it may never end.
-        end = min(status.st_size, offset + length)
+        size = status.st_size or (_UNSIZED_BYTES if _is_of_kernel(status) else 0)
+        end = min(size, offset + length)
         while offset < end:
             data = os.pread(fd, min(CHUNK_BYTES, end - offset), offset)
             if not data:
@@ -265,24 +360,47 @@ def read(base: int, header: "dict[str, object]") -> "Steps":
             yield Event("data", {}, data)
     finally:
         os.close(fd)
-    return {"entry": entry("/".join(parts), status)}
+    return {"entry": entry(joined(parts), status)}
+
+
+def _is_of_kernel(status: os.stat_result) -> bool:
+    return status.st_dev == os.stat("/proc").st_dev
 
 
 def write(base: int, header: "dict[str, object]") -> "Steps":
-    parts = named(header.get("path"))
+    parts = named_anywhere(header.get("path"))
     mode = None if header.get("mode") is None else number(header, "mode", 0o777, None)
-    folder = reach(base, parts[:-1], make=True)
+    metadata = _metadata_in(header)
+    place = _end_of_link(parts) if is_absolute(parts) else parts
+    folder = reach(base, place[:-1], make=True)
     try:
-        draft = Draft(folder, parts[-1])
+        draft = Draft(folder, place[-1])
         try:
             while (data := (yield TAKE)) is not None:
                 draft.add(data)
+            draft.put_down(metadata)
             status = draft.finish(mode)
         finally:
             draft.drop()
     finally:
         os.close(folder)
-    return {"entry": entry("/".join(parts), status)}
+    said = entry(joined(parts), status)
+    return {"entry": {**said, "metadata": metadata} if metadata else said}
+
+
+def _end_of_link(parts: "list[str]") -> "list[str]":
+    """Where a shell would write that is told to write there."""
+    path = joined(parts)
+    if not os.path.islink(path):
+        return parts
+    return named_anywhere(os.path.realpath(path))
+
+
+def _metadata_in(header: "dict[str, object]") -> "dict[str, str]":
+    given = header.get("metadata") or {}
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise Refused("Must be texts by name.", "metadata")
+    return given
 
 
 class Draft:
@@ -311,6 +429,17 @@ class Draft:
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
+
+    def put_down(self, metadata: "dict[str, str]") -> None:
+        """Say this of the file, for as long as it is this one."""
+        try:
+            for name, value in metadata.items():
+                os.setxattr(self.fd, ATTRIBUTE + name, value.encode())
+        except OSError as error:
+            if error.errno in _NO_ATTRIBUTES:
+                reason = "The file system has no place for it (extended attributes)."
+                raise Refused(reason, "metadata") from None
+            raise refusal(error, "metadata") from None
 
     def finish(self, mode: "int | None") -> os.stat_result:
         """Put it in place, with `mode` or that of the former file. What it is then."""

@@ -12,7 +12,7 @@ import time
 from .file_operations import Event
 from .folders import walk
 from .kept import Refused
-from .paths import parse, reach
+from .paths import joined, parse_anywhere, reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ _SHARE = 20
 
 def watch(base: int, header: "dict[str, object]") -> "Steps":
     """`ready` once, then `change` for each. Raises Refused when there is too much below."""
-    parts = parse(header.get("path"))
+    parts = parse_anywhere(header.get("path"))
     folder = reach(base, parts)
-    prefix = "".join(f"{part}/" for part in parts)
+    prefix = joined([*parts, ""]) if parts else ""
     try:
         known = yield from _look(folder)
         yield Event("ready", {})

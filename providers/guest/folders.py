@@ -55,16 +55,15 @@ def walk(
                 levels.append((opened, prefix, names))
                 if entering is not None:
                     entering(opened, prefix[:-1])
-                with os.scandir(opened) as entries:
-                    for each in entries:
-                        if without and each.name.startswith(without):
-                            continue
-                        names.append(each.name)
-                        held += 1
-                        if held > MOST_NAMES:
-                            raise Refused(f"Has more than {MOST_NAMES} entries.", code="exhausted")
-                        if held % AT_ONCE == 0:
-                            yield None
+                for each in _names(opened, complete or len(levels) == 1):
+                    if without and each.startswith(without):
+                        continue
+                    names.append(each)
+                    held += 1
+                    if held > MOST_NAMES:
+                        raise Refused(f"Has more than {MOST_NAMES} entries.", code="exhausted")
+                    if held % AT_ONCE == 0:
+                        yield None
                 names.sort(reverse=True)
             fd, prefix, names = levels[-1]
             opened = None
@@ -81,7 +80,7 @@ def walk(
                 yield None
             try:
                 status: "os.stat_result | None" = os.lstat(name, dir_fd=fd)
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             except PermissionError:
                 status = None
@@ -93,6 +92,17 @@ def walk(
     finally:
         for fd, _, _ in levels:
             os.close(fd)
+
+
+def _names(folder: int, complete: bool) -> "Iterator[str]":
+    """Those in an open folder. The kernel lets some be opened and not be read, as in /proc."""
+    try:
+        with os.scandir(folder) as entries:
+            for each in entries:
+                yield each.name
+    except OSError:
+        if complete:
+            raise
 
 
 def _enter(folder: int, name: str, path: str, wanted: bool, complete: bool) -> "int | None":

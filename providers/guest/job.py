@@ -28,6 +28,16 @@ def write_files(parts: "dict[str, bytes]") -> None:
         os._exit(1)
 
 
+def enter_folder(path: str) -> None:
+    """Be in a folder, which is made where it is not there; "" is where we are. Raises OSError."""
+    if not path:
+        return
+    os.makedirs(path, exist_ok=True)
+    os.chdir(path)
+    # Of two names of one folder a shell takes the one that it is told.
+    os.environ["PWD"] = path if path.startswith("/") else os.getcwd()
+
+
 def free_name(name: str, parts: "dict[str, bytes]") -> str:
     """The name for a program's file: `name`, or one like it where an input file has that."""
     stem, _, ending = name.rpartition(".")

@@ -8,6 +8,7 @@ from .files import Files
 from .kept import Loop, Operation
 from .memory import Memory
 from .process_tree import Child
+from .root import HOME
 from .scrub import PLACES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -34,6 +35,7 @@ def keep(
         from .lasting import LastingLoop
 
         loop = LastingLoop(channel_in, channel_out, wakeup, lasting)
+    template = {**template, "home": _enter_home(header)}
     # Elsewhere than in process 1 of a namespace these places are the machine's.
     places = [os.getcwd(), *PLACES] if os.getpid() == 1 else []
     memory = Memory(places) if template["watch_memory"] else None
@@ -42,3 +44,17 @@ def keep(
     environment = contexts.environment
     rooms: "list[Room]" = [contexts, Commands(loop, template, environment), Files(loop, template)]
     loop.serve(rooms, memory, int(header["memory_bytes"]))  # type: ignore[call-overload]
+
+
+def _enter_home(header: "Header") -> str:
+    """Be in the workspace by its other name, where programs are to have that for their HOME. The
+    name; "" where they are not, or it is none here."""
+    environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+    try:
+        if environment.get("HOME") != HOME or not os.path.samefile(HOME, "."):
+            return ""
+        os.chdir(HOME)
+    except OSError:
+        return ""
+    os.environ["PWD"] = HOME
+    return HOME

@@ -72,7 +72,7 @@ module.exports = function serve (shared, header) {
   if (header.cwd) {
     require('fs').mkdirSync(header.cwd, { recursive: true })
     process.chdir(header.cwd)
-    process.env.PWD = process.cwd()
+    process.env.PWD = header.cwd[0] === '/' ? header.cwd : process.cwd()
   }
   process.argv.length = 1
   globalThis.module = new Module(path.resolve('main.js'), null)

@@ -1,4 +1,8 @@
-"""Paths below the workspace: what is one, and how to get there by descriptor, following no link."""
+"""Paths of files: what is one, and how to get there by descriptor.
+
+A path is relative to the workspace, and no link is followed on the way; or it is absolute, and
+leads where it leads a shell of the same user. The second has ROOT for its first component.
+"""
 
 import errno
 import os
@@ -9,6 +13,7 @@ from .kept import Refused
 # The most components of a path, and bytes of it and of one of them.
 MOST_DEPTH, PATH_BYTES, NAME_BYTES = 64, 4096, 255
 _MOST_SHOWN = 200
+ROOT = "/"
 
 # What file systems take their times from (CLOCK_REALTIME_COARSE). Until it has ticked a file may
 # change again and have the same times.
@@ -16,6 +21,8 @@ FILE_CLOCK = 5
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# A place on the way: whoever may go through it need not be able to read it.
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _EXHAUSTED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
     *(errno.EAGAIN, errno.EMLINK),
@@ -55,6 +62,30 @@ def parse(path: object, field: str = "path") -> "list[str]":
     if longest > NAME_BYTES or whole > PATH_BYTES or len(parts) > MOST_DEPTH:
         raise Refused("Is too long or too deep.", field)
     return parts
+
+
+def parse_anywhere(path: object, field: str = "path") -> "list[str]":
+    """The same for a path that may also be absolute: then ROOT and the components below it."""
+    if isinstance(path, str) and path.startswith(ROOT):
+        return [ROOT, *parse(path.lstrip(ROOT), field)]
+    return parse(path, field)
+
+
+def named_anywhere(path: object, field: str = "path") -> "list[str]":
+    """The same, but neither the workspace nor the root."""
+    parts = parse_anywhere(path, field)
+    if parts in ([], [ROOT]):
+        raise Refused("Must name something in a folder.", field)
+    return parts
+
+
+def is_absolute(parts: "list[str]") -> bool:
+    return parts[:1] == [ROOT]
+
+
+def joined(parts: "list[str]") -> str:
+    """The path of these components."""
+    return ROOT + "/".join(parts[1:]) if is_absolute(parts) else "/".join(parts)
 
 
 def shown(path: str) -> str:
@@ -100,13 +131,29 @@ def is_too_long(path: str) -> bool:
     return len(path) > PATH_BYTES // 4 and len(os.fsencode(path)) > PATH_BYTES
 
 
-def open_file(parent: int, name: str) -> "tuple[int, os.stat_result]":
-    """Descriptor and state of a regular file. Raises Refused for what is none, and OSError."""
-    before = os.lstat(name, dir_fd=parent)
+def open_file(parent: int, name: str, *, follow: bool = False) -> "tuple[int, os.stat_result]":
+    """Descriptor and state of a regular file. Raises Refused for what is none, and OSError.
+
+    With `follow` a link leads to its file, but to none of those in which the kernel tells of this
+    process or its parent, which are no program's. gVisor opens the second's for everybody.
+    """
+    before = os.stat(name, dir_fd=parent, follow_symlinks=follow)
     if not stat.S_ISREG(before.st_mode):
         raise Refused(f"Not a regular file ({kind(before)}).", "path")
-    fd = _same(os.open(name, _FILE, dir_fd=parent), before)
+    flags = _FILE & ~os.O_NOFOLLOW if follow else _FILE
+    fd = _same(os.open(name, flags, dir_fd=parent), before)
+    if follow and _tells_of_us(fd):
+        os.close(fd)
+        raise Refused(os.strerror(errno.EACCES), "path")
     return fd, os.fstat(fd)
+
+
+def _tells_of_us(fd: int) -> bool:
+    ours = tuple(f"/proc/{pid}/" for pid in (os.getpid(), os.getppid()))
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(ours)
+    except OSError:
+        return True
 
 
 def _same(fd: int, before: os.stat_result) -> int:
@@ -123,7 +170,10 @@ def _same(fd: int, before: os.stat_result) -> int:
 
 
 def reach(base: int, parts: "list[str]", *, make: bool = False) -> int:
-    """A new descriptor of a folder below `base`. With `make` what is not there is made."""
+    """A new descriptor of a folder below `base`, or of an absolute place. With `make` what is not
+    there is made."""
+    if is_absolute(parts):
+        return _reach_anywhere(parts, make)
     fd = os.dup(base)
     try:
         for name in parts:
@@ -141,6 +191,24 @@ def reach(base: int, parts: "list[str]", *, make: bool = False) -> int:
     return fd
 
 
+def _reach_anywhere(parts: "list[str]", make: bool) -> int:
+    """The kernel goes there, with our rights, through links as well."""
+    try:
+        return os.open(joined(parts), _WAY)
+    except FileNotFoundError:
+        if not make or parts == [ROOT]:
+            raise
+    above = _reach_anywhere(parts[:-1], make)
+    try:
+        try:
+            os.mkdir(parts[-1], dir_fd=above)
+        except FileExistsError:
+            pass
+        return os.open(parts[-1], _WAY, dir_fd=above)
+    finally:
+        os.close(above)
+
+
 def kind(status: os.stat_result) -> str:
     return kind_of(status.st_mode)
 
@@ -153,10 +221,19 @@ def kind_of(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
+# What clients put down beside a file has names that begin so, as with E2B.
+ATTRIBUTE = "user.e2b."
+_MOST_ATTRIBUTES = 64
+
+
 def entry(
     path: str, status: os.stat_result, folder: int = -1, name: str = ""
 ) -> "dict[str, object]":
-    """What is said of a file. The target of a link is read where `folder` and `name` lead to it."""
+    """What is said of a file. The target of a link is read where `folder` and `name` lead to it.
+
+    Of an absolute path it is also said where a link leads in the end, and what is put down beside
+    the file.
+    """
     said: "dict[str, object]" = {
         "path": path,
         "type": kind(status),
@@ -171,4 +248,36 @@ def entry(
         except OSError:
             # It is another thing by now.
             said["target"] = ""
+    if path.startswith(ROOT):
+        if stat.S_ISLNK(status.st_mode):
+            _say_where_it_leads(said, path)
+        elif metadata := _metadata(path):
+            said["metadata"] = metadata
     return said
+
+
+def _say_where_it_leads(said: "dict[str, object]", path: str) -> None:
+    try:
+        end = os.path.realpath(path)
+        status = os.lstat(end)
+    except OSError:
+        return
+    if not stat.S_ISLNK(status.st_mode) and not is_too_long(end):
+        said["end"] = {"path": end, "type": kind(status), "mode": stat.S_IMODE(status.st_mode)}
+
+
+def _metadata(path: str) -> "dict[str, str]":
+    """By name, as far as it is text. Not every file system has it."""
+    found: "dict[str, str]" = {}
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return found
+    for each in names[:_MOST_ATTRIBUTES]:
+        if each.startswith(ATTRIBUTE):
+            try:
+                value = os.getxattr(path, each, follow_symlinks=False)
+                found[each[len(ATTRIBUTE) :]] = value[:PATH_BYTES].decode()
+            except (OSError, UnicodeDecodeError):
+                continue
+    return found

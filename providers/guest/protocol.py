@@ -36,7 +36,7 @@ a run is the exception, whose output has a bound of its own and is dropped beyon
     file.mkdir, file.remove   path                   done: found
     file.move    path, target                        done: entry
     file.read    path, offset, length, credit        data (part data), done: entry
-    file.write   path, mode                          taken for each `data`; done: entry
+    file.write   path, mode, metadata                taken for each `data`; done: entry
     file.watch   path, credit                        ready; change: type, path, former; until `stop`
     file.changes mark, thorough, credit              entries, removed (part data), done: mark,
                                                      complete, count, gone, unseen
@@ -72,9 +72,12 @@ JSON, {"result": value} or {"error": text}. A guest answers itself what is over 
 where `order_cut` is false. `context_kept` says whether what earlier runs left in the context was
 there for this one, and is there still.
 
-An entry is {path, type, size, mode, modified, target}, see `sandbox.FileEntry`; the part of
-`entries` is a JSON array of them, for a header has too little room. Paths are text; a byte that is
-not UTF-8 is the surrogate U+DC80 to U+DCFF in it (os.fsdecode), in JSON its escape `\\udcXX`.
+An entry is {path, type, size, mode, modified, target}, see `sandbox.FileEntry`, and of an absolute
+path perhaps `end` ({path, type, mode}) and `metadata`; the part of `entries` is a JSON array of
+them, for a header has too little room. Paths and `cwd` are relative to the workspace, or absolute.
+With HOME in its environment a kept sandbox has programs begin in the workspace by that name, where
+it is one (`root.HOME`). Paths are text; a byte that is not UTF-8 is the surrogate U+DC80 to U+DCFF
+in it (os.fsdecode), in JSON its escape `\\udcXX`.
 
 `removed` is a JSON array of paths. `only` is one, too: an archive of just these. Of it a file that
 is too large to be read at once comes as `held`, and `kept` or `dropped` says whether it was the

@@ -10,7 +10,7 @@ import traceback
 
 from . import calls, display, ending, exceptions, preload, python_runner, wire
 from .event_loop import ContextLoop
-from .job import lend_artifacts
+from .job import enter_folder, lend_artifacts
 from .kernel import keep_apart
 from .python_runner import ONLY_AST
 from .streams import Streams
@@ -44,10 +44,7 @@ def serve(
     preload.load_site()
     os.environ.update(header["environment"])  # type: ignore[call-overload]
     lend_artifacts()
-    if header["cwd"]:
-        os.makedirs(str(header["cwd"]), exist_ok=True)
-        os.chdir(str(header["cwd"]))
-        os.environ["PWD"] = os.getcwd()
+    enter_folder(str(header["cwd"]))
     sys.path.insert(0, "")
     sys.argv[:] = [""]
     sys.excepthook = _print_exception

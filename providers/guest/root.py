@@ -13,7 +13,7 @@ from . import kernel
 # What bubblewrap gives the zygote: where the root is made, and where lower layers are kept.
 NEW, MASKS = "/newroot", "/masks"
 
-# What clients of E2B call the folder in which they are.
+# The workspace by the name that clients of E2B know it by.
 HOME = "/home/user"
 
 # What the kernel tells of the whole machine and programs can do without.
@@ -102,7 +102,10 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
     for path in (str(template["workspace"]), "/tmp"):
         os.mkdir(NEW + path)
         kernel.mount("tmpfs", NEW + path, f"size={size},nr_inodes={INODES},mode=1777")
-    _link_home(str(template["workspace"]))
+    # Programs expect one; a view may lie in it.
+    os.makedirs(f"{NEW}/root", exist_ok=True)
+    os.makedirs(NEW + HOME, exist_ok=True)
+    bind_home(str(template["workspace"]), NEW)
     os.mkdir(f"{NEW}/proc")
     kernel.mount("proc", f"{NEW}/proc", "", executable=False)
     # From a read-only mount, so that these are read-only as well.
@@ -115,14 +118,18 @@ def enter(layout: Layout, template: "dict[str, object]", uid: "int | None") -> N
     kernel.make_read_only("/", devices=own_devices)
 
 
-def _link_home(workspace: str) -> None:
-    """The workspace by the name that clients of other services know it by. Where a view of the
-    machine's programs has it already, that stays."""
-    try:
-        os.makedirs(os.path.dirname(NEW + HOME), exist_ok=True)
-        os.symlink(workspace, NEW + HOME)
-    except OSError:
-        return
+def bind_home(workspace: str, new: str = "") -> None:
+    """The workspace by its other name as well, where there is an empty folder of that name: what a
+    view of the machine's programs has there stays."""
+    if os.path.isdir(new + HOME) and not os.path.islink(new + HOME) and not os.listdir(new + HOME):
+        kernel.bind(new + workspace, new + HOME)
+
+
+def require_one_home(workspace: str) -> None:
+    """Raises RuntimeError where the other name is a folder of its own that can be written to: it
+    would be somebody else's."""
+    if os.access(HOME, os.W_OK) and not os.path.samefile(HOME, workspace):
+        raise RuntimeError(f"{HOME} is not {workspace}, and can be written to")
 
 
 def passwd(user: int) -> str:

@@ -37,6 +37,12 @@ def main(notices: int = -1) -> None:
     """
     template: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
     template["notices"] = notices
+    if template.get("binds_home"):
+        # Only here: gVisor makes no such mount by itself.
+        from . import kernel, root
+
+        root.bind_home(str(template["workspace"]))
+        kernel.keep_capabilities(kernel.OF_A_SUPERVISOR)
     channel_in, channel_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

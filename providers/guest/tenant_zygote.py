@@ -260,6 +260,7 @@ def _enter(template: "dict[str, object]") -> None:
     size = template["workspace_bytes"]
     for path in (str(template["workspace"]), "/tmp", "/dev/shm"):
         kernel.mount("tmpfs", path, f"size={size},mode=1777")
+    root.bind_home(str(template["workspace"]))
     kernel.mount("proc", "/proc", "", executable=False)
     kernel.mount("devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=620", executable=False)
 

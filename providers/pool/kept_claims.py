@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 # The longest name, path and argument that is taken.
 TEXT_LIMIT = 64 * 1024
+_MOST_METADATA = 64
 _ENTRY_TYPES = ("file", "directory", "symlink", "other")
 _CHANGES = ("created", "modified", "deleted", "moved")
 _ENDED_BY = ("", "timeout", "memory", "closed")
@@ -62,7 +63,7 @@ def process(claimed: Any) -> Process | None:
 def entry(claimed: Any) -> FileEntry | None:
     if not _has_texts(claimed, "path", "target") or claimed.get("type") not in _ENTRY_TYPES:
         return None
-    modified = claimed.get("modified")
+    modified, end = claimed.get("modified"), claimed.get("end")
     return FileEntry(
         claimed["path"],
         claimed["type"],
@@ -71,7 +72,29 @@ def entry(claimed: Any) -> FileEntry | None:
         # Files may be older than 1970.
         float(modified) if type(modified) in (int, float) and abs(modified) < 2**53 else 0.0,
         claimed["target"],
+        _end(claimed["path"], end) if isinstance(end, Mapping) else None,
+        _metadata(claimed.get("metadata")),
     )
+
+
+def _end(path: str, claimed: Mapping[str, Any]) -> FileEntry | None:
+    """Where a link leads, which has an absolute path and is no link itself."""
+    found = entry({"target": "", "size": 0, "modified": 0, **claimed, "end": None})
+    if found is None or found.type == "symlink":
+        return None
+    return found if path.startswith("/") and found.path.startswith("/") else None
+
+
+def _metadata(claimed: Any) -> dict[str, str]:
+    """As far as each name and value is a short text."""
+    if not isinstance(claimed, Mapping):
+        return {}
+    given = list(claimed.items())[:_MOST_METADATA]
+    return {
+        name: value
+        for name, value in given
+        if _is_text(name) and _is_text(value) and max(len(name), len(value)) <= PATH_BYTES
+    }
 
 
 def change(claimed: Any) -> FileChange | None:

@@ -36,6 +36,7 @@ class Template:
         bound_processes: bool = True,
         alone_seconds: float | None = None,
         image: bool = False,
+        binds_home: bool = False,
     ) -> str:
         """The template as the guest reads it.
 
@@ -44,6 +45,8 @@ class Template:
         for where the kernel counts only the sandbox's own, and not all that the user runs.
         `alone_seconds` is how long a guest waits for its host whose channel does not end with it.
         With `image` it stops once its modules are loaded, to be copied, and goes on by a frame.
+        With `binds_home` it gives the workspace its other name itself, for which it needs
+        CAP_SYS_ADMIN.
         """
         limits = self.limits
         described: dict[str, Any] = {
@@ -57,6 +60,7 @@ class Template:
             "watch_memory": watch_memory,
             **({} if alone_seconds is None else {"alone_seconds": alone_seconds}),
             **({"image": True} if image else {}),
+            **({"binds_home": True} if binds_home else {}),
             "limits": {
                 "file_bytes": limits.file_bytes,
                 "open_files": limits.open_files,

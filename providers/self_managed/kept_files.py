@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
@@ -54,8 +54,18 @@ class ServiceFiles(Files):
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         return self._pieces("file.read", path=path, offset=offset, length=length)
 
-    def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
-        header = self._line.write("file.write", content, path=path, mode=mode)
+    def write(
+        self,
+        path: str,
+        content: Iterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
+        fields: dict[str, Any] = {"path": path, "mode": mode}
+        if metadata:
+            fields["metadata"] = dict(metadata)
+        header = self._line.write("file.write", content, **fields)
         return kept_claims.one(kept_claims.entry, header.get("entry"))
 
     def make_directory(self, path: str) -> bool:

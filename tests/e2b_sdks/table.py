@@ -23,13 +23,10 @@ DIFFERS = {
     "Sandbox.get_host": "names an address that is not served",
     "Sandbox.get_mcp_url": "names an address that is not served",
     "Sandbox.run_code": "plain Python, without IPython's `!` and `%`",
-    "commands.run": "as `user` alone; `pwd` says `/workspace`; no login files",
+    "commands.run": "as `user` alone; no login files",
     "commands.connect": "hears what comes from then on",
     "commands.stream_input": "is taken when all of it was sent",
     "pty.stream_input": "is taken when all of it was sent",
-    "files.write": "`metadata` is refused",
-    "files.write_files": "`metadata` is refused",
-    "files.read": "below the home alone",
     "files.watch_dir": "without `entry`",
 }
 # These say that a person is not there whose file they ask for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +32,8 @@ class FolderFiles(Files):
         self._folder = folder
 
     def _at(self, path: str) -> Path:
+        if path.startswith("/"):
+            raise InvalidConfiguration("path: Lies outside of the workspace.", field="path")
         return self._folder / path
 
     def _entry(self, path: Path) -> FileEntry:
@@ -64,7 +66,14 @@ class FolderFiles(Files):
                 left -= len(data)
                 yield data
 
-    def write(self, path: str, content: Iterable[bytes], *, mode: int | None = None) -> FileEntry:
+    def write(
+        self,
+        path: str,
+        content: Iterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileEntry:
         with _refused():
             self._at(path).parent.mkdir(parents=True, exist_ok=True)
             with self._at(path).open("wb") as stream:

@@ -16,7 +16,7 @@ from executions.api.e2b.base import SandboxAuthentication, SandboxView, valid
 from executions.api.e2b.credentials import SANDBOX_HEADER
 from executions.api.e2b.errors import Refused, file_error, invalid, no_such_file
 from executions.api.e2b.paths import require_user, shown, to_named
-from executions.api.e2b.uploads import Sent, sent_in
+from executions.api.e2b.uploads import Sent, metadata_in, sent_in
 from executions.api.rendering import json_response
 from executions.api.session_files import at_most
 from executions.models import ApiKey
@@ -57,9 +57,9 @@ class FilesView(SandboxView):
         entry = yield from files.entry_of(session, path)
         if entry is None:
             raise no_such_file(given)
-        if entry.type != "file":
-            raise invalid(f"path: {shown(path)!r} is no regular file, but: {entry.type}.")
-        yield from files.refuse_unreadable(session, path, entry)
+        if (kind := (entry.end or entry).type) != "file":
+            raise invalid(f"path: {shown(path)!r} is no regular file, but: {kind}.")
+        entry = yield from files.readable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),
@@ -73,13 +73,16 @@ class FilesView(SandboxView):
         session = self.session()
         require_user(request.query_params.get("username"))
         with ExitStack() as held:
+            metadata = metadata_in(request)
             sent: Sent = sent_in(request, request.query_params.get("path", ""))
             for _, content in sent:
                 held.enter_context(content)
             wanted = [(to_named(path), content) for path, content in sent]
             written = []
             for path, content in wanted:
-                yield from files.writing(session, path, files.Rereadable(content))
+                body = files.Rereadable(content)
+                yield from files.writing(session, path, body, metadata=metadata)
                 name = shown(path)
-                written.append({"path": name, "name": name.rpartition("/")[2], "type": "file"})
+                told = {"path": name, "name": name.rpartition("/")[2], "type": "file"}
+                written.append({**told, "metadata": metadata} if metadata else told)
         return json_response(written)

@@ -1,4 +1,4 @@
-"""`filesystem.Filesystem`: what is in a sandbox's home, and what changes there."""
+"""`filesystem.Filesystem`: what is in a sandbox's folders, and what changes there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from executions.api.base import answered_later
 from executions.api.e2b import watchers
 from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.errors import Refused, invalid, no_such_file
-from executions.api.e2b.paths import USER, shown, to_named, to_workspace
+from executions.api.e2b.paths import USER, shown, to_named, to_place
 from executions.api.e2b.watchers import WatchEvents
 from executions.models import Session
 from executions.services.sessions import files
@@ -23,7 +23,7 @@ from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
 from executions.services.sessions.watching import watching
 from executions.services.waiting import Waits
 from providers.guest.names import escape
-from providers.sandbox import FileEntry
+from providers.sandbox import FileEntry, below_workspace
 
 _TYPES = {
     "file": ("FILE_TYPE_FILE", stat.S_IFREG),
@@ -31,7 +31,6 @@ _TYPES = {
     "symlink": ("FILE_TYPE_SYMLINK", stat.S_IFLNK),
     "other": ("FILE_TYPE_UNSPECIFIED", 0),
 }
-_HOME = FileEntry("", "directory", 0, 0o755)
 # What one answer tells of; a folder of more is listed in parts, by who has them.
 _MOST_ENTRIES = 20_000
 
@@ -67,17 +66,17 @@ class FilesystemView(SandboxView):
 
     def _stat(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
         given = body.get("path", "")
-        entry = yield from _entry(session, to_workspace(given))
+        entry = yield from _entry(session, to_place(given))
         if entry is None:
             raise no_such_file(str(given))
         return {"entry": detail(entry)}
 
     def _list(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
-        path = to_workspace(body.get("path", ""))
+        path = to_place(body.get("path", ""))
         yield from _require_folder(session, path, str(body.get("path", "")))
         depth = body.get("depth") or 1
         if type(depth) is not int or depth < 0:
-            raise invalid("depth: Must be a whole number above 0.")
+            raise invalid("depth should be at least 1")
         found: list[FileEntry] = []
         after = ""
         while len(found) < _MOST_ENTRIES:
@@ -89,8 +88,9 @@ class FilesystemView(SandboxView):
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
 
     def _make(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
-        path = to_workspace(body.get("path", ""))
-        if not path or not (yield from files.making_directory(session, path)):
+        path = to_place(body.get("path", ""))
+        is_there = path == "/" or below_workspace(path) == ""
+        if is_there or not (yield from files.making_directory(session, path)):
             raise Refused(409, "already_exists", f"directory already exists: {shown(path)}")
         entry = yield from _entry(session, path)
         return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
@@ -101,7 +101,7 @@ class FilesystemView(SandboxView):
         if (yield from _entry(session, source)) is None:
             raise no_such_file(str(body["source"]))
         above = target.rpartition("/")[0]
-        if above and (yield from _entry(session, above)) is None:
+        if above and below_workspace(above) != "" and (yield from _entry(session, above)) is None:
             yield from files.making_directory(session, above)
         return {"entry": detail((yield from files.moving(session, source, target)))}
 
@@ -114,7 +114,7 @@ class FilesystemView(SandboxView):
         require_basic_user(request)
         session = self.session()
         body = self.first_message()
-        path = to_workspace(body.get("path", ""))
+        path = to_place(body.get("path", ""))
         events = WatchEvents(path, is_recursive=body.get("recursive") is True)
 
         def work() -> Waits[None]:
@@ -125,7 +125,7 @@ class FilesystemView(SandboxView):
         return self.streamed(events, work)
 
     def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
-        path = to_workspace(body.get("path", ""))
+        path = to_place(body.get("path", ""))
         yield from _require_folder(session, path, str(body.get("path", "")))
         watch = yield from watching(session, path)
         is_recursive = body.get("recursive") is True
@@ -142,20 +142,25 @@ class FilesystemView(SandboxView):
 
 
 def detail(entry: FileEntry) -> dict[str, Any]:
-    kind, bits = _TYPES[entry.type]
+    end = entry.end or entry
+    kind, mode = _TYPES[end.type][0], end.mode & 0o7777
     path = shown(entry.path)
     told: dict[str, Any] = {
-        "name": path.rpartition("/")[2],
+        "name": path.rpartition("/")[2] or path,
         "type": kind,
         "path": path,
         "size": str(entry.size),
-        "mode": entry.mode & 0o7777,
-        "permissions": stat.filemode(bits | entry.mode & 0o7777),
+        "mode": mode,
+        "permissions": stat.filemode(_TYPES[entry.type][1] | mode),
         "owner": USER,
         "group": USER,
         "modifiedTime": _moment(entry.modified),
     }
-    return {**told, "symlinkTarget": escape(entry.target)} if entry.type == "symlink" else told
+    if entry.metadata:
+        told["metadata"] = {escape(name): escape(each) for name, each in entry.metadata.items()}
+    if entry.type == "symlink":
+        told["symlinkTarget"] = shown(entry.end.path) if entry.end else escape(entry.target)
+    return told
 
 
 def _moment(seconds: float) -> str:
@@ -168,12 +173,14 @@ def _moment(seconds: float) -> str:
 
 
 def _entry(session: Session, path: str) -> Waits[FileEntry | None]:
-    return (yield from files.entry_of(session, path)) if path else _HOME
+    if below_workspace(path) == "":
+        return FileEntry(path, "directory", 0, 0o755)
+    return (yield from files.entry_of(session, path))
 
 
 def _require_folder(session: Session, path: str, given: str) -> Waits[None]:
     entry = yield from _entry(session, path)
     if entry is None:
         raise no_such_file(given)
-    if entry.type != "directory":
+    if (entry.end or entry).type != "directory":
         raise invalid(f"path is not a directory: {given!r}")

@@ -15,7 +15,7 @@ from executions.api.e2b.base import SandboxView
 from executions.api.e2b.cells import CellEvents
 from executions.api.e2b.envelopes import object_in
 from executions.api.e2b.errors import Refused, invalid, text_error, told
-from executions.api.e2b.paths import shown, to_workspace
+from executions.api.e2b.paths import shown, to_folder
 from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.models import Session
@@ -126,7 +126,7 @@ class ContextsView(InterpreterView):
         content = self.content()
         body = object_in(content) if content else {}
         language = body.get("language") or session.language
-        cwd = to_workspace(body.get("cwd") or "", "cwd")
+        cwd = to_folder(body.get("cwd") or "")
         return json_response(_detail((yield from self.creating(session, language, cwd, ""))))
 
 

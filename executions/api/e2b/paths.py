@@ -1,4 +1,5 @@
-"""Paths as E2B's clients write them: absolute ones below the home, which is the workspace."""
+"""Paths as E2B's clients write them: absolute ones anywhere in the sandbox, others from the home
+on, which is the workspace by another name."""
 
 from __future__ import annotations
 
@@ -8,48 +9,49 @@ from executions.api.e2b.errors import Refused, invalid
 from executions.services.workspaces.paths import is_name
 from providers.guest.names import escape, shorten, unescape
 from providers.pool.template import WORKSPACE
+from providers.sandbox import below_workspace
 
 HOME = "/home/user"
-# Both are the same folder: what a program is told by `pwd` is the second.
-_ROOTS = (HOME, WORKSPACE)
 USER = "user"
 
 
-def to_workspace(path: object, field: str = "path") -> str:
-    """Relative to the workspace; "" for the home itself. Raises Refused for what lies outside."""
+def to_place(path: object, field: str = "path") -> str:
+    """The absolute path that is meant, of the workspace by that name. Raises Refused for none."""
     if not isinstance(path, str) or (path and not is_name(path)):
         raise invalid(f"{field}: Must be a path.")
     path = unescape(path)
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
     if path.startswith("~"):
-        raise outside(path, field)
+        raise invalid(f"{field}: {shorten(escape(path))!r} is the home of a user who is not here.")
     whole = posixpath.normpath(posixpath.join(HOME, path)) if path else HOME
     # Of two slashes at the beginning POSIX leaves open what they mean.
     whole = f"/{whole.lstrip('/')}"
-    for root in _ROOTS:
-        if whole == root:
-            return ""
-        if whole.startswith(f"{root}/"):
-            return whole.removeprefix(f"{root}/")
-    raise outside(path, field)
+    below = below_workspace(whole)
+    return whole if below is None else f"{WORKSPACE}/{below}".rstrip("/")
 
 
 def to_named(path: object, field: str = "path") -> str:
-    """The same, and not the home itself."""
-    if found := to_workspace(path, field):
-        return found
-    raise invalid(f"{field}: Must name something below {HOME}.")
+    """The same, and neither the home itself nor the root."""
+    found = to_place(path, field)
+    if found in ("/", WORKSPACE):
+        raise invalid(f"{field}: Must name something in a folder.")
+    return found
 
 
-def outside(path: str, field: str) -> Refused:
-    return invalid(
-        f"{field}: {shorten(escape(path))!r} lies outside {HOME}, and cannot be reached."
-    )
+def to_folder(path: object, field: str = "cwd") -> str:
+    """Where programs are to be: from the home on, which has a name of its own for them, or an
+    absolute path elsewhere."""
+    found = to_place(path, field)
+    below = below_workspace(found)
+    return found if below is None else below
 
 
 def shown(path: str) -> str:
-    return f"{HOME}/{escape(path)}" if path else HOME
+    below = below_workspace(path)
+    if below is None:
+        return escape(path)
+    return f"{HOME}/{escape(below)}" if below else HOME
 
 
 def require_user(name: object) -> None:

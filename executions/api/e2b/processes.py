@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from executions.api.base import answered_later
 from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message, messages_in
 from executions.api.e2b.errors import Refused, invalid, unimplemented
-from executions.api.e2b.paths import shown, to_workspace
+from executions.api.e2b.paths import shown, to_folder
 from executions.api.e2b.process_stream import ProcessEvents, followed, told_of
 from executions.models import Session
 from executions.services.following import Listener
@@ -168,29 +167,16 @@ def command_of(body: Mapping[str, Any]) -> CommandRequest:
     is_shell = program in ("/bin/bash", "bash") and tuple(arguments[:2]) == _LOGIN_SHELL
     is_script = is_shell and len(arguments) == 3 and bool(arguments[2])
     script = arguments[2] if is_script else ""
-    cwd, script = _placed(config.get("cwd") or "", script)
     return CommandRequest(
         command=[] if is_script else [program, *arguments],
         shell=script,
-        cwd=cwd,
+        cwd=to_folder(config.get("cwd") or ""),
         env=config.get("envs") or {},
         # Clients that are older than the field mean that there is one.
         stdin=body.get("stdin", True) is not False and "pty" not in body,
         pty=_size(_object(body, "pty")) if body.get("pty") else None,
         background=True,
     )
-
-
-def _placed(cwd: object, script: object) -> tuple[str, Any]:
-    """Folder and script. Elsewhere than below the workspace a script has to go by itself."""
-    try:
-        return to_workspace(cwd, "cwd"), script
-    except Refused:
-        if not (isinstance(script, str) and script and isinstance(cwd, str)):
-            raise
-        if not cwd.startswith("/") or "\0" in cwd:
-            raise
-    return "", f"cd -- {shlex.quote(cwd)} || exit\n{script}"
 
 
 def _size(body: Mapping[str, Any]) -> TerminalSize:

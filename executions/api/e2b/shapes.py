@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from executions.api.e2b import tokens
 from executions.api.e2b.errors import invalid, unimplemented
+from executions.api.e2b.paths import HOME
 from executions.models import ApiKey, Session
 from executions.services.policies.in_force import rules_for
 from executions.services.sessions.finding import expires_at
@@ -49,7 +50,8 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     then, and as old as any may be.
     """
     for name, what in _NOT_THERE.items():
-        if body.get(name):
+        # Nobody reaches a sandbox from outside without its token.
+        if (found := body.get(name)) and found != {"allowPublicTraffic": False}:
             raise unimplemented(what)
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -63,10 +65,15 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
         template="" if template.partition(":")[0] in _USUAL else template,
         idle_seconds=seconds,
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
-        env=body.get("envVars") or {},
+        env=_environment(body.get("envVars") or {}),
         metadata=metadata,
         offline=body.get("allow_internet_access") is False,
     )
+
+
+def _environment(given: Any) -> Any:
+    """With the home for programs, unless they are to have another."""
+    return {"HOME": HOME, **given} if isinstance(given, dict) else given
 
 
 def age_of(session: Session) -> int:

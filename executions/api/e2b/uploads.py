@@ -14,12 +14,14 @@ from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.request import Request
 
-from executions.api.e2b.errors import Refused, invalid, unimplemented
+from executions.api.e2b.errors import Refused, invalid
 from executions.models import ApiKey
 from executions.services.bodies import HELD, Held
 
 _PIECE_BYTES = 256 * 1024
 _UNPACKED_BYTES = 1024 * 1024
+_METADATA = "HTTP_X_METADATA_"
+_MOST_METADATA, _METADATA_BYTES = 32, 4096
 
 # A path as the client wrote it, and the content.
 Sent = list[tuple[str, IO[bytes]]]
@@ -27,8 +29,6 @@ Sent = list[tuple[str, IO[bytes]]]
 
 def sent_in(request: Request, path: str) -> Sent:
     """What is uploaded, each with its path: `path`, or the name that a part has. Raises Refused."""
-    if any(name.startswith("HTTP_X_METADATA_") for name in request.META):
-        raise unimplemented("Metadata of files")
     kind = (request.content_type or "").partition(";")[0].strip().lower()
     packing = request.META.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if packing not in ("", "identity", "gzip"):
@@ -38,6 +38,23 @@ def sent_in(request: Request, path: str) -> Sent:
     if not path:
         raise invalid("path: This field is required.")
     return [(path, _whole(request, packing == "gzip"))]
+
+
+def metadata_in(request: Request) -> dict[str, str]:
+    """What is to be put down beside each file, of headers, whose names have no case. Raises
+    Refused."""
+    found = {
+        name.removeprefix(_METADATA).replace("_", "-").lower(): str(value)
+        for name, value in request.META.items()
+        if name.startswith(_METADATA)
+    }
+    if len(found) > _MOST_METADATA or sum(map(len, (*found, *found.values()))) > _METADATA_BYTES:
+        raise invalid(
+            f"metadata: Must be at most {_MOST_METADATA} names, and {_METADATA_BYTES} bytes."
+        )
+    if not all(name and f"{name}{value}".isascii() for name, value in found.items()):
+        raise invalid("metadata: Must be names and values of ASCII.")
+    return found
 
 
 def _hold(request: Request, size: int) -> None:

@@ -23,6 +23,7 @@ from executions.services.sessions.watching import Watch
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.guest.names import escape
+from providers.sandbox import below_workspace
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
@@ -37,10 +38,16 @@ _AT_ONCE_BYTES = 256 * 1024
 def event_of(entry: Entry, folder: str, *, is_recursive: bool) -> dict[str, Any] | None:
     """None for what is not told: it lies deeper than was asked for."""
     path = str((entry.said or {}).get("path", ""))
-    name = path.removeprefix(f"{escape(folder)}/") if folder else path
+    name = _from_home(path).removeprefix(f"{_from_home(escape(folder))}/").lstrip("/")
     if "/" in name and not is_recursive:
         return None
     return {"name": name, "type": _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")}
+
+
+def _from_home(path: str) -> str:
+    """Of the home's paths the rest. Not every provider tells of the same ones."""
+    below = below_workspace(path)
+    return path.rstrip("/") if below is None else below
 
 
 class WatchEvents(KeptAlive):

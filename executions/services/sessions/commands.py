@@ -73,7 +73,7 @@ class CommandRequest:
         Rule(_beginning, {"prefixItems": [NAMED]}),
     ] = ()
     shell: Annotated[Script, Field(description="What bash is given to run.")] = ""
-    cwd: Annotated[Directory, Field(description="Below the workspace.")] = ""
+    cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
     env: Environment = field(default_factory=dict)
     user: UserName = ""
     stdin: Annotated[bool, Field(description="Its input can be sent.")] = False

@@ -14,6 +14,7 @@ from executions.services.kinds import Folder, Path, PlaceOfPath
 from executions.services.shapes import Body, Query
 
 MOST_DEPTH = 32
+_FOLDER = "Relative to the workspace, which it is where none is given, or absolute."
 
 
 @declared
@@ -21,7 +22,7 @@ class FileListing:
     """What is in a folder, to a depth, from the entry behind `after` on, which is given as the text
     that a page said, and is here the path itself."""
 
-    path: Annotated[Folder, Field(description="The workspace where none is given.")] = ""
+    path: Annotated[Folder, Field(description=_FOLDER)] = ""
     depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 1
     after: Annotated[PlaceOfPath, Field(description="Where the previous page said to go on.")] = ""
 
@@ -30,14 +31,14 @@ class FileListing:
 class FileRequest:
     """A file, or a folder that is not the workspace itself."""
 
-    path: Annotated[Path, Field(description="Relative to the workspace.")]
+    path: Annotated[Path, Field(description="Relative to the workspace, or absolute.")]
 
 
 @declared
 class FolderRequest:
     """A folder."""
 
-    path: Annotated[Folder, Field(description="The workspace where none is given.")] = ""
+    path: Annotated[Folder, Field(description=_FOLDER)] = ""
 
 
 @declared

@@ -10,10 +10,11 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import IO, Any, TypeVar
 
 from executions.models import Session, Workspace
@@ -28,7 +29,7 @@ from executions.services.workspaces import browsing, changing, quota
 from executions.services.workspaces.paths import is_name, to_text
 from executions.services.workspaces.unpacking import unpack
 from providers.errors import KeptSandboxLost, ProviderUnavailable
-from providers.sandbox import FileEntry, KeptSandbox
+from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, below_workspace
 from providers.waiting import submit
 
 logger = logging.getLogger(__name__)
@@ -51,13 +52,13 @@ def listing(
     is_use: bool = True,
 ) -> Waits[tuple[list[FileEntry], str]]:
     """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all."""
-    if session.state == Session.State.ASLEEP:
+    if (saved := _saved(session, wanted.path)) is not None:
+        after = below_workspace(wanted.after) or ""
         page, more = _read_saved(
             session,
-            lambda saved: browsing.listing(
-                saved, wanted.path, wanted.depth, wanted.after, MOST_LISTED
-            ),
+            lambda rows: browsing.listing(rows, saved.path, wanted.depth, after, MOST_LISTED),
         )
+        page = [saved.named(entry) for entry in page]
         return page, to_text(page[-1].path) if more else ""
     found: Sequence[FileEntry] = yield from done_in(
         session,
@@ -74,8 +75,9 @@ def listing(
 
 def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
     """What stands under a path, a link itself where it is one; None where there is nothing."""
-    if session.state == Session.State.ASLEEP:
-        return _read_saved(session, lambda saved: browsing.stat(saved, path))
+    if (saved := _saved(session, path)) is not None:
+        entry = _read_saved(session, lambda rows: browsing.stat(rows, saved.path))
+        return entry and saved.named(entry)
     return (
         yield from done_in(
             session,
@@ -93,22 +95,39 @@ def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
     entry = yield from entry_of(session, path)
     if entry is None:
         return None
-    if entry.type != "file":
+    if (entry.end or entry).type != "file":
         refuse("path", f"Is no regular file, but: {entry.type}.")
-    yield from refuse_unreadable(session, path, entry)
-    return entry
+    return (yield from readable(session, path, entry))
 
 
-def refuse_unreadable(session: Session, path: str, entry: FileEntry) -> Waits[None]:
-    """Raises InvalidConfiguration for a file that may not be read: once an answer with its bytes
-    has begun, nothing can be refused any more.
+def readable(session: Session, path: str, entry: FileEntry) -> Waits[FileEntry]:
+    """The file as it can be read, with the size of what a link leads to.
+
+    Raises InvalidConfiguration for one that may not be read: once an answer with its bytes has
+    begun, nothing can be refused any more.
     """
-    if entry.mode & stat.S_IRUSR or session.state == Session.State.ASLEEP:
-        return
+    if _saved(session, path) is not None:
+        return entry
+    if path.startswith("/"):
+        # What it is, and to whom it belongs, nobody knows who has not opened it.
+        size = yield from done_in(session, lambda kept: _size_of(kept, path, entry), _count)
+        return replace(entry, size=size)
+    if entry.mode & stat.S_IRUSR:
+        return entry
     # Root reads it all the same. Of more than was asked for nothing is taken.
     yield from done_in(
         session, lambda kept: next(iter(kept.files.read(path, 0, 1)), b""), lambda _: None
     )
+    return entry
+
+
+def _size_of(kept: KeptSandbox, path: str, entry: FileEntry) -> int:
+    """Of one that can be read. The kernel says of its own files that they have no bytes."""
+    end = kept.files.stat(entry.end.path) if entry.end else entry
+    if end is not None and end.size:
+        next(iter(kept.files.read(path, 0, 1)), b"")
+        return end.size
+    return sum(map(len, kept.files.read(path)))
 
 
 def range_of(header: str, size: int) -> tuple[int, int] | None:
@@ -137,16 +156,16 @@ def range_of(header: str, size: int) -> tuple[int, int] | None:
 
 def read(session: Session, path: str, offset: int, length: int | None) -> Iterator[bytes]:
     """A file's bytes. An empty piece stands for none yet, so that nobody has to wait for it."""
-    if session.state == Session.State.ASLEEP:
-        blob = _read_saved(session, lambda saved: browsing.blob_at(saved, path))
+    if (saved := _saved(session, path)) is not None:
+        blob = _read_saved(session, lambda rows: browsing.blob_at(rows, saved.path))
         return _pieces(session, lambda _: browsing.read(blob, offset, length))
     return _pieces(session, _lent(session, lambda kept: kept.files.read(path, offset, length)))
 
 
 def read_archive(session: Session, path: str) -> Iterator[bytes]:
     """A folder as tar, in the same way."""
-    if session.state == Session.State.ASLEEP:
-        archive = _read_saved(session, lambda saved: browsing.archive(saved, path))
+    if (saved := _saved(session, path)) is not None:
+        archive = _read_saved(session, lambda rows: browsing.archive(rows, saved.path))
         return _pieces(session, lambda _: archive)
     return _pieces(session, _lent(session, lambda kept: kept.files.read_archive(path)))
 
@@ -167,29 +186,50 @@ class Rereadable:
 
 
 def writing(
-    session: Session, path: str, content: Rereadable, *, saves: bool = True
+    session: Session,
+    path: str,
+    content: Rereadable,
+    *,
+    saves: bool = True,
+    metadata: Mapping[str, str] | None = None,
 ) -> Waits[FileEntry]:
     """Put a file there, folders included. As `done_in`; raises QuotaExceeded for one that is more
-    than can be saved of the session.
+    than can be saved of the session. `metadata` stays with the file as long as its sandbox does.
     """
-    quota.refuse_more(session, path, content.size)
+    below = below_workspace(path)
+    if below:
+        quota.refuse_more(session, below, content.size)
+    saved = None if metadata else _saved_named(session, path)
     return (
         yield from _changing(
             session,
-            lambda: changing.storing(session, lambda: changing.write(session, path, content)),
-            lambda kept: kept.files.write(path, content),
+            None
+            if saved is None
+            else lambda: _named_so(saved, _storing(session, saved.path, content)),
+            lambda kept: (
+                kept.files.write(path, content, metadata=metadata)
+                if metadata
+                else kept.files.write(path, content)
+            ),
             _entry,
             saves=saves,
         )
     )
 
 
+def _storing(session: Session, path: str, content: Rereadable) -> Waits[FileEntry]:
+    return changing.storing(session, lambda: changing.write(session, path, content))
+
+
 def unpacking(session: Session, path: str, content: Rereadable) -> Waits[int]:
     """Unpack a tar archive below a folder. How many entries it had."""
+    saved = _saved(session, path)
     return (
         yield from _changing(
             session,
-            lambda: changing.storing(session, lambda: unpack(session, path, content)),
+            None
+            if saved is None
+            else lambda: changing.storing(session, lambda: unpack(session, saved.path, content)),
             lambda kept: kept.files.write_archive(content, path),
             _count,
         )
@@ -197,10 +237,13 @@ def unpacking(session: Session, path: str, content: Rereadable) -> Waits[int]:
 
 
 def removing(session: Session, path: str) -> Waits[bool]:
+    saved = _saved_named(session, path)
     return (
         yield from _changing(
             session,
-            lambda: _at_once_if_small(session, lambda: changing.remove(session, path)),
+            None
+            if saved is None
+            else lambda: _at_once_if_small(session, lambda: changing.remove(session, saved.path)),
             lambda kept: kept.files.remove(path),
             _boolean,
         )
@@ -208,10 +251,16 @@ def removing(session: Session, path: str) -> Waits[bool]:
 
 
 def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
+    before, after = _saved_named(session, source), _saved_named(session, target, "target")
     return (
         yield from _changing(
             session,
-            lambda: _at_once_if_small(session, lambda: changing.move(session, source, target)),
+            None
+            if before is None or after is None
+            else lambda: _named_so(
+                after,
+                _at_once_if_small(session, lambda: changing.move(session, before.path, after.path)),
+            ),
             lambda kept: kept.files.move(source, target),
             _entry,
         )
@@ -220,10 +269,13 @@ def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
 
 def making_directory(session: Session, path: str) -> Waits[bool]:
     """False when it was there."""
+    saved = _saved_named(session, path)
     return (
         yield from _changing(
             session,
-            lambda: at_once(lambda: changing.make_directory(session, path)),
+            None
+            if saved is None
+            else lambda: at_once(lambda: changing.make_directory(session, saved.path)),
             lambda kept: kept.files.make_directory(path),
             _boolean,
         )
@@ -232,14 +284,15 @@ def making_directory(session: Session, path: str) -> Waits[bool]:
 
 def _changing(
     session: Session,
-    saved: Callable[[], Waits[T]],
+    saved: Callable[[], Waits[T]] | None,
     live: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
     *,
     saves: bool = True,
 ) -> Waits[T]:
-    """Change the files that are saved, unless there is a sandbox, or somebody asked for one."""
-    if session.state == Session.State.ASLEEP:
+    """Change the files that are saved, unless there is a sandbox, or somebody asked for one. What
+    no saved file can be is done in a sandbox: `saved` is None."""
+    if session.state == Session.State.ASLEEP and saved is not None:
         try:
             return (yield from saved())
         except changing.IsAwake:
@@ -252,6 +305,42 @@ def _at_once_if_small(session: Session, change: Callable[[], T]) -> Waits[T]:
     if changing.may_be_large(session):
         return (yield from changing.storing(session, change))
     return change()
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What is saved of a session that sleeps, as it was asked for: `path` is relative, and was
+    given behind `prefix`."""
+
+    path: str
+    prefix: str = ""
+
+    def named(self, entry: FileEntry) -> FileEntry:
+        """The entry under the path that it has for the caller."""
+        return replace(entry, path=f"{self.prefix}{entry.path}") if self.prefix else entry
+
+
+def _saved(session: Session, path: str) -> _Saved | None:
+    """None where a sandbox is asked: there is one, or the path is none of the workspace."""
+    below = below_workspace(path)
+    if session.state != Session.State.ASLEEP or below is None:
+        return None
+    if not path.startswith("/"):
+        return _Saved(path)
+    name = next(each for each in WORKSPACE_NAMES if below_workspace(path, (each,)) is not None)
+    return _Saved(below, f"{name}/")
+
+
+def _saved_named(session: Session, path: str, field: str = "path") -> _Saved | None:
+    """The same of what is not the workspace itself. Raises InvalidConfiguration."""
+    saved = _saved(session, path)
+    if saved is not None and not saved.path:
+        refuse(field, "Must name something in a folder.")
+    return saved
+
+
+def _named_so(saved: _Saved, changed: Waits[FileEntry]) -> Waits[FileEntry]:
+    return saved.named((yield from changed))
 
 
 def _read_saved(session: Session, look: Callable[[Workspace | None], T]) -> T:
@@ -335,6 +424,9 @@ def _entry(answer: Any) -> FileEntry:
         or type(answer.mode) is not int
         or type(answer.modified) not in (int, float)
         or not math.isfinite(answer.modified)
+        or (answer.end is not None and _entry(answer.end).end is not None)
+        or not isinstance(answer.metadata, Mapping)
+        or not all(isinstance(text, str) for pair in answer.metadata.items() for text in pair)
     ):
         raise ProviderUnavailable("The provider answered with something that is no file.")
     return answer

@@ -121,7 +121,7 @@ class ContextRequest:
     """Another interpreter of a session."""
 
     language: LanguageName
-    cwd: Annotated[Directory, Field(description="Below the workspace.")] = ""
+    cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
     id: Annotated[ContextId, Field(description="One of the sandbox's choice without it.")] = ""
 
 

@@ -173,7 +173,7 @@ class GvisorLauncher(OwnProgramsLauncher):
         folder = Path(self._folder or "") / "bundles" / str(len(self._bundles))
         seen = Seen(self._python, self._guest_dir, self._hidden)
         try:
-            mounts = make_root(folder / "rootfs", seen, workspace_bytes, more)
+            mounts = make_root(folder / "rootfs", seen, workspace_bytes, more, home="folder")
             write_bundle(folder, process, mounts)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -186,8 +186,11 @@ class GvisorLauncher(OwnProgramsLauncher):
             watch_memory=self._cgroups is None,
             uid=_USER,
             image=image,
+            binds_home=True,
         )
-        return process_of(self._python, "supervisor", [argument], _CAPABILITIES)
+        # It gives up the right to mount, which is one in gVisor's kernel alone, before all else.
+        kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
+        return process_of(self._python, "supervisor", [argument], kept)
 
     def _zygote(self) -> dict[str, Any]:
         program = build_filter() or b""

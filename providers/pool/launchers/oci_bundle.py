@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from providers.guest.root import HOME
 from providers.pool.guest_files import (
@@ -22,6 +22,8 @@ from providers.pool.guest_files import (
 )
 from providers.pool.launcher import OOM_SCORE_ADJ
 from providers.pool.template import WORKSPACE
+
+Home = Literal["link", "mount", "folder"]
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
@@ -49,10 +51,13 @@ def make_root(
     more: Sequence[dict[str, Any]] = (),
     *,
     room: Sequence[str] = (),
+    home: Home = "link",
 ) -> list[dict[str, Any]]:
     """Make the folder that is the root, where all is to be mounted; return the mounts.
 
     Each of those that can be written to holds `size` bytes, and has `room` as its further options.
+    `home` is what the workspace's other name is: a link to it, a mount, or an empty folder, for a
+    guest that mounts by itself.
     """
     dev = with_devices(mount("/dev", "tmpfs", "mode=755", "size=64k", "nr_inodes=64"))
     mounts = [mount("/proc", "proc"), dev, *more]
@@ -77,10 +82,18 @@ def make_root(
             point.touch()
         elif not each["destination"].startswith("/dev/"):
             point.mkdir(parents=True, exist_ok=True)
-    home = root / HOME.lstrip("/")
-    if not home.exists():
-        home.parent.mkdir(exist_ok=True)
-        home.symlink_to(WORKSPACE)
+    (root / "root").mkdir(exist_ok=True)
+    place = root / HOME.lstrip("/")
+    if not place.exists():
+        place.parent.mkdir(exist_ok=True)
+        if home == "link":
+            place.symlink_to(WORKSPACE)
+        else:
+            place.mkdir()
+        if home == "mount":
+            # A path of the new root before that is entered: what is mounted there by then.
+            workspace = bind(str(root / WORKSPACE.lstrip("/")), HOME)
+            mounts.append({**workspace, "options": ["bind", "nosuid", "nodev"]})
     for point in (root, *root.rglob("*")):
         # Inside, it is another user's to read; the folder around the bundle is not.
         if not point.is_symlink():

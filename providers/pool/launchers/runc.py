@@ -34,6 +34,7 @@ from providers.pool.launcher import (
 )
 from providers.pool.launchers.oci_bundle import (
     NAMESPACES,
+    Home,
     Seen,
     bind,
     make_root,
@@ -181,7 +182,9 @@ class RuncLauncher(OwnProgramsLauncher):
             seen = Seen(self._python, self._guest_dir, self._hidden)
             try:
                 room = [f"nr_inodes={settings['inodes']}"]
-                mounts = make_root(root, seen, size, _TERMINALS, room=room)
+                # crun may open what is to be mounted before the new root has its mounts.
+                home: Home = "mount" if self.runtime == "runc" else "link"
+                mounts = make_root(root, seen, size, _TERMINALS, room=room, home=home)
             except OSError:
                 # Or it would be in the way of every other try.
                 shutil.rmtree(root, ignore_errors=True)

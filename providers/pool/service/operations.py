@@ -49,7 +49,7 @@ FIELDS: Mapping[str, frozenset[str]] = {
         "file.move": "path target",
         "file.remove": "path",
         "file.read": "path offset length",
-        "file.write": "path mode",
+        "file.write": "path mode metadata",
         "file.watch": "path",
         "file.changes": "mark thorough",
         "file.pack": "path",

@@ -182,7 +182,7 @@ def test_lines_of_a_notebook_have_their_main_value(sandbox: Sandbox) -> None:
 def test_contexts_are_made_listed_restarted_and_removed(sandbox: Sandbox) -> None:
     made = sandbox.create_code_context(cwd="/home/user/sub", language="python")
     assert (
-        sandbox.run_code("import os; z = 1; os.getcwd()", context=made).text == "'/workspace/sub'"
+        sandbox.run_code("import os; z = 1; os.getcwd()", context=made).text == "'/home/user/sub'"
     )
     assert sandbox.run_code("const a = 5; a * 2", language="javascript").text == "10"
     assert sandbox.run_code("a * 3", language="js").text == "15"

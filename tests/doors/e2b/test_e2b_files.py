@@ -1,4 +1,5 @@
-"""E2B's SDK reads, writes, lists, moves and watches files below its home, the workspace."""
+"""E2B's SDK reads, writes, lists, moves and watches files, from its home on, the workspace, and
+wherever else the sandbox's user may."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import pytest
 from e2b import (
     FileNotFoundException,
     FilesystemEventType,
+    FileType,
     InvalidArgumentException,
     NotFoundException,
 )
 from e2b.exceptions import NotEnoughSpaceException
+from e2b.sandbox.commands.command_handle import PtySize
 from e2b_code_interpreter import Sandbox
 
 from tests.support.e2b_door import native_of
@@ -21,7 +24,7 @@ from tests.support.raw_http import ask
 from tests.support.sandboxes import wait_until
 from tests.support.site import Site
 
-OUTSIDE = ("/etc/passwd", "../../etc/passwd", "/home/user/../other/x", "~root/x", "/home/user2/x")
+NOT_OURS = ("/etc/passwd", "../../etc/passwd", "/home/user/../other/x", "~root/x", "/home/user2/x")
 
 
 def test_files_are_written_in_every_way_and_read_by_every_name(sandbox: Sandbox) -> None:
@@ -73,7 +76,8 @@ def test_folders_are_listed_made_moved_and_removed(sandbox: Sandbox) -> None:
     assert set(deep) == {f"/home/user/d/{name}" for name in ("e", "e/f", "e/link")}
     file = deep["/home/user/d/e/f"]
     assert (file.size, file.permissions, file.owner) == (5, "-rw-r--r--", "user")
-    assert files.get_info("d/e/link").symlink_target == "f"
+    link = files.get_info("d/e/link")
+    assert (link.symlink_target, link.type) == ("/home/user/d/e/f", FileType.FILE)
     assert files.rename("d/e/f", "moved/to/f").path == "/home/user/moved/to/f"
     files.remove("moved")
     files.remove("moved")
@@ -88,28 +92,87 @@ def test_folders_are_listed_made_moved_and_removed(sandbox: Sandbox) -> None:
         files.list("d/e/link")
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-def test_nothing_outside_the_home_is_reached(sandbox: Sandbox, path: str) -> None:
+@pytest.mark.parametrize("path", NOT_OURS)
+def test_nothing_is_changed_that_the_sandboxes_user_may_not_change(
+    sandbox: Sandbox, path: str
+) -> None:
+    sandbox.files.write("mine", "x")
     for call in (
-        lambda: sandbox.files.read(path),
         lambda: sandbox.files.write(path, "x"),
-        lambda: sandbox.files.list(path),
-        lambda: sandbox.files.rename("2", path),
-        lambda: sandbox.files.remove(path),
+        lambda: sandbox.files.rename("mine", path),
         lambda: sandbox.files.watch_dir(path),
     ):
-        with pytest.raises(InvalidArgumentException, match="outside"):
+        with pytest.raises((InvalidArgumentException, NotFoundException)):
             call()
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.remove("/etc/passwd")
+    assert sandbox.files.read("mine") == "x"
 
 
-def test_a_link_that_leads_out_is_not_followed(sandbox: Sandbox) -> None:
-    sandbox.commands.run("ln -sfn /etc out; ln -sfn /etc/passwd passwd")
-    with pytest.raises(InvalidArgumentException):
-        sandbox.files.read("passwd")
-    with pytest.raises(InvalidArgumentException):
-        sandbox.files.read("out/passwd")
+def test_files_are_reached_wherever_the_sandboxes_user_is(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    sandbox.commands.run("mkdir -p /tmp/a && echo plot >/tmp/a/plot.png")
+    assert files.read("/tmp/a/plot.png") == "plot\n"
+    assert files.write("/tmp/b/c", "1").path == "/tmp/b/c"
+    assert sandbox.commands.run("cat /tmp/b/c; pwd", cwd="/tmp/b").stdout == "1/tmp/b\n"
+    assert [each.path for each in files.list("/tmp/b")] == ["/tmp/b/c"]
+    assert files.rename("/tmp/b/c", "from-tmp").path == "/home/user/from-tmp"
+    assert files.read("from-tmp") == "1"
+    assert files.exists("/tmp/a/plot.png")
+    assert not files.exists("/tmp/b/c")
+    assert {"/home", "/tmp", "/usr"} <= {each.path for each in files.list("/")}
+    assert files.read("/etc/passwd").startswith("root:")
+    assert "processor" in files.read("/proc/cpuinfo")
+    watch = files.watch_dir("/tmp/b")
+    files.write("/tmp/b/new", "x")
+    wait_until(lambda: "new" in {each.name for each in watch.get_new_events()}, 20)
+    watch.stop()
+    link = sandbox.download_url("/tmp/a/plot.png", use_signature_expiration=60)
+    assert httpx.get(link).text == "plot\n"
+    sent = httpx.post(sandbox.upload_url("/tmp/a/up"), files={"file": ("up", b"sent")})
+    assert sent.json()[0]["path"] == "/tmp/a/up"
+    files.remove("/tmp/a")
+    files.remove("/tmp/b")
+    assert sandbox.commands.run("ls /tmp/a /tmp/b 2>/dev/null; true").stdout == ""
+
+
+def test_a_link_leads_where_it_leads_a_program(sandbox: Sandbox) -> None:
+    sandbox.commands.run("ln -sfn /etc out; ln -sfn /etc/passwd passwd; ln -sfn /proc/self me")
+    assert sandbox.files.read("passwd") == sandbox.files.read("out/passwd")
     with pytest.raises(InvalidArgumentException):
         sandbox.files.write("out/mine", "x")
+    # Of who reads for it nothing is read.
+    for path in ("me/environ", "/proc/self/maps", "/proc/1/environ"):
+        with pytest.raises(InvalidArgumentException):
+            sandbox.files.read(path)
+    for path in ("/dev/zero", "/dev/tty", "/tmp"):
+        with pytest.raises(InvalidArgumentException):
+            sandbox.files.read(path)
+
+
+def test_what_is_put_down_beside_a_file_is_told_of_it(sandbox: Sandbox) -> None:
+    written = sandbox.files.write("noted", "x", metadata={"author": "me", "Two-Words": "y"})
+    assert written.metadata == {"author": "me", "two-words": "y"}
+    assert sandbox.files.get_info("noted").metadata == written.metadata
+    sandbox.files.rename("noted", "noted-too")
+    assert sandbox.files.get_info("noted-too").metadata == written.metadata
+    assert sandbox.files.write("noted-too", "z").metadata is None
+    assert sandbox.files.get_info("noted-too").metadata is None
+
+
+def test_programs_are_at_home(sandbox: Sandbox) -> None:
+    assert sandbox.commands.run("pwd; /bin/pwd; echo ~ $HOME").stdout.split() == ["/home/user"] * 4
+    code = "import os; print(os.getcwd(), os.path.expanduser('~'))"
+    assert sandbox.run_code(code).logs.stdout == ["/home/user /home/user\n"]
+    assert sandbox.run_code("pwd", language="bash").logs.stdout == ["/home/user\n"]
+    made = sandbox.create_code_context(cwd="/tmp")
+    assert made.cwd == "/tmp"
+    assert sandbox.run_code("import os; print(os.getcwd())", context=made).logs.stdout == ["/tmp\n"]
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), cwd="/")
+    sandbox.pty.send_stdin(terminal.pid, b"echo at:$PWD; exit\n")
+    heard: list[bytes] = []
+    terminal.wait(on_pty=heard.append)
+    assert b"at:/\r\n" in b"".join(heard)
 
 
 def test_changes_are_told_to_who_asks(sandbox: Sandbox) -> None:

@@ -28,8 +28,8 @@ def refused(rooms: Rooms, op: str, **header: object) -> tuple[str, str | None]:
 PATHS = [
     "..",
     "a/../..",
-    "/etc/passwd",
-    "/",
+    "/etc/../etc/passwd",
+    "/..",
     "a\0b",
     7,
     None,
@@ -43,15 +43,13 @@ OPERATIONS = ["list", "stat", "read", "write", "mkdir", "move", "remove", "watch
 
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("path", PATHS, ids=repr)
-def test_what_is_no_path_below_the_workspace_is_refused(
-    rooms: Rooms, op: str, path: object
-) -> None:
+def test_what_is_no_path_is_refused(rooms: Rooms, op: str, path: object) -> None:
     if path == "\ud800":
         path = "a\ud800"
     assert refused(rooms, f"file.{op}", path=path, target="t", credit=1) == ("refused", "path")
 
 
-@pytest.mark.parametrize("path", ["..", "/tmp/x", "a\0", "", None])
+@pytest.mark.parametrize("path", ["..", "/tmp/../x", "a\0", "", None])
 def test_what_is_no_target_of_a_move_is_refused(rooms: Rooms, path: object) -> None:
     rooms.write("a", b"")
     assert refused(rooms, "file.move", path="a", target=path) == ("refused", "target")
