@@ -19,7 +19,7 @@ T = TypeVar("T")
 # The longest name, path and argument that is taken.
 TEXT_LIMIT = 64 * 1024
 _ENTRY_TYPES = ("file", "directory", "symlink", "other")
-_CHANGES = ("created", "modified", "deleted", "moved")
+_CHANGES = ("created", "modified", "deleted", "moved", "attributes")
 _ENDED_BY = ("", "timeout", "memory", "closed")
 
 
@@ -77,7 +77,13 @@ def entry(claimed: Any) -> FileEntry | None:
 def change(claimed: Any) -> FileChange | None:
     if not _has_texts(claimed, "path") or claimed.get("type") not in _CHANGES:
         return None
-    return FileChange(claimed["type"], claimed["path"])
+    former, found = claimed.get("former"), claimed.get("entry")
+    return FileChange(
+        claimed["type"],
+        claimed["path"],
+        former if _is_text(former) else "",
+        None if found is None else entry(found),
+    )
 
 
 def workspace_path(claimed: Any) -> str | None:

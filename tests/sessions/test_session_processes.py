@@ -79,7 +79,12 @@ def test_a_background_process_takes_input_and_ends_with_its_output(alice: Caller
     record = ended(answer)
     assert (record.status, record.stdout, record.exit_code) == ("succeeded", "HELLO YOU", 0)
     assert alice.client.get(f"{URL}/{session['id']}/processes").json()["results"] == [
-        {"pid": 1, "execution": str(record.pk), "state": "exited", "exit_code": 0}
+        {
+            "pid": answer.json()["pid"],
+            "execution": str(record.pk),
+            "state": "exited",
+            "exit_code": 0,
+        }
     ]
     gone = alice.client.post(f"{url}/signal", {"signal": "SIGTERM"})
     assert gone.json() == {"signalled": False}

@@ -21,10 +21,13 @@ from providers.values import SandboxLimits
 # Which of its calls a sandbox has: clients ask by this.
 ENVD_VERSION = "0.6.4"
 DEFAULT_SECONDS = 300
-# Templates that every account of E2B has, and that are our usual sandbox.
-_USUAL = ("base", "code-interpreter-v1", "code-interpreter-stateful")
+# Templates that every account of E2B has, and that are our usual sandbox: it is told by the first.
+USUAL = "base"
+_USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
+# What of a sandbox's own network rules asks for no more than holds here anyway: nobody reaches a
+# sandbox's ports.
+_HARMLESS_RULES = {"allowPublicTraffic": (True, False, None)}
 _NOT_THERE = {
-    "mcp": "An MCP gateway in the sandbox",
     "iam": "Tokens of a workload",
     "volumeMounts": "A volume",
     "network": "A sandbox's own network rules",
@@ -49,7 +52,7 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     then, and as old as any may be.
     """
     for name, what in _NOT_THERE.items():
-        if body.get(name):
+        if body.get(name) and not (name == "network" and _is_harmless(body[name])):
             raise unimplemented(what)
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -67,6 +70,18 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
         metadata=metadata,
         offline=body.get("allow_internet_access") is False,
     )
+
+
+def _is_harmless(rules: Any) -> bool:
+    return isinstance(rules, dict) and all(
+        any(value is harmless for harmless in _HARMLESS_RULES.get(name, ())) or value in ([], {})
+        for name, value in rules.items()
+    )
+
+
+def templates_named(name: str) -> list[str]:
+    """What the sessions have whose template clients are told by this name."""
+    return [""] if name == USUAL else [name]
 
 
 def age_of(session: Session) -> int:
@@ -147,11 +162,11 @@ def memory_total(session: Session) -> int:
 
 def _named(session: Session) -> dict[str, Any]:
     return {
-        "templateID": session.template or "base",
+        "templateID": session.template or USUAL,
         "sandboxID": tokens.sandbox_id_of(session),
         "clientID": "cofferdam",
         "envdVersion": ENVD_VERSION,
-        "alias": session.template or "base",
+        "alias": session.template or USUAL,
     }
 
 
