@@ -46,7 +46,6 @@ from executions.text import is_storable
 from providers.errors import InvalidConfiguration
 from providers.waiting import within
 
-MOST_LISTED = 100
 _MOST_METADATA = 20
 _LOOK_SECONDS = 0.1
 _METRIC_SECONDS = 5
@@ -81,8 +80,8 @@ class SandboxesView(SandboxApiView):
         page = living_sessions(
             self.api_key.tenant,
             wanted,
-            _cursor(query.get("nextToken", "")),
-            _limit(query.get("limit", str(MOST_LISTED))),
+            cursor_in(query.get("nextToken", "")),
+            limit_in(query.get("limit", str(shapes.MOST_LISTED))),
         )
         answer = json_response([shapes.listed(session) for session in page.sessions])
         if page.next_cursor and is_second:
@@ -228,10 +227,10 @@ def _left(session: Session) -> float:
     return (expires_at(session) - timezone.now()).total_seconds()
 
 
-def _limit(text: str) -> int:
+def limit_in(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text)):
         raise invalid("limit: Must be a whole number above 0.")
-    return min(int(text), MOST_LISTED)
+    return min(int(text), shapes.MOST_LISTED)
 
 
 def _is_oldest_first(order: str) -> bool:
@@ -276,7 +275,7 @@ def _seconds_in(text: str, field: str, usual: float) -> float:
     return int(text)
 
 
-def _cursor(text: str) -> UUID | None:
+def cursor_in(text: str) -> UUID | None:
     try:
         return UUID(text) if text else None
     except ValueError:

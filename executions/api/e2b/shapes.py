@@ -21,6 +21,7 @@ from providers.values import SandboxLimits
 # Which of its calls a sandbox has: clients ask by this.
 ENVD_VERSION = "0.6.4"
 DEFAULT_SECONDS = 300
+MOST_LISTED = 100
 # Templates that every account of E2B has, and that are our usual sandbox: it is told by the first.
 USUAL = "base"
 _USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
@@ -28,6 +29,7 @@ _USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
 # sandbox's ports.
 _HARMLESS_RULES = {"allowPublicTraffic": (True, False, None)}
 _NOT_THERE = {
+    "mcp": "An MCP gateway in the sandbox",
     "iam": "Tokens of a workload",
     "volumeMounts": "A volume",
     "network": "A sandbox's own network rules",
@@ -60,10 +62,15 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     template = body.get("templateID") or ""
     if not isinstance(template, str):
         raise invalid("templateID: Must be a text.")
+    # A snapshot is a template for clients.
+    snapshot = tokens.session_id_of(template.partition(":")[0])
+    if snapshot is not None or template.partition(":")[0] in _USUAL:
+        template = ""
     seconds = seconds_in(body) or DEFAULT_SECONDS
     pauses = body.get("autoPause") is True
     return SessionRequest(
-        template="" if template.partition(":")[0] in _USUAL else template,
+        template=template,
+        **{"from": snapshot},
         idle_seconds=seconds,
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
         env=body.get("envVars") or {},
