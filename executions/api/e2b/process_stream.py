@@ -185,7 +185,8 @@ def _until_recorded(
 
 def has_ended(session_id: UUID | None) -> bool:
     """Whether a session was closed or lost."""
-    return not Session.objects.filter(pk=session_id, closed_at=None).exists()
+    living = Session.objects.filter(closed_at=None)
+    return session_id is None or not living.filter(pk=session_id).exists()
 
 
 def _late() -> dict[str, Any]:

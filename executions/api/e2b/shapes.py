@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
@@ -70,13 +71,18 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     pauses = body.get("autoPause") is True
     return SessionRequest(
         template=template,
-        **{"from": snapshot},
+        **from_snapshot(snapshot),
         idle_seconds=seconds,
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
         env=body.get("envVars") or {},
         metadata=metadata,
         offline=body.get("allow_internet_access") is False,
     )
+
+
+def from_snapshot(snapshot_id: UUID | None) -> dict[str, Any]:
+    """What a request has that begins with the files of a snapshot."""
+    return {"from": snapshot_id}
 
 
 def _is_harmless(rules: Any) -> bool:

@@ -97,7 +97,7 @@ class ForkView(SandboxApiView):
             max_seconds=seconds,
             env=dict(session.env or {}),
             metadata=dict(session.metadata or {}),
-            **{"from": taken.pk},
+            **shapes.from_snapshot(taken.pk),
         )
         try:
             made = yield from opening(wanted, self.caller())
