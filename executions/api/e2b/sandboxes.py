@@ -99,6 +99,10 @@ class SandboxesView(SandboxApiView):
             raise invalid(
                 "allow_internet_access: Nothing here promises a sandbox without it."
             ) from None
+        if not shapes.pauses_at_its_end(session) and shapes.age_of(session) > 1:
+            # Its time begins when it is there, however long that took.
+            changes = shapes.ending_in(session, wanted.max_seconds, is_bounded=True)
+            control.change(session, changes, self.by())
         return json_response(shapes.created(session, self.api_key), 201)
 
 
