@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MOST_WATCHED = 20_000
 # Folders with notices; below one with more of them it is looked.
 MOST_NOTICED = 2_000
+# The same for all watches and for what is saved together: a kernel counts them for each user.
+MOST_IN_ALL = 6_000
 _PAUSE_SECONDS = 0.25
 # A look may take this part of the time.
 _SHARE = 20
@@ -295,7 +297,11 @@ class _Watched:
             raise _Unsure
 
     def _listen(self, folder: int, path: str) -> None:
-        if self._listener is None or len(self._noticed) >= MOST_NOTICED:
+        if (
+            self._listener is None
+            or len(self._noticed) >= MOST_NOTICED
+            or self._listener.in_all >= MOST_IN_ALL
+        ):
             raise _Unsure
         try:
             self._noticed[self._listener.watch(folder)] = path

@@ -81,6 +81,11 @@ class Notices:
         """Whether there is something to be read that was taken from the queue already."""
         return bool(self._told) or self._is_lost
 
+    @property
+    def in_all(self) -> int:
+        """How many folders all listeners together watch, each counted for itself."""
+        return sum(len(each._numbers) for each in self._all)
+
     def watch(self, folder: int) -> int:
         """The number under which is told of it from now on. Raises OSError."""
         try:

@@ -20,6 +20,7 @@ from django.utils import timezone
 from executions.models import Session
 from executions.services.sessions.ending import (
     DUE,
+    busy,
     close_if_due,
     end_leftovers,
     release,
@@ -36,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 # How far ahead a process has ends in mind: longer than the schedule's longest pause.
 AHEAD_SECONDS = 90.0
-# What is busy when its time is over is looked at again, until the schedule does.
-AGAIN_SECONDS, AGAIN_TIMES = 1.0, 15
+# What is busy when its time is over, or cannot be saved, is looked at again; then by the schedule.
+AGAIN_SECONDS, AGAIN_TIMES = 1.0, 3
 # The database compares by its own clock, in which the moment must have passed.
 _BEHIND_SECONDS = 0.02
 
@@ -125,7 +126,7 @@ def end_soon(session: Session) -> None:
 
 def _end(pk: UUID) -> None:
     session = Session.objects.filter(TIRED | DUE, pk=pk).first()
-    if session is None:
+    if session is None or busy([pk]):
         return
     try:
         if Session.objects.filter(TIRED, pk=pk).exists():
