@@ -142,10 +142,14 @@ class Changes:
 
 @dataclass(frozen=True)
 class FileChange:
-    """Something that happened below a watched folder."""
+    """Something that happened below a watched folder. `attributes` is a change of mode, owner or
+    times alone. What was moved has its `former` path; `entry` is what stands there, where that is
+    known."""
 
-    type: Literal["created", "modified", "deleted", "moved"]
+    type: Literal["created", "modified", "deleted", "moved", "attributes"]
     path: str
+    former: str = ""
+    entry: FileEntry | None = None
 
 
 class Contexts(ABC):

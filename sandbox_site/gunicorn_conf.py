@@ -101,6 +101,7 @@ def post_worker_init(worker: Any) -> None:
     from executions.models import Process
     from executions.services import journal, leases
     from executions.services.alerts.standing_in import watch_in_background
+    from executions.services.sessions import due
     from providers.manager import manager
     from providers.services.ahead import start_ahead
     from providers.services.kept import renew_in_background
@@ -119,6 +120,7 @@ def post_worker_init(worker: Any) -> None:
     start_ahead()
     leases.begin(Process.Kind.WEB)
     journal.start()
+    due.begin()
     watch_in_background()
 
 

@@ -80,6 +80,10 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-timeout": {"POST": _SESSIONS},
     "e2b-pause": {"POST": _SESSIONS},
     "e2b-metrics": {"GET": _READ},
+    "e2b-snapshot-take": {"POST": _FILES},
+    "e2b-snapshots": {"GET": _FILES},
+    "e2b-snapshot": {"DELETE": _FILES},
+    "e2b-fork": {"POST": _FILES_IN_CONVERSATION},
     "e2b-process": {"POST": _RUN_IN_SESSION},
     "e2b-process-list": {"POST": _READ},
     "e2b-process-connect": {"POST": _READ},
@@ -111,6 +115,9 @@ ENTERED: Mapping[str, tuple[str, ...]] = {
     "e2b-resume": ("POST",),
     "e2b-timeout": ("POST",),
     "e2b-pause": ("POST",),
+    "e2b-snapshot-take": ("POST",),
+    "e2b-snapshot": ("DELETE",),
+    "e2b-fork": ("POST",),
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))

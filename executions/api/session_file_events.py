@@ -26,7 +26,7 @@ class FileEventsView(SessionApiView):
         operation_id="watch_session_files",
         summary="What changes in a folder of a session",
         description="Told while it happens, with all that is below the folder: created, modified, "
-        "deleted or moved, and the path. What comes and goes between two looks is not seen. "
+        "deleted, moved or attributes, and the path; of what was moved the former one as well. "
         "Server-sent events where `text/event-stream` is accepted, lines of JSON otherwise. The "
         "last one is `done`, or `error` with the reason. It is no use of the session.",
         tags=TAGS,

@@ -127,6 +127,8 @@ class EventStream(StreamingHttpResponse):
         self.begins.set_result(None)
         # Whether somebody takes the events while the work goes on, or when it is over.
         self.is_waited_for = False
+        # Whether the connection is to be closed in place of an end.
+        self.is_broken_off = False
         self._form = form
         self._after = after
         self._on_leave = on_leave
@@ -162,6 +164,12 @@ class EventStream(StreamingHttpResponse):
             self._close_document()
         tell([self._changed])
 
+    def break_off(self) -> None:
+        """No last event, and the connection is closed in the middle of the answer: clients that
+        take this for the end of what they talk to look whether it is still there."""
+        self.is_broken_off = True
+        self.end({})
+
     @property
     def document_bytes(self) -> int:
         """How much waits for the client with the last event."""
@@ -196,6 +204,9 @@ class EventStream(StreamingHttpResponse):
         return body, not self._is_over
 
     def _end_with(self, last: Mapping[str, Any], body: bytes) -> tuple[bytes, bool]:
+        if self.is_broken_off:
+            self._is_over = True
+            return body, False
         document = last.get(DOCUMENT)
         if not isinstance(document, Document):
             self._is_over = True

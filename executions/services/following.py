@@ -61,6 +61,11 @@ class Relay:
         with self._lock:
             return sum(entry.size for entry in self._entries) >= AHEAD_BYTES
 
+    @property
+    def has_some(self) -> bool:
+        with self._lock:
+            return bool(self._entries)
+
     def push(self, entries: Sequence[Entry]) -> None:
         with self._lock:
             self._entries += entries

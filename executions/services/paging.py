@@ -1,4 +1,4 @@
-"""Pages of what a tenant has, newest first."""
+"""Pages of what a tenant has, by age."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ def newest_first(found: QuerySet[M], cursor: UUID | None, limit: int) -> tuple[l
 
     One query and no count: a tenant may have millions.
     """
-    found = found.order_by("-pk")
+    return _page(found.order_by("-pk"), "pk__lt", cursor, limit)
+
+
+def oldest_first(found: QuerySet[M], cursor: UUID | None, limit: int) -> tuple[list[M], str]:
+    """As `newest_first`, in the opposite order."""
+    return _page(found.order_by("pk"), "pk__gt", cursor, limit)
+
+
+def _page(found: QuerySet[M], behind: str, cursor: UUID | None, limit: int) -> tuple[list[M], str]:
     if cursor:
-        found = found.filter(pk__lt=cursor)
+        found = found.filter(**{behind: cursor})
     rows = list(found[: limit + 1])
     more = len(rows) > limit
     rows = rows[:limit]

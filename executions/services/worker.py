@@ -33,6 +33,7 @@ from executions.services.record import Outcome
 from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.routes import Route
 from executions.services.run import carry_out
+from executions.services.sessions import due
 from executions.services.sessions.cells import steps_of
 from executions.services.sessions.clock import tend_in_background
 from executions.services.waiting import wait_for
@@ -211,6 +212,7 @@ def run_queue_in_background(**signal: Any) -> None:
         leases.begin(Process.Kind.WORKER)
         _runner = Runner(settings.Q_THREADS, _goes_on)
         _runner.start()
+        due.begin()
         tend_in_background(_goes_on)
         send_in_background(_goes_on)
         # Not a daemon: the process is there until this is done.

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 # How many that have ended are remembered, and what is kept of all outputs together.
 MOST_ENDED, ALL_OUTPUT_BYTES = 64, 16 * 1024 * 1024
+# The highest number that Linux gives a process.
+MOST_KERNEL_PID = 1 << 22
 _LONGEST_TIMEOUT = 10 * 365 * 86400.0
 
 
 class Commands:
-    """Every command by its number, which counts up from 1 and is never used twice."""
+    """Every command by its number, which is never used twice.
+
+    It is that of its process, as the sandbox sees it. A kernel begins with low numbers again when
+    it is out of them: a command that would get one a second time has one that no process can have.
+    """
 
     def __init__(
         self, loop: "Loop", template: "dict[str, object]", environment: "dict[str, str]"
@@ -33,7 +39,8 @@ class Commands:
         self._loop, self._environment = loop, environment
         self._commands: "dict[int, Command]" = {}
         self._starting: "dict[Command, Operation]" = {}
-        self._last = 0
+        self._used: "set[int]" = set()
+        self._beyond = MOST_KERNEL_PID
 
     def operations(self) -> "dict[str, Handler]":
         return {
@@ -84,8 +91,7 @@ class Commands:
                 operation.failed(refusal.reason, refusal.field, refusal.code)
                 command.forget()
             else:
-                self._last += 1
-                command.pid = self._last
+                command.pid = self._number(command.kernel_pid)
                 self._commands[command.pid] = command
                 operation.done({"pid": command.pid})
         ended = [each for each in self._commands.values() if each.exit_code is not None]
@@ -95,6 +101,14 @@ class Commands:
         outputs = [each.output for each in self._commands.values()]
         while sum(output.held for output in outputs) > ALL_OUTPUT_BYTES:
             max(outputs, key=lambda output: output.held).drop()
+
+    def _number(self, kernel_pid: int) -> int:
+        number = kernel_pid
+        if number in self._used:
+            self._beyond += 1
+            number = self._beyond
+        self._used.add(number)
+        return number
 
     def _follow(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         after = header.get("after", 0)

@@ -43,16 +43,14 @@ class _Unsure(Exception):
 class Memory:
     """The workspace as it was when it was last looked at, and what was noticed since."""
 
-    def __init__(self, base: int, descriptor: int) -> None:
-        """`base` is the workspace. `descriptor` is for notices, -1 where there is none."""
+    def __init__(self, base: int, told: "notices.Notices | None") -> None:
+        """`base` is the workspace. `told` is for this memory alone, None where there is none."""
         self.known = KnownFiles()
         self.is_looking = False
         self._base = base
         # A second name of a file elsewhere on the same file system could be written unnoticed.
         is_apart = os.fstat(base).st_dev != os.stat("..", dir_fd=base).st_dev
-        self._notices = None
-        if descriptor >= 0 and is_apart:
-            self._notices = notices.Notices(descriptor, base)
+        self._notices = told if is_apart else None
         # Whether they are complete since the last look; by their numbers, which folder it is.
         self._are_heeded = False
         self._watched: "dict[int, str]" = {}
@@ -108,7 +106,10 @@ class Memory:
             return None
         found: "dict[str, set[str]]" = {}
         is_sure = True
-        for number, mask, name in told:
+        for number, mask, name, _ in told:
+            if mask & notices.IS_GONE:
+                # What has gone with its folder was told of there.
+                continue
             folder = self._watched.get(number)
             if folder is None or not name:
                 is_sure = False
@@ -364,7 +365,7 @@ _memory: "Memory | None" = None
 
 
 def changes(base: int, header: "dict[str, object]") -> "Steps":
-    """`entries` and `removed`, as lists in JSON. `notices` is a descriptor for them, or -1."""
+    """`entries` and `removed`, as lists in JSON. `notices` are those of this process, or None."""
     global _memory
     mark, thorough = header.get("mark", ""), header.get("thorough", False)
     if not isinstance(mark, str) or len(mark) > _MARK_LENGTH:
@@ -372,7 +373,8 @@ def changes(base: int, header: "dict[str, object]") -> "Steps":
     if not isinstance(thorough, bool):
         raise Refused("Must be true or false.", "thorough")
     if _memory is None:
-        _memory = Memory(base, int(header["notices"]))  # type: ignore[call-overload]
+        told: "notices.Notices | None" = header["notices"]  # type: ignore[assignment]
+        _memory = Memory(base, None if told is None else told.beside())
     memory = _memory
     yield from memory.look(thorough=thorough)
     entries, removed, is_complete = memory.known.since(mark)

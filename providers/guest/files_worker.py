@@ -16,7 +16,7 @@ from . import file_operations, file_watch, wire
 from .file_operations import TAKE, Event
 from .kept import Refused
 from .kernel import become, forbid_message_queues
-from .notices import open_notices
+from .notices import Notices, Pause, open_notices
 from .paths import refusal
 from .protocol import EVENT_COST
 
@@ -57,7 +57,8 @@ def be_worker(template: "dict[str, object]", channel: "_socket.socket") -> None:
         forbid_message_queues()
         # Not dumpable, as the supervisor is not: no program reads or changes what is in here.
         base = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        _Worker(base, open_notices() if descriptor == -1 else NOTICES).serve()
+        found = open_notices() if descriptor == -1 else NOTICES
+        _Worker(base, None if found < 0 else Notices(found, base), found).serve()
         code = 0
     finally:
         os._exit(code)
@@ -74,18 +75,21 @@ class _Operation:
         self.takes = False
         self.given: "list[bytes | None]" = []
         self.wakes = 0.0
+        self.listens: "Notices | None" = None
 
     def is_ready(self, now: float) -> bool:
         if self.event is not None:
             return self.credit is not None and self.credit >= len(self.event.data) + EVENT_COST
         if self.takes:
             return bool(self.given)
+        if self.listens is not None and self.listens.has_some:
+            return True
         return self.wakes <= now
 
 
 class _Worker:
-    def __init__(self, base: int, notices: int) -> None:
-        self._base, self._notices = base, notices
+    def __init__(self, base: int, notices: "Notices | None", descriptor: int) -> None:
+        self._base, self._notices, self._descriptor = base, notices, descriptor
         self._operations: "dict[int, _Operation]" = {}
         self._parser = wire.Parser(wire.REQUEST_LIMIT)
 
@@ -93,17 +97,31 @@ class _Worker:
         """Until the supervisor has gone."""
         poll = select.poll()
         poll.register(CHANNEL, select.POLLIN)
+        is_listening = False
         while True:
+            if self._is_listening() is not is_listening:
+                is_listening = not is_listening
+                if is_listening:
+                    poll.register(self._descriptor, select.POLLIN)
+                else:
+                    poll.unregister(self._descriptor)
+            if is_listening and self._notices is not None:
+                # Before all else: what happened before a call came is told before its answer.
+                self._notices.take()
             now = time.monotonic()
             ready = [one for one in self._operations.items() if one[1].is_ready(now)]
             for number, operation in ready:
                 self._step(number, operation)
-            if poll.poll(0 if ready else self._wait()):
+            if CHANNEL in dict(poll.poll(0 if ready else self._wait())):
                 data = os.read(CHANNEL, 1 << 18)
                 if not data:
                     return
                 for header, parts in self._parser.feed(data):
                     self._take(header, parts)
+
+    def _is_listening(self) -> bool:
+        """Whether somebody waits for notices. Else they stay in the kernel's queue."""
+        return any(each.listens is not None for each in self._operations.values())
 
     def _wait(self) -> "float | None":
         """Milliseconds until one that sleeps is to go on."""
@@ -162,6 +180,7 @@ class _Worker:
         if operation.takes:
             operation.takes = False
             taken = operation.given.pop(0)
+        operation.listens = None
         try:
             wanted = operation.steps.send(taken)
         except StopIteration as stop:
@@ -179,6 +198,9 @@ class _Worker:
                 operation.event = wanted
             elif wanted is TAKE:
                 operation.takes = True
+            elif isinstance(wanted, Pause):
+                operation.listens = wanted.notices
+                operation.wakes = time.monotonic() + wanted.seconds
             elif wanted is not None:
                 operation.wakes = time.monotonic() + wanted
 

@@ -65,7 +65,7 @@ STREAMS: Mapping[str, frozenset[str]] = {
     "follow": frozenset({"stdout", "stderr"}),
     "file.list": frozenset({"entries"}),
     "file.read": frozenset({"data"}),
-    "file.watch": frozenset({"ready", "change"}),
+    "file.watch": frozenset({"ready", "changes"}),
     "file.changes": frozenset({"entries", "removed"}),
     "file.pack": frozenset({"data", "held", "kept", "dropped"}),
 }

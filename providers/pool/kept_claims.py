@@ -20,7 +20,7 @@ T = TypeVar("T")
 TEXT_LIMIT = 64 * 1024
 _MOST_METADATA = 64
 _ENTRY_TYPES = ("file", "directory", "symlink", "other")
-_CHANGES = ("created", "modified", "deleted", "moved")
+_CHANGES = ("created", "modified", "deleted", "moved", "attributes")
 _ENDED_BY = ("", "timeout", "memory", "closed")
 
 
@@ -100,7 +100,13 @@ def _metadata(claimed: Any) -> dict[str, str]:
 def change(claimed: Any) -> FileChange | None:
     if not _has_texts(claimed, "path") or claimed.get("type") not in _CHANGES:
         return None
-    return FileChange(claimed["type"], claimed["path"])
+    former, found = claimed.get("former"), claimed.get("entry")
+    return FileChange(
+        claimed["type"],
+        claimed["path"],
+        former if _is_text(former) else "",
+        None if found is None else entry(found),
+    )
 
 
 def workspace_path(claimed: Any) -> str | None:

@@ -107,7 +107,7 @@ class Sessions:
         if session is None or not session.kept.alive:
             anew = "" if ref.startswith(f"{self._boot}-") else ": the service was started anew"
             with before_the_code():
-                raise KeptSandboxLost(f"There is no kept sandbox {ref[:100]!r} any more{anew}.")
+                raise KeptSandboxLost(f"The sandbox is not there any more{anew}.")
         return session
 
     def all(self) -> list[Session]:

@@ -172,12 +172,14 @@ class ServiceFiles(Files):
         """None once it has begun to look, and whenever there has been nothing for a while."""
         is_ready = False
         with self._line.follow("file.watch", also_alive=True, path=path) as frames:
-            for header, _ in frames:
+            for header, parts in frames:
                 if header["event"] == "ready" or (is_ready and header["event"] == "alive"):
                     is_ready = True
                     yield None
-                elif change := kept_claims.change(header):
-                    yield change
+                elif header["event"] == "changes":
+                    yield from kept_claims.several(
+                        kept_claims.change, _list(parts.get("data", b""))
+                    )
 
 
 def _hold(held: IO[bytes], data: bytes) -> None:

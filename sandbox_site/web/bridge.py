@@ -353,7 +353,9 @@ async def _send_events(
                 return
             body, more = events.take()
             if body or not more:
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+                # Without an end the server closes the connection.
+                more_body = more or events.is_broken_off
+                await send({"type": "http.response.body", "body": body, "more_body": more_body})
             else:
                 changed = _told_of(events.changed())
                 await asyncio.wait({*ended, changed}, return_when=asyncio.FIRST_COMPLETED)

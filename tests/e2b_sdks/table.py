@@ -19,7 +19,8 @@ DIFFERS = {
     "Sandbox.pause": "keeps files, not memory",
     "Sandbox.beta_pause": "keeps files, not memory",
     "Sandbox.get_metrics": "now alone: the past is not kept",
-    "Sandbox.list": "by state and metadata, newest first",
+    "Sandbox.create_snapshot": "keeps files, not memory",
+    "Sandbox.fork": "begins with files, without memory",
     "Sandbox.get_host": "names an address that is not served",
     "Sandbox.get_mcp_url": "names an address that is not served",
     "Sandbox.run_code": "plain Python, without IPython's `!` and `%`",
@@ -27,7 +28,6 @@ DIFFERS = {
     "commands.connect": "hears what comes from then on",
     "commands.stream_input": "is taken when all of it was sent",
     "pty.stream_input": "is taken when all of it was sent",
-    "files.watch_dir": "without `entry`",
 }
 # These say that a person is not there whose file they ask for.
 OTHER_REFUSALS = {"Sandbox.get_mcp_token": "There is no user 'root' here"}

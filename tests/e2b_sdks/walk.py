@@ -127,13 +127,16 @@ async def walk_sandboxes() -> Any:
     sandbox.get_mcp_url()
     works("Sandbox.get_mcp_url")
     await refused("Sandbox.get_mcp_token", sandbox.get_mcp_token)
-    await refused("Sandbox.create_snapshot", sandbox.create_snapshot)
-    await refused("Sandbox.delete_snapshot", lambda: Sandbox.delete_snapshot("x"))
-    await refused(
-        "Sandbox.list_snapshots SnapshotPaginator.next_items",
-        lambda: sandbox.list_snapshots().next_items(),
-    )
-    await refused("Sandbox.fork", sandbox.fork)
+    snapshot = (await got(sandbox.create_snapshot())).snapshot_id
+    taken = await got(sandbox.list_snapshots().next_items())
+    assert [each.snapshot_id for each in taken] == [snapshot]
+    assert await got(Sandbox.delete_snapshot(snapshot))
+    assert not await got(Sandbox.delete_snapshot(snapshot))
+    works("Sandbox.create_snapshot Sandbox.delete_snapshot")
+    works("Sandbox.list_snapshots SnapshotPaginator.next_items")
+    (fork,) = await got(sandbox.fork())
+    await got(fork.kill())
+    works("Sandbox.fork")
     await refused("Sandbox.update_network", lambda: sandbox.update_network({"deny_out": ["a.b"]}))
     return sandbox
 

@@ -9,7 +9,7 @@ import pytest
 
 from executions.models import Session
 from executions.services.conversations import Conversation, find
-from executions.services.sessions.finding import living_sessions
+from executions.services.sessions.finding import LivingFilter, living_sessions
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import threads
 from tests.conftest import Caller
@@ -33,7 +33,7 @@ _CONVERSATION = Conversation("user")
     [
         lambda caller, url: caller.client.get(url),
         lambda caller, url: caller.client.get(URL),
-        lambda caller, url: living_sessions(caller.tenant, ["open"], {}, None, 10),
+        lambda caller, url: living_sessions(caller.tenant, LivingFilter(["open"]), None, 10),
         lambda caller, url: find(caller.tenant, _CONVERSATION),
     ],
     ids=["one", "list", "living", "conversation"],

@@ -79,7 +79,12 @@ def test_a_background_process_takes_input_and_ends_with_its_output(alice: Caller
     record = ended(answer)
     assert (record.status, record.stdout, record.exit_code) == ("succeeded", "HELLO YOU", 0)
     assert alice.client.get(f"{URL}/{session['id']}/processes").json()["results"] == [
-        {"pid": 1, "execution": str(record.pk), "state": "exited", "exit_code": 0}
+        {
+            "pid": answer.json()["pid"],
+            "execution": str(record.pk),
+            "state": "exited",
+            "exit_code": 0,
+        }
     ]
     gone = alice.client.post(f"{url}/signal", {"signal": "SIGTERM"})
     assert gone.json() == {"signalled": False}
@@ -96,7 +101,7 @@ def test_a_number_that_was_given_out_in_two_sandboxes_is_that_of_the_later_execu
     wait_for(ended_before.exists)
     assert put_to_sleep(row(session).pk, "a test")
     later = command(alice, session, shell="sleep 60", background=True).json()
-    assert (former["pid"], later["pid"]) == (1, 1)
+    Execution.objects.filter(pk=former["execution"]).update(pid=later["pid"])
     (found,) = alice.client.get(f"{URL}/{session['id']}/processes").json()["results"]
     assert (found["execution"], found["state"]) == (later["execution"], "running")
 
@@ -269,7 +274,7 @@ def test_one_that_no_process_of_ours_follows_any_more_is_recorded_by_the_schedul
     assert not followers.has(execution)
     tend()
     assert Execution.objects.get(pk=execution).finished_at is None
-    url = f"{URL}/{session['id']}/processes/1/stdin?close=1"
+    url = f"{URL}/{session['id']}/processes/{answer.json()['pid']}/stdin?close=1"
     alice.client.post(url, b"", content_type="application/octet-stream")
     (sandbox,) = kept_here.sandboxes()
     wait_for(lambda: sandbox.processes.list()[0].exit_code is not None)

@@ -205,7 +205,8 @@ def test_what_changes_in_the_files_is_told_while_it_happens(session: Session) ->
         session.post("/executions", {"code": "open('new', 'w').close()"})
         assert next(events) == {"seq": 1, "type": "created", "path": "new"}
         session.post("/files/move", {"from": "new", "to": "other"})
-        assert next(events) == {"seq": 2, "type": "moved", "path": "other"}
+        moved = {"seq": 2, "type": "moved", "path": "other", "former": "new"}
+        assert next(events) == moved
         session.post("/executions", {"code": "import os; os.unlink('other')"})
         assert next(events) == {"seq": 3, "type": "deleted", "path": "other"}
         ask(session.site.service, "DELETE", session.url, key=session.site.alice)

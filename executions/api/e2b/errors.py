@@ -84,6 +84,12 @@ def control_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     return _with_headers(json_response({"code": status, "message": message}, status), known)
 
 
+def told_of_control(exc: Exception) -> dict[str, Any]:
+    """The same as a part of an answer."""
+    told: dict[str, Any] = json.loads(control_error(exc, {}).content)
+    return told
+
+
 def file_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of a sandbox's files, asked for over plain HTTP."""
     exc = _in_sandbox(as_told(exc))

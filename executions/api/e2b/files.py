@@ -33,9 +33,10 @@ class TokenOrSignature(SandboxAuthentication):
         named = str(request.META.get(SANDBOX_HEADER, ""))
         key, sandbox_id = tokens.holder_of_signature(query.dict(), operation, named)
         if key is None:
-            raise Refused(
-                401, "unauthenticated", "The signature is not valid, or its time is over."
-            )
+            # In E2B's words, which programs look for.
+            is_late = tokens.has_expired(query.dict())
+            told = "signature is already expired" if is_late else "invalid signature"
+            raise Refused(401, "unauthenticated", told)
         # The link names no sandbox: what it was signed with does.
         request.META[SANDBOX_HEADER] = sandbox_id
         return None, valid(key, request)

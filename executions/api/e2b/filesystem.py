@@ -16,7 +16,7 @@ from executions.api.e2b import watchers
 from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.errors import Refused, invalid, no_such_file
 from executions.api.e2b.paths import USER, shown, to_named, to_place
-from executions.api.e2b.watchers import WatchEvents
+from executions.api.e2b.watchers import Told, WatchEvents
 from executions.models import Session
 from executions.services.sessions import files
 from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
@@ -115,7 +115,7 @@ class FilesystemView(SandboxView):
         session = self.session()
         body = self.first_message()
         path = to_place(body.get("path", ""))
-        events = WatchEvents(path, is_recursive=body.get("recursive") is True)
+        events = WatchEvents(_told(path, body))
 
         def work() -> Waits[None]:
             yield from _require_folder(session, path, str(body.get("path", "")))
@@ -128,17 +128,21 @@ class FilesystemView(SandboxView):
         path = to_place(body.get("path", ""))
         yield from _require_folder(session, path, str(body.get("path", "")))
         watch = yield from watching(session, path)
-        is_recursive = body.get("recursive") is True
-        return {"watcherId": watchers.keep(session.pk, watch, path, is_recursive=is_recursive)}
+        return {"watcherId": watchers.keep(session.pk, watch, _told(path, body))}
 
     def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
-        return {"events": watchers.events_of(session.pk, body.get("watcherId"))}
-        yield
+        return {"events": (yield from watchers.events_of(session, body.get("watcherId")))}
 
     def _remove_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
         watchers.remove(session.pk, body.get("watcherId"))
         return {}
         yield
+
+
+def _told(path: str, body: Mapping[str, Any]) -> Told:
+    """What somebody who watches a folder is told."""
+    describe = detail if body.get("includeEntry") is True else None
+    return Told(path, body.get("recursive") is True, describe)
 
 
 def detail(entry: FileEntry) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from executions.api.e2b.cells import CellEvents
 from executions.api.e2b.envelopes import object_in
 from executions.api.e2b.errors import Refused, invalid, text_error, told
 from executions.api.e2b.paths import shown, to_folder
+from executions.api.e2b.process_stream import has_ended
 from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.models import Session
@@ -81,7 +82,11 @@ class ExecuteView(InterpreterView):
                 said = yield from self._run(session, body, name, language, log)
             except Exception as error:
                 said = {"error": told(error)}
-            events.end(said)
+            if _was_cut_off(said) and has_ended(session.pk):
+                # As E2B's: clients then look whether it runs, and say that it was killed.
+                events.break_off()
+            else:
+                events.end(said)
             return events
 
         if not code.strip():
@@ -165,6 +170,12 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     named = normalize_language(language.lower())
     is_usual = named == normalize_language(session.language)
     return (DEFAULT_CONTEXT if is_usual else f"default-{named}"), named
+
+
+def _was_cut_off(said: Mapping[str, Any]) -> bool:
+    """Whether a cell has no end of its own: its sandbox may be gone."""
+    execution = said.get("execution")
+    return "error" in said or (execution is not None and execution.exit_code is None)
 
 
 def _no_context(context_id: str) -> Refused:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
-from executions.models import Execution
+from executions.models import Execution, Session
 from executions.services import polling
 from executions.services.following import Listener, Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
@@ -22,6 +22,8 @@ from sandbox_site import draining
 
 _LOOK_SECONDS = 2.0
 _ASK_SECONDS = 0.5
+# What E2B's clients say themselves where it is their connection that breaks.
+_GONE = "The sandbox was killed or reached its end of life while the request was in flight."
 _LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
 # Who asks a sandbox whether a command has ended that nobody follows.
 _askers: dict[UUID, object] = {}
@@ -181,6 +183,12 @@ def _until_recorded(
     execution.refresh_from_db()
 
 
+def has_ended(session_id: UUID | None) -> bool:
+    """Whether a session was closed or lost."""
+    living = Session.objects.filter(closed_at=None)
+    return session_id is None or not living.filter(pk=session_id).exists()
+
+
 def _late() -> dict[str, Any]:
     return {"error": {"code": "deadline_exceeded", "message": "The time of the call is over."}}
 
@@ -194,6 +202,8 @@ def _end_of(execution: Execution) -> dict[str, Any]:
     if execution.exit_code is None and status == Execution.Status.OUT_OF_MEMORY:
         return {"left_out": left_out, "end": _exit(137, execution.error_message)}
     if execution.exit_code is None:
+        if has_ended(execution.session_id):
+            return {"error": {"code": "unavailable", "message": _GONE}}
         said = execution.error_message or "The command was ended."
         return {"error": {"code": "unavailable", "message": said}}
     return {"left_out": left_out, "end": _exit(execution.exit_code)}

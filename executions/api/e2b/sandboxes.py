@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 from uuid import UUID
@@ -30,6 +31,7 @@ from executions.services.sessions.errors import (
     refuse_ended,
 )
 from executions.services.sessions.finding import (
+    LivingFilter,
     expires_at,
     living_session_of,
     living_sessions,
@@ -44,9 +46,9 @@ from executions.text import is_storable
 from providers.errors import InvalidConfiguration
 from providers.waiting import within
 
-MOST_LISTED = 100
 _MOST_METADATA = 20
 _LOOK_SECONDS = 0.1
+_METRIC_SECONDS = 5
 _STATES = {"running": Session.State.OPEN.value, "paused": Session.State.ASLEEP.value}
 
 
@@ -68,14 +70,18 @@ class SandboxesView(SandboxApiView):
         query = request.query_params
         is_second = request.path.startswith("/v2/")
         states = query.get("state", "running,paused" if is_second else "running").split(",")
-        if query.get("order", "desc") != "desc" or "template" in query or "startedAfter" in query:
-            raise unimplemented("Listing in another order, by template or by time")
-        page = living_sessions(
-            self.api_key.tenant,
+        wanted = LivingFilter(
             [_STATES[state] for state in states if state in _STATES],
             _metadata_in(query.get("metadata", "")),
-            _cursor(query.get("nextToken", "")),
-            _limit(query.get("limit", str(MOST_LISTED))),
+            opened_after=_moment_in(query.get("startedAfter", "")),
+            templates=_templates_in(query.get("template", "")),
+            is_oldest_first=_is_oldest_first(query.get("order", "desc")),
+        )
+        page = living_sessions(
+            self.api_key.tenant,
+            wanted,
+            cursor_in(query.get("nextToken", "")),
+            limit_in(query.get("limit", str(shapes.MOST_LISTED))),
         )
         answer = json_response([shapes.listed(session) for session in page.sessions])
         if page.next_cursor and is_second:
@@ -93,6 +99,10 @@ class SandboxesView(SandboxApiView):
             raise invalid(
                 "allow_internet_access: Nothing here promises a sandbox without it."
             ) from None
+        if not shapes.pauses_at_its_end(session) and shapes.age_of(session) > 1:
+            # Its time begins when it is there, however long that took.
+            changes = shapes.ending_in(session, wanted.max_seconds, is_bounded=True)
+            control.change(session, changes, self.by())
         return json_response(shapes.created(session, self.api_key), 201)
 
 
@@ -165,9 +175,12 @@ class PauseView(SandboxApiView):
 class MetricsView(SandboxApiView):
     @answered_later
     def get(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
-        """As it is now: what was is not kept. The processor is looked at twice, a moment apart."""
+        """As it is now, where that lies between `start` and `end`: the past is not kept. The
+        processor is looked at twice, a moment apart."""
         session = self.session(sandbox_id)
-        if session.state == Session.State.ASLEEP:
+        query = request.query_params
+        is_now = _is_now(query.get("start", ""), query.get("end", ""))
+        if not is_now or session.state == Session.State.ASLEEP:
             return json_response([])
         before = yield from inspecting(session)
         began = time.monotonic()
@@ -218,13 +231,55 @@ def _left(session: Session) -> float:
     return (expires_at(session) - timezone.now()).total_seconds()
 
 
-def _limit(text: str) -> int:
+def limit_in(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text)):
         raise invalid("limit: Must be a whole number above 0.")
-    return min(int(text), MOST_LISTED)
+    return min(int(text), shapes.MOST_LISTED)
 
 
-def _cursor(text: str) -> UUID | None:
+def _is_oldest_first(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise invalid("order: Must be asc or desc.")
+    return order == "asc"
+
+
+def _moment_in(text: str) -> datetime | None:
+    """A moment of ISO 8601. Without a zone it is one of UTC."""
+    try:
+        when = datetime.fromisoformat(text) if text else None
+        return when if when is None or when.tzinfo else when.replace(tzinfo=UTC)
+    except ValueError:
+        raise invalid("startedAfter: Must be a moment of ISO 8601.") from None
+
+
+def _templates_in(name: str) -> list[str] | None:
+    """What sessions of this template have for one; None for every template."""
+    if not is_storable(name):
+        raise invalid("template: Must hold neither NUL nor lone surrogates.")
+    return shapes.templates_named(name) if name else None
+
+
+def _is_now(start: str, end: str) -> bool:
+    """Whether the time in which somebody asks lies between both, seconds since 1970.
+
+    A measurement counts for some seconds, as E2B's: who asks for all until now asks a moment after
+    he looked at his clock, which need not be ours.
+    """
+    now = time.time()
+    return _seconds_in(start, "start", 0) - _METRIC_SECONDS <= now and (
+        now <= _seconds_in(end, "end", now) + _METRIC_SECONDS
+    )
+
+
+def _seconds_in(text: str, field: str, usual: float) -> float:
+    if not text:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) < 13):
+        raise invalid(f"{field}: Must be whole seconds since 1970.")
+    return int(text)
+
+
+def cursor_in(text: str) -> UUID | None:
     try:
         return UUID(text) if text else None
     except ValueError:

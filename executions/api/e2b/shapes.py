@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
@@ -22,8 +23,13 @@ from providers.values import SandboxLimits
 # Which of its calls a sandbox has: clients ask by this.
 ENVD_VERSION = "0.6.4"
 DEFAULT_SECONDS = 300
-# Templates that every account of E2B has, and that are our usual sandbox.
-_USUAL = ("base", "code-interpreter-v1", "code-interpreter-stateful")
+MOST_LISTED = 100
+# Templates that every account of E2B has, and that are our usual sandbox: it is told by the first.
+USUAL = "base"
+_USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
+# What of a sandbox's own network rules asks for no more than holds here anyway: nobody reaches a
+# sandbox's ports.
+_HARMLESS_RULES = {"allowPublicTraffic": (True, False, None)}
 _NOT_THERE = {
     "mcp": "An MCP gateway in the sandbox",
     "iam": "Tokens of a workload",
@@ -50,8 +56,7 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     then, and as old as any may be.
     """
     for name, what in _NOT_THERE.items():
-        # Nobody reaches a sandbox from outside without its token.
-        if (found := body.get(name)) and found != {"allowPublicTraffic": False}:
+        if body.get(name) and not (name == "network" and _is_harmless(body[name])):
             raise unimplemented(what)
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -59,10 +64,15 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
     template = body.get("templateID") or ""
     if not isinstance(template, str):
         raise invalid("templateID: Must be a text.")
+    # A snapshot is a template for clients.
+    snapshot = tokens.session_id_of(template.partition(":")[0])
+    if snapshot is not None or template.partition(":")[0] in _USUAL:
+        template = ""
     seconds = seconds_in(body) or DEFAULT_SECONDS
     pauses = body.get("autoPause") is True
     return SessionRequest(
-        template="" if template.partition(":")[0] in _USUAL else template,
+        template=template,
+        **from_snapshot(snapshot),
         idle_seconds=seconds,
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
         env=_environment(body.get("envVars") or {}),
@@ -74,6 +84,21 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
 def _environment(given: Any) -> Any:
     """With the home for programs, unless they are to have another."""
     return {"HOME": HOME, **given} if isinstance(given, dict) else given
+def from_snapshot(snapshot_id: UUID | None) -> dict[str, Any]:
+    """What a request has that begins with the files of a snapshot."""
+    return {"from": snapshot_id}
+
+
+def _is_harmless(rules: Any) -> bool:
+    return isinstance(rules, dict) and all(
+        any(value is harmless for harmless in _HARMLESS_RULES.get(name, ())) or value in ([], {})
+        for name, value in rules.items()
+    )
+
+
+def templates_named(name: str) -> list[str]:
+    """What the sessions have whose template clients are told by this name."""
+    return [""] if name == USUAL else [name]
 
 
 def age_of(session: Session) -> int:
@@ -154,11 +179,11 @@ def memory_total(session: Session) -> int:
 
 def _named(session: Session) -> dict[str, Any]:
     return {
-        "templateID": session.template or "base",
+        "templateID": session.template or USUAL,
         "sandboxID": tokens.sandbox_id_of(session),
         "clientID": "cofferdam",
         "envdVersion": ENVD_VERSION,
-        "alias": session.template or "base",
+        "alias": session.template or USUAL,
     }
 
 

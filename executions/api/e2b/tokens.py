@@ -70,7 +70,7 @@ def holder_of_signature(
     signature, until = query.get("signature", ""), query.get("signature_expiration", "")
     if not signature.startswith("v1_") or len(signature) > 64:
         return None, ""
-    if until and (not _EXPIRATION.fullmatch(until) or int(until) < time.time()):
+    if until and (not _EXPIRATION.fullmatch(until) or has_expired(query)):
         return None, ""
     said = f"{query.get('path', '')}:{operation}:{query.get('username', '')}:"
     for session_id, key_id, key_hash in _candidates(sandbox_id):
@@ -81,6 +81,12 @@ def holder_of_signature(
         if constant_time_compare(made, signature):
             return keys.of_id(key_id), session_id.hex
     return None, ""
+
+
+def has_expired(query: Mapping[str, str]) -> bool:
+    """Whether the time that a link names is over, whoever has signed it."""
+    until = query.get("signature_expiration", "")
+    return bool(_EXPIRATION.fullmatch(until)) and int(until) < time.time()
 
 
 def _candidates(sandbox_id: str) -> Iterable[tuple[UUID, int, str]]:

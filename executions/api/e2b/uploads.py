@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from django.conf import settings
-from django.core.exceptions import SuspiciousOperation
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.request import Request
@@ -107,11 +108,15 @@ def _unpacking_to(kept: IO[bytes], hold: Callable[[int], None]) -> Callable[[byt
     return write
 
 
+# Every byte is a character of it, and so nothing of a part is lost that came as a text.
+_BYTES = "latin-1"
+
+
 class _Parts(MultiPartParser):
     """Names of files are whole paths here."""
 
     def sanitize_file_name(self, file_name: str) -> str:
-        return file_name
+        return file_name.encode(_BYTES).decode("utf-8", "replace")
 
 
 class _Keeper(FileUploadHandler):
@@ -137,11 +142,20 @@ def _parts(request: Request, path: str) -> Sent:
     if source is None:
         raise invalid("body: Send a file.")
     try:
-        _Parts(request.META, source, [keeper], "utf-8").parse()
+        texts, _ = _Parts(request.META, source, [keeper], _BYTES).parse()
+    except RequestDataTooBig:
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        told = f"file: Must be at most {most} bytes where the part has no file name."
+        raise Refused(413, "resource_exhausted", told) from None
     except (MultiPartParserError, SuspiciousOperation) as error:
         raise invalid(f"body: Is no form as it should be: {error}") from None
-    if not keeper.found:
+    # A text has no file name: the link says where it goes.
+    nameless = [BytesIO(text.encode(_BYTES)) for text in texts.getlist("file")]
+    sent: Sent = [*keeper.found, *(("", content) for content in nameless)]
+    if not sent:
         raise invalid("body: Send a file.")
-    if path and len(keeper.found) > 1:
+    if path and len(sent) > 1:
         raise invalid("path: Of several files each has its own.")
-    return [(path or name, content) for name, content in keeper.found]
+    if nameless and not path:
+        raise invalid("path: A part without a file name needs it.")
+    return [(path or name, content) for name, content in sent]

@@ -20,6 +20,7 @@ from executions.api.e2b.sandboxes import (
     SandboxesView,
     TimeoutView,
 )
+from executions.api.e2b.snapshots import ForkView, SnapshotsView, SnapshotView, TakeView
 
 _PROCESS = ProcessView.as_view()
 _ONE = "sandboxes/<str:sandbox_id>"
@@ -38,6 +39,15 @@ urlpatterns = [
     path(f"{_ONE}/timeout", TimeoutView.as_view(), name="e2b-timeout"),
     path(f"{_ONE}/pause", PauseView.as_view(), name="e2b-pause"),
     path(f"{_ONE}/metrics", MetricsView.as_view(), name="e2b-metrics"),
+    path(f"{_ONE}/snapshots", TakeView.as_view(), name="e2b-snapshot-take"),
+    path(f"{_ONE}/fork", ForkView.as_view(), name="e2b-fork"),
+    path("snapshots", SnapshotsView.as_view(), name="e2b-snapshots"),
+    # To clients a snapshot is a template. Those of E2B have shorter names.
+    re_path(
+        r"^templates/(?P<snapshot_id>[0-9a-f]{32}(?::[a-z]+)?)$",
+        SnapshotView.as_view(),
+        name="e2b-snapshot",
+    ),
     # What only looks takes another scope.
     path("process.Process/List", _PROCESS, {"method": "List"}, name="e2b-process-list"),
     path("process.Process/Connect", _PROCESS, {"method": "Connect"}, name="e2b-process-connect"),

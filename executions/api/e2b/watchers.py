@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,31 +17,56 @@ from uuid import UUID
 from executions.api.e2b.envelopes import message
 from executions.api.e2b.errors import Refused
 from executions.api.e2b.process_stream import KeptAlive
+from executions.models import Session
 from executions.services.following import first_of
 from executions.services.live import Entry
-from executions.services.sessions.watching import Watch
+from executions.services.sessions.control import done_in
+from executions.services.sessions.watching import Change, Watch
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.guest.names import escape
-from providers.sandbox import below_workspace
+from providers.sandbox import FileEntry, below_workspace
+from providers.waiting import within
 
 _TYPES = {
     "created": "EVENT_TYPE_CREATE",
     "modified": "EVENT_TYPE_WRITE",
     "deleted": "EVENT_TYPE_REMOVE",
     "moved": "EVENT_TYPE_RENAME",
+    "attributes": "EVENT_TYPE_CHMOD",
 }
 UNASKED_SECONDS = 300.0
 _AT_ONCE_BYTES = 256 * 1024
+_ON_ITS_WAY_SECONDS = 0.05
 
 
-def event_of(entry: Entry, folder: str, *, is_recursive: bool) -> dict[str, Any] | None:
-    """None for what is not told: it lies deeper than was asked for."""
-    path = str((entry.said or {}).get("path", ""))
-    name = _from_home(path).removeprefix(f"{_from_home(escape(folder))}/").lstrip("/")
-    if "/" in name and not is_recursive:
-        return None
-    return {"name": name, "type": _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")}
+@dataclass(frozen=True)
+class Told:
+    """What is told of the changes below a folder. `describe` makes of an entry what clients are
+    told of it, where they asked for that."""
+
+    folder: str
+    is_recursive: bool = False
+    describe: Callable[[FileEntry], dict[str, Any]] | None = None
+
+    def events_of(self, entry: Entry) -> list[dict[str, Any]]:
+        """None for what lies deeper than was asked for. What was moved is gone from where it was,
+        and new where it is."""
+        said = entry.said or {}
+        path, former = str(said.get("path", "")), str(said.get("former", ""))
+        kind = _TYPES.get(entry.type, "EVENT_TYPE_UNSPECIFIED")
+        if former:
+            return [*self._event(kind, former), *self._event(_TYPES["created"], path, entry)]
+        return self._event(kind, path, entry)
+
+    def _event(self, kind: str, path: str, entry: Entry | None = None) -> list[dict[str, Any]]:
+        name = _from_home(path).removeprefix(f"{_from_home(escape(self.folder))}/").lstrip("/")
+        if "/" in name and not self.is_recursive:
+            return []
+        event: dict[str, Any] = {"name": name, "type": kind}
+        if self.describe is not None and isinstance(entry, Change) and entry.entry is not None:
+            event["entry"] = self.describe(entry.entry)
+        return [event]
 
 
 def _from_home(path: str) -> str:
@@ -53,14 +78,13 @@ def _from_home(path: str) -> str:
 class WatchEvents(KeptAlive):
     keepalive = message({"keepalive": {}})
 
-    def __init__(self, folder: str, *, is_recursive: bool) -> None:
+    def __init__(self, wanted: Told) -> None:
         super().__init__(message({"start": {}}))
-        self._folder = folder
-        self._is_recursive = is_recursive
+        self._wanted = wanted
 
     def line(self, entry: Entry) -> bytes:
-        event = event_of(entry, self._folder, is_recursive=self._is_recursive)
-        return message({"filesystem": event}) if event else b""
+        events = self._wanted.events_of(entry)
+        return b"".join(message({"filesystem": event}) for event in events)
 
     def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
         """Raises what ended the watch."""
@@ -81,8 +105,7 @@ class WatchEvents(KeptAlive):
 class _Kept:
     session_id: UUID
     watch: Watch
-    folder: str
-    is_recursive: bool
+    wanted: Told
 
 
 # What the numbers of this process begin with.
@@ -92,30 +115,48 @@ _lock = threading.Lock()
 _kept: dict[str, _Kept] = {}
 
 
-def keep(session_id: UUID, watch: Watch, folder: str, *, is_recursive: bool) -> str:
+def keep(session_id: UUID, watch: Watch, wanted: Told) -> str:
     """The number under which its events are asked for."""
     number = _HERE + secrets.token_hex(12)
     watch.keep_for(UNASKED_SECONDS)
     with _lock:
         for old in [old for old, each in _kept.items() if each.watch.ended.done()]:
             del _kept[old]
-        _kept[number] = _Kept(session_id, watch, folder, is_recursive)
+        _kept[number] = _Kept(session_id, watch, wanted)
     return number
 
 
-def events_of(session_id: UUID, number: Any) -> list[Mapping[str, Any]]:
-    """What has happened since this was asked for last. Raises Refused where nobody watches, or
-    does no more: an empty answer would say for ever that nothing happens."""
-    kept = _found(session_id, number)
+def events_of(session: Session, number: Any) -> Waits[list[dict[str, Any]]]:
+    """What has happened since this was asked for last, up to now. Raises Refused where nobody
+    watches, or does no more: an empty answer would say for ever that nothing happens."""
+    kept = _found(session.pk, number)
     kept.watch.keep_for(UNASKED_SECONDS)
+    if not kept.watch.ended.done():
+        yield from _caught_up(session, kept)
     # In this order: whatever has ended by now has told all that it will.
     has_ended = kept.watch.ended.done()
     entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
     if has_ended and not entries:
         _forget(number)
         raise Refused(404, "not_found", _end_of(kept.watch))
-    told = [event_of(each, kept.folder, is_recursive=kept.is_recursive) for each in entries]
-    return [each for each in told if each is not None]
+    return [event for each in entries for event in kept.wanted.events_of(each)]
+
+
+def _caught_up(session: Session, kept: _Kept) -> Waits[None]:
+    """Wait until what has happened by now is told. The sandbox tells of it before it answers what
+    it is asked now; what it told may still be on its way here for a moment."""
+    path = kept.wanted.folder
+    try:
+        yield from done_in(
+            session, lambda sandbox: sandbox.files.stat(path), lambda _: None, is_use=False
+        )
+    except SandboxError:
+        # The watch itself tells why there is nothing more.
+        return
+    if not kept.watch.has_some:
+        yield within(_ON_ITS_WAY_SECONDS, kept.watch.changed(0))
+        # Who comes now and then is no reader that goes on.
+        kept.watch.keep_for(UNASKED_SECONDS)
 
 
 def remove(session_id: UUID, number: Any) -> None:

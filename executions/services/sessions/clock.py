@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django_q.models import Schedule
 
+from executions.services.sessions.due import look_ahead
 from executions.services.sessions.tending import tend
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def tend_if_due() -> bool:
     if not due.exists() or not due.update(next_run=now + interval):
         return False
     tend()
+    look_ahead()
     return True
 
 

@@ -13,6 +13,7 @@ from executions.models import Session
 from executions.services.declared import refuse
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
+from executions.services.sessions.due import ends
 from executions.services.sessions.ending import end_leftovers, in_background, lose
 from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, asked
@@ -123,6 +124,7 @@ def change(
     refuse_ended(session)
     if not won:
         raise SessionAsleep("The session sleeps.")
+    ends.expect([session])
     return session
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, cast
@@ -19,7 +19,7 @@ from executions.models import Session, Tenant
 from executions.services.declared import declared, one_of
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import sessions_of
-from executions.services.paging import newest_first
+from executions.services.paging import newest_first, oldest_first
 from executions.services.sessions.ending import DUE, close_if_due
 from executions.services.sessions.errors import Conflict, NoSuchSession, refuse_ended
 from executions.services.shapes import Query
@@ -113,20 +113,33 @@ def list_sessions(tenant: Tenant, wanted: SessionFilter) -> Page:
     return Page(*newest_first(found, wanted.cursor, wanted.limit))
 
 
-def living_sessions(
-    tenant: Tenant,
-    states: Sequence[str],
-    metadata: Mapping[str, str],
-    cursor: UUID | None,
-    limit: int,
-) -> Page:
-    """As `list_sessions`, of those in one of these states whose metadata says all of this."""
+@dataclass(frozen=True)
+class LivingFilter:
+    """Which sessions that have not ended: in one of these states, whose metadata says all of this,
+    opened at a moment or later, of one of these templates ("" is the usual one). None is any."""
+
+    states: Sequence[str]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    opened_after: datetime | None = None
+    templates: Sequence[str] | None = None
+    is_oldest_first: bool = False
+
+
+def living_sessions(tenant: Tenant, wanted: LivingFilter, cursor: UUID | None, limit: int) -> Page:
+    """As `list_sessions`, of those that the filter names."""
     for due in sessions_of(tenant).filter(DUE).values_list("pk", flat=True):
         close_if_due(due)
-    found = sessions_of(tenant).filter(state__in=list(states), closed_at=None).defer("env")
-    for name, value in metadata.items():
+    found = sessions_of(tenant).filter(state__in=list(wanted.states), closed_at=None).defer("env")
+    for name, value in wanted.metadata.items():
         found = found.filter(Exact(_TextNamed(name, "metadata"), Value(value)))
-    return Page(*newest_first(found, cursor, limit))
+    if wanted.opened_after is not None:
+        # SQLite keeps its own clock's milliseconds, as a text that is shorter than what it is
+        # compared with.
+        found = found.filter(created_at__gt=wanted.opened_after - timedelta(milliseconds=1))
+    if wanted.templates is not None:
+        found = found.filter(template__in=list(wanted.templates))
+    order = oldest_first if wanted.is_oldest_first else newest_first
+    return Page(*order(found, cursor, limit))
 
 
 def opened_by_keys(session_id: UUID | None, most: int) -> Iterable[tuple[UUID, int, str]]:

@@ -27,6 +27,7 @@ from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step, lender, lent
 from executions.services.routing import Hops, Unfit, admitted, steps_for
+from executions.services.sessions.due import ends
 from executions.services.sessions.ending import fail
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import SHARING, taken_over
@@ -99,6 +100,7 @@ def opening(
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
         raise
+    ends.expect([session])
     return session
 
 

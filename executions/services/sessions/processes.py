@@ -155,7 +155,7 @@ def listing(session: Session) -> Waits[list[dict[str, Any]]]:
     """The session's processes, each with its execution. What has ended lately is among them."""
     found = yield from seen(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
-    # Each sandbox counts from 1: of those with the same number the last one is in this sandbox.
+    # Each sandbox has numbers of its own: of those with the same one the last is in this sandbox.
     executions = dict(rows.order_by("pk").values_list("pid", "pk"))
     return [
         process_detail(each.pid, executions.get(each.pid), each.exit_code)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection
@@ -27,7 +28,7 @@ from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox
 from executions.services.waiting import Waits
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
 from providers.guest.names import escape
-from providers.sandbox import FileChange
+from providers.sandbox import FileChange, FileEntry
 from providers.waiting import within
 from sandbox_site import draining
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # Of one tenant, and of all.
 MOST_OF_ONE, MOST = 16, 128
-KINDS = ("created", "modified", "deleted", "moved")
+KINDS = ("created", "modified", "deleted", "moved", "attributes")
 # Who has not begun to read by then has gone without a word.
 UNREAD_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
@@ -43,6 +44,13 @@ _RETRY_SECONDS = 5.0
 
 _lock = threading.Lock()
 _listeners: Counter[str] = Counter()
+
+
+@dataclass
+class Change(Entry):
+    """One change. Its `entry` is no part of what native clients are told."""
+
+    entry: FileEntry | None = None
 
 
 class Watch(Relay):
@@ -79,13 +87,17 @@ class Watch(Relay):
             not isinstance(change, FileChange)
             or change.type not in KINDS
             or not isinstance(change.path, str)
-            or len(change.path) > MAX_PATH_BYTES
+            or not isinstance(change.former, str)
+            or max(len(change.path), len(change.former)) > MAX_PATH_BYTES
         ):
             raise ProviderUnavailable("The provider told of something that is no change.")
         while self.is_full and self.is_wanted:
             self._left.wait(_LOOK_SECONDS)
         self._seq += 1
-        self.push([Entry(self._seq, change.type, said={"path": escape(change.path)})])
+        said = {"path": escape(change.path)}
+        if change.former:
+            said["former"] = escape(change.former)
+        self.push([Change(self._seq, change.type, said=said, entry=change.entry)])
 
 
 def watching(session: Session, path: str) -> Waits[Watch]:

@@ -221,9 +221,16 @@ def snapshot_of(tenant: Tenant, snapshot_id: UUID, field: str | None = None) -> 
     return found
 
 
-def list_snapshots(tenant: Tenant, wanted: SnapshotFilter) -> Page:
-    """A page of the tenant's snapshots, newest first."""
-    return Page(*newest_first(snapshots_of(tenant), wanted.cursor, wanted.limit))
+def list_snapshots(
+    tenant: Tenant, wanted: SnapshotFilter, *, source: UUID | None = None, name: str = ""
+) -> Page:
+    """A page of the tenant's snapshots, newest first; of one session, or of one name."""
+    found = snapshots_of(tenant)
+    if source is not None:
+        found = found.filter(source=source)
+    if name:
+        found = found.filter(name=name)
+    return Page(*newest_first(found, wanted.cursor, wanted.limit))
 
 
 def remove(snapshot: Snapshot, by: str) -> bool:

@@ -27,6 +27,7 @@ from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
 from executions.services.routes import Step, lent
 from executions.services.sessions import bells
+from executions.services.sessions.due import ends
 from executions.services.sessions.errors import Conflict, SessionClosed, refuse_ended, tenant_of
 from executions.services.sessions.place import LEASE_SECONDS, lender_of, taken_over
 from executions.services.sessions.room import making_room, opened_where_there_is_room
@@ -160,6 +161,7 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[Non
         except BaseException:
             sandbox.submit_close()
             raise
+    ends.expect([session])
     logger.info("session %s is awake, with %s of its files", session.pk, len(members))
     bells.ring(session.pk)
 

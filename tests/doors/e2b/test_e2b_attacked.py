@@ -13,9 +13,11 @@ from e2b_code_interpreter import Sandbox
 from executions.api.e2b import watchers
 from executions.api.e2b.envelopes import messages_in
 from executions.api.e2b.errors import Refused
-from executions.api.e2b.watchers import WatchEvents
+from executions.api.e2b.watchers import Told, WatchEvents
 from executions.ids import uuid7
+from executions.models import Session
 from executions.services.sessions.watching import Watch
+from executions.services.waiting import wait_for
 from providers.errors import KeptSandboxLost
 from providers.sandbox import FileChange
 from tests.support.e2b_door import headers_of, native_of, opened, post
@@ -143,11 +145,11 @@ def test_files_that_are_touched_here_have_lines_in_the_log(door: Site, sandbox: 
 
 
 def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, session = Watch(), uuid7()
-    number = watchers.keep(session, watch, "", is_recursive=False)
+    watch, session = Watch(), Session(id=uuid7())
+    number = watchers.keep(session.pk, watch, Told(""))
     assert watch.is_wanted
     monkeypatch.setattr(watchers, "UNASKED_SECONDS", -1.0)
-    assert watchers.events_of(session, number) == []
+    assert wait_for(watchers.events_of(session, number)) == []
     assert not watch.is_wanted
 
 
@@ -155,40 +157,40 @@ def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_watch_that_has_ended_tells_the_rest_and_then_says_so(
     error: KeptSandboxLost | None,
 ) -> None:
-    watch, session = Watch(), uuid7()
-    number = watchers.keep(session, watch, "", is_recursive=False)
+    watch, session = Watch(), Session(id=uuid7())
+    number = watchers.keep(session.pk, watch, Told(""))
     watch.tell(FileChange("created", "last"))
     watch.end()
     if error is None:
         watch.ended.set_result(None)
     else:
         watch.ended.set_exception(error)
-    (told,) = watchers.events_of(session, number)
+    (told,) = wait_for(watchers.events_of(session, number))
     assert told["name"] == "last"
     with pytest.raises(Refused, match="has ended: It is gone" if error else "has ended") as caught:
-        watchers.events_of(session, number)
+        wait_for(watchers.events_of(session, number))
     assert (caught.value.http_status, caught.value.word) == (404, "not_found")
     with pytest.raises(Refused, match="no such watcher"):
-        watchers.events_of(session, number)
+        wait_for(watchers.events_of(session, number))
 
 
 def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, session = Watch(), uuid7()
-    number = watchers.keep(session, watch, "", is_recursive=False)
+    watch, session = Watch(), Session(id=uuid7())
+    number = watchers.keep(session.pk, watch, Told(""))
     for wrong in (number[:-1], f"{number}0", "x", None, 5, "g" * 32, number.upper()):
         with pytest.raises(Refused, match="no such watcher"):
-            watchers.events_of(session, wrong)
+            wait_for(watchers.events_of(session, wrong))
     # Nobody learns of a watch of another session.
     with pytest.raises(Refused, match="no such watcher"):
-        watchers.events_of(uuid7(), number)
+        wait_for(watchers.events_of(Session(id=uuid7()), number))
     monkeypatch.setattr(watchers, "_HERE", "00000000")
-    watchers.remove(session, number)
+    watchers.remove(session.pk, number)
     with pytest.raises(Refused, match="another process"):
-        watchers.events_of(session, number)
+        wait_for(watchers.events_of(session, number))
 
 
 def test_the_time_of_a_call_that_watches_ends_it() -> None:
-    late = WatchEvents("", is_recursive=False).follow(Watch(), 0.0)
+    late = WatchEvents(Told("")).follow(Watch(), 0.0)
     next(late).exception(30)
     with pytest.raises(Refused, match="time of the call"):
         next(late)

@@ -19,7 +19,11 @@ from executions.api.e2b.envelopes import STREAM_TYPE, message
 from executions.models import ApiKey, Session
 from executions.services.keys import create_api_key, rotate
 from executions.services.sessions import room
-from executions.services.sessions.finding import living_sessions, opened_by_keys
+from executions.services.sessions.finding import (
+    LivingFilter,
+    living_sessions,
+    opened_by_keys,
+)
 from executions.text import is_storable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -48,13 +52,13 @@ def test_sessions_are_found_by_all_of_their_metadata_and_by_their_keys(
     opened(charlie, metadata={"k": "v", odd: "1"})
 
     def found(**metadata: str) -> set[str]:
-        page = living_sessions(alice.tenant, ["open"], metadata, None, 10)
+        page = living_sessions(alice.tenant, LivingFilter(["open"], metadata), None, 10)
         return {str(each.pk) for each in page.sessions}
 
     assert len(found(k="v")) == 2
     assert found(k="v", **{odd: "1"}) == {first["id"]}
     assert found(**{odd: "2"}) == found(k="w") == set()
-    assert living_sessions(alice.tenant, ["asleep"], {}, None, 10).sessions == []
+    assert living_sessions(alice.tenant, LivingFilter(["asleep"]), None, 10).sessions == []
     holders = {str(pk): (key, digest) for pk, key, digest in opened_by_keys(None, 10)}
     assert holders[first["id"]] == (alice.api_key.pk, alice.api_key.key_hash)
     assert len(holders) == 3
@@ -115,7 +119,7 @@ def found_by(caller: Caller, metadata: dict[str, Any], name: str, value: str) ->
         idle_seconds=600,
         max_seconds=600,
     )
-    page = living_sessions(caller.tenant, ["open"], {name: value}, None, 1)
+    page = living_sessions(caller.tenant, LivingFilter(["open"], {name: value}), None, 1)
     return [each.pk for each in page.sessions] == [made.pk]
 
 

@@ -16,7 +16,7 @@ from providers.guest.file_changes import Memory
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Memory]:
     base = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     descriptor = -1 if request.param == "none" else notices.open_notices()
-    yield Memory(base, descriptor)
+    yield Memory(base, None if descriptor < 0 else notices.Notices(descriptor, base))
     os.close(base)
     if descriptor >= 0:
         os.close(descriptor)

@@ -1,0 +1,94 @@
+"""A session whose time is over ends then, and not when the schedule next looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from executions.models import Session
+from executions.services.sessions import due
+from executions.services.sessions.due import Ends
+from executions.services.workspaces import threads
+from tests.conftest import Caller
+from tests.support.saved_files import write
+from tests.support.sessions import URL, aged, cell, opened, row
+
+pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    """Those of a process that serves, looked at by the test in place of a thread."""
+    found = Ends()
+    found.is_on = True
+    monkeypatch.setattr(found._ticker, "start", lambda: None)
+    for place in ("opening", "control"):
+        monkeypatch.setattr(f"executions.services.sessions.{place}.ends", found)
+    monkeypatch.setattr(due, "ends", found)
+    yield found
+    assert threads.wait_until_idle()
+
+
+def over(ends: Ends, session: dict[str, object]) -> None:
+    """Have the moment of its end have come."""
+    ends._moments = dict.fromkeys(ends._moments, (0.0, 0))
+
+
+def test_unused_for_its_time_it_sleeps(alice: Caller, ends: Ends) -> None:
+    session = opened(alice, idle_seconds=30)
+    cell(alice, session, write("f", "kept"))
+    pause = ends.look()
+    assert pause is not None
+    assert 0 < pause <= 30.1
+    aged(session, used_at=30)
+    over(ends, session)
+    ends.look()
+    assert threads.wait_until_idle()
+    assert row(session).state == Session.State.ASLEEP
+
+
+def test_as_old_as_it_may_be_it_is_closed(alice: Caller, ends: Ends) -> None:
+    session = opened(alice, max_seconds=3)
+    aged(session, created_at=3)
+    over(ends, session)
+    ends.look()
+    assert threads.wait_until_idle()
+    found = row(session)
+    assert (found.state, found.closed_because) == (Session.State.CLOSED, "it was 3 s old")
+    assert found.released_at is not None
+
+
+def test_used_meanwhile_it_is_looked_at_when_its_time_is_over_again(
+    alice: Caller, ends: Ends
+) -> None:
+    session = opened(alice, idle_seconds=30)
+    over(ends, session)
+    pause = ends.look()
+    assert pause is not None
+    assert 25 < pause <= 30.1
+    assert row(session).state == Session.State.OPEN
+
+
+def test_a_shorter_time_is_heeded_and_a_far_end_is_not_remembered(
+    alice: Caller, ends: Ends
+) -> None:
+    session = opened(alice, idle_seconds=600, max_seconds=1800)
+    assert ends.look() is None
+    alice.client.patch(f"{URL}/{session['id']}", {"idle_seconds": 2})
+    pause = ends.look()
+    assert pause is not None
+    assert pause <= 2.1
+
+
+def test_what_ends_before_the_schedule_looks_again_is_expected(alice: Caller, ends: Ends) -> None:
+    opened(alice, idle_seconds=600)
+    near = opened(alice, idle_seconds=600)
+    aged(near, used_at=595)
+    due.look_ahead()
+    assert [str(pk) for pk in ends._moments] == [near["id"]]
+
+
+def test_a_process_that_serves_nobody_has_no_thread_for_it(alice: Caller) -> None:
+    opened(alice, idle_seconds=2)
+    assert due.ends.look() is None
