@@ -225,6 +225,9 @@ class Context:
             if text == code:
                 raise
             del error
+        if (unindented := notebook.dedented(code)) != code:
+            # Tracebacks show the lines that were run: places in them are counted there.
+            self._show_lines(unindented)
         return compile(text, self._name, "exec", flags, dont_inherit=True), text
 
     def _evaluate(self, tree: "Any", text: str) -> object:
@@ -254,9 +257,13 @@ class Context:
     def _remember(self, code: str) -> None:
         """Give the cell a name, under which tracebacks and `inspect` find its lines."""
         self._count += 1
-        name = self._name = f"<cell {self._count}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        self._name = f"<cell {self._count}>"
+        self._show_lines(code)
         linecache.cache.pop(f"<cell {self._count - SOURCES_KEPT}>", None)
+
+    def _show_lines(self, code: str) -> None:
+        lines = code.splitlines(True)
+        linecache.cache[self._name] = (len(code), None, lines, self._name)
 
 
 def _be_deaf() -> None:
