@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from . import calls, display, ending, exceptions, preload, python_runner, wire
+from . import calls, display, ending, exceptions, plots, preload, python_runner, wire
 from .event_loop import ContextLoop
 from .job import lend_artifacts
 from .kernel import keep_apart
@@ -52,6 +52,7 @@ def serve(
     sys.argv[:] = [""]
     sys.excepthook = _print_exception
     outputs.write = _write_whole
+    plots.show_saved(outputs.display)
     inbox = calls.Inbox(job)
     end = ending.Ending()
     context = Context(outputs, advised, inbox)
@@ -129,7 +130,7 @@ class Context:
         """Run one cell. Its exit code, and the JSON text of what `main()` returned."""
         mark = {"number": header["number"]}
         self._outputs.mark = mark
-        self._outputs.room = header["rich_output_bytes"]
+        self._outputs.allow(header["rich_output_bytes"])
         self._outputs.exception = b""
         code = parts["code"].decode()
         if self._advised:
