@@ -22,7 +22,7 @@ DIFFERS = {
     "Sandbox.list": "by state and metadata, newest first",
     "Sandbox.get_host": "names an address that is not served",
     "Sandbox.get_mcp_url": "names an address that is not served",
-    "Sandbox.run_code": "plain Python, without IPython's `!` and `%`",
+    "Sandbox.run_code": "no Java and no R; Python without IPython itself, whose lines are taken",
     "commands.run": "as `user` alone; `pwd` says `/workspace`; no login files",
     "commands.connect": "hears what comes from then on",
     "commands.stream_input": "is taken when all of it was sent",

@@ -182,6 +182,54 @@ def test_a_figure_of_plotly_is_shown(kept: KeptGuest) -> None:
     assert ran.parts["output:0:application/vnd.plotly.v1+json"] == b'{"data":[]}'
 
 
+PILLOW = """
+import os, sys
+os.makedirs('PIL')
+open('PIL/__init__.py', 'w').close()
+open('PIL/Image.py', 'w').write('''
+class Image:
+    def save(self, fp, format=None, **options):
+        if hasattr(fp, 'write'): fp.write(b'picture')
+        else: open(fp, 'wb').write(b'picture')
+    def show(self): raise RuntimeError('no screen')
+    def _repr_png_(self): return b'png'
+''')
+from PIL.Image import Image
+Image().save('a.png')
+"""
+
+
+def test_a_picture_of_pillow_is_shown_where_it_is_saved_under_a_name(kept: KeptGuest) -> None:
+    named = kept.run(PILLOW)
+    buffered = kept.run("import io\nImage().save(io.BytesIO(), 'png')")
+    shown = kept.run("Image().show()")
+
+    assert named.exit_code == 0, named.stderr
+    assert named.parts["output:0:image/png"] == b"png"
+    assert kept.run("open('a.png', 'rb').read()").shown == ["b'picture'"]
+    assert buffered.shown == []
+    assert shown.parts["output:0:image/png"] == b"png"
+
+
+MATPLOTLIB = """
+import os
+os.makedirs('matplotlib')
+open('matplotlib/__init__.py', 'w').close()
+open('matplotlib/font_manager.py', 'w').write('''
+import logging
+logger = logging.getLogger(__name__)
+logger.warning('Matplotlib is building the font cache; this may take a moment.')
+logger.warning('findfont: Font family %r not found.', 'SimHei')
+''')
+import matplotlib.font_manager
+"""
+
+
+def test_a_first_plot_does_not_tell_that_fonts_are_looked_for(kept: KeptGuest) -> None:
+    assert kept.run("import sys\n'mpl_toolkits' in sys.modules").shown == ["False"]
+    assert kept.run(MATPLOTLIB).stderr == "findfont: Font family 'SimHei' not found.\n"
+
+
 def test_tasks_are_made_without_await_and_go_on_between_cells(kept: KeptGuest) -> None:
     kept.run(
         """
