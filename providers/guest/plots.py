@@ -22,21 +22,26 @@ def hook(show: "Callable[[], None]", display: "Callable[[object], None]") -> Non
     def show_one(value: object, *_: object, **__: object) -> None:
         display(value)
 
-    when_imported("matplotlib", _be_quiet_about_fonts)
+    when_imported("matplotlib", _be_quiet)
     when_imported(PYPLOT, lambda module: setattr(module, "show", show_all))
     when_imported(PLOTLY, lambda module: setattr(module, "show", show_one))
     when_imported("PIL.Image", lambda module: setattr(module.Image, "show", show_one))
 
 
-def _be_quiet_about_fonts(module: "Any") -> None:
-    """Leave out that matplotlib builds its list of fonts, which each new sandbox does once: where
-    the machine is slow, it would stand on standard error like a fault."""
+def _be_quiet(matplotlib: "Any") -> None:
+    """Keep off standard error what a first plot would say of the machine."""
     import logging
 
     def is_wanted(record: "logging.LogRecord") -> bool:
+        # Each new sandbox looks for its fonts once, which is no fault.
         return "building the font cache" not in str(record.msg)
 
     logging.getLogger("matplotlib.font_manager").addFilter(is_wanted)
+    # Debian's matplotlib loads its own part of this package, with which a newer one does not work.
+    toolkits: "Any" = sys.modules.get("mpl_toolkits")
+    above = os.path.dirname(os.path.dirname(matplotlib.__file__))
+    if toolkits is not None and os.path.isdir(beside := os.path.join(above, "mpl_toolkits")):
+        toolkits.__path__ = [beside, *(each for each in toolkits.__path__ if each != beside)]
 
 
 def show_saved(display: "Callable[[object], None]") -> None:

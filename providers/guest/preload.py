@@ -81,9 +81,6 @@ def load_site() -> None:
         import site
 
         site.main()
-        # Debian's matplotlib puts its own part of this package there, before that of a newer one,
-        # which then warns on its first plot.
-        sys.modules.pop("mpl_toolkits", None)
 
 
 def set_environment() -> None:

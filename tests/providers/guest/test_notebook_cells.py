@@ -221,13 +221,21 @@ logger = logging.getLogger(__name__)
 logger.warning('Matplotlib is building the font cache; this may take a moment.')
 logger.warning('findfont: Font family %r not found.', 'SimHei')
 ''')
+os.makedirs('mpl_toolkits/mplot3d')
+open('mpl_toolkits/mplot3d/__init__.py', 'w').write('ours = True')
+import sys, types
+sys.modules['mpl_toolkits'] = other = types.ModuleType('mpl_toolkits')
+other.__path__ = ['/elsewhere/mpl_toolkits']
 import matplotlib.font_manager
+from mpl_toolkits.mplot3d import ours
 """
 
 
-def test_a_first_plot_does_not_tell_that_fonts_are_looked_for(kept: KeptGuest) -> None:
-    assert kept.run("import sys\n'mpl_toolkits' in sys.modules").shown == ["False"]
-    assert kept.run(MATPLOTLIB).stderr == "findfont: Font family 'SimHei' not found.\n"
+def test_a_first_plot_tells_nothing_of_font_caches_and_other_versions(kept: KeptGuest) -> None:
+    ran = kept.run(MATPLOTLIB)
+
+    assert (ran.exit_code, ran.stderr) == (0, "findfont: Font family 'SimHei' not found.\n")
+    assert kept.run("ours").shown == ["True"]
 
 
 def test_tasks_are_made_without_await_and_go_on_between_cells(kept: KeptGuest) -> None:
