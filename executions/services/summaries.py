@@ -62,12 +62,14 @@ def omissions_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
 def omission_lines(execution: Execution) -> list[str]:
     """The same, as a line for each."""
     return [
-        f"{what}{entry['name']} was left out: {entry['reason']}"
-        if entry["name"]
-        else entry["reason"]
+        _line(f"{what}{entry['name']}", entry["reason"]) if entry["name"] else entry["reason"]
         for what, key in (("file ", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
         for entry in omissions_of(execution)[key]
     ]
+
+
+def _line(name: str, reason: str) -> str:
+    return f"{name} was {reason if reason.startswith('cut: ') else f'left out: {reason}'}"
 
 
 def _entries(kept: Any) -> list[list[str]]:

@@ -9,6 +9,7 @@ import os
 import sys
 
 from . import plots, wire
+from .names import too_large
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Outputs:
 
     def __init__(self, report: int) -> None:
         """Frames go to the descriptor `report`."""
-        self.room = 0
+        self.room = self.most = 0
         # What each frame says beside its kind.
         self.mark: "dict[str, object]" = {}
         self.write = wire.write_all
@@ -54,12 +55,16 @@ class Outputs:
         self._shown: "list[object]" = []
 
     def open(self) -> None:
-        """Let the program show values, and take over `plt.show()`. `room` bytes count, in all."""
+        """Let the program show values, and take over `plt.show()`."""
         _builtins()["display"] = self.display
         plots.hook(self.show_figures, self.display)
         for name in ("IPython.core.display_functions", "IPython.core.getipython"):
             plots.when_imported(name, self._use_ours)
         sys.meta_path.append(_IPython(self))
+
+    def allow(self, size: int) -> None:
+        """Have what is shown from now on count up to so many bytes, in all."""
+        self.room = self.most = size
 
     def _use_ours(self, module: "Any") -> None:
         from . import ipython
@@ -167,8 +172,9 @@ class Outputs:
         cut: "list[list[str]]" = []
         text = _plain(value)
         if len(text) > TEXT_LIMIT:
-            text = text[:TEXT_LIMIT]
-            cut.append(["text/plain", f"cut: the first {TEXT_LIMIT} characters are kept"])
+            reason = f"cut: the first {TEXT_LIMIT} characters are kept"
+            text = f"{text[:TEXT_LIMIT]}\n[{reason}]"
+            cut.append(["text/plain", reason])
         self._send_parts({**bundle, "text/plain": text.encode(errors="replace")}, cut)
 
     def _send_parts(self, bundle: "dict[str, bytes]", cut: "list[list[str]]") -> None:
@@ -177,6 +183,12 @@ class Outputs:
             if size > self.room and mime in bundle:
                 size -= len(bundle.pop(mime))
                 cut.append([mime, "too large beside the others"])
+        if size > self.room and "text/plain" in bundle:
+            # What it is can be said still: the largest goes first.
+            for mime in sorted(bundle, key=lambda each: -len(bundle[each])):
+                if size > self.room and mime != "text/plain":
+                    size -= len(bundle.pop(mime))
+                    cut.append([mime, too_large(self.most, "outputs")])
         # One that is empty says that it was too large.
         parts = list(bundle.items()) if size <= self.room else []
         self.room -= size if parts else 0

@@ -5,6 +5,7 @@
 const net = require('net')
 const path = require('path')
 const util = require('util')
+const { pathToFileURL } = require('url')
 const vm = require('vm')
 const { Worker } = require('worker_threads')
 const Module = require('module')
@@ -38,6 +39,12 @@ new (require('net').Socket)({ fd: stop, readable: true, writable: false }).on('d
 `
 const PATIENCE_MS = 100
 // Where a TypeScript compiler may be for a Node that does not know the language itself.
+const NO_COMPILER = `If this is TypeScript: Node ${process.version} does not know it, and the package ` +
+  'typescript is not here. An administrator adds it (Debian: node-typescript), or Node from 22.13 on.'
+// What JavaScript has nowhere: a type behind a name, and declarations of types.
+const TYPED = /[\w)\]]\??\s*:\s*[A-Za-z_$][\w$.<>[\] |]*[=,);{]|\b(interface|type|enum|namespace|declare|abstract|readonly|private|public|protected|as|satisfies)\s+[\w$]|\w<[\w$ ,[\]|]+>\s*[({]/
+// As display.py has it.
+const TEXT_LIMIT = 200000
 const COMPILERS = ['typescript', '/usr/share/nodejs/typescript', '/usr/lib/node_modules/typescript']
 
 class Exit {
@@ -218,6 +225,45 @@ module.exports = function serve (shared, header) {
     return outputText.replace(/^export \{\};?$/m, '')
   }
 
+  // Node before 20.12 has no name for its own loader, and needs the scripts that ask for it alive.
+  const importers = []
+  function compiled (source, code) {
+    const loader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
+    function load (name, _, attributes) {
+      const { esmLoader } = require('internal/process/esm_loader')
+      return esmLoader.import(name, pathToFileURL(path.resolve('main.js')).href, attributes)
+    }
+    let script
+    try {
+      script = new vm.Script(source, {
+        filename: `<cell ${count}>`,
+        importModuleDynamically: loader ?? load
+      })
+    } catch (error) {
+      throw hinted(error, code)
+    }
+    if (!loader && /\bimport\b/.test(source)) importers.push(script)
+    return script
+  }
+
+  // Node's own error for what is no JavaScript, with what to do where it may be TypeScript.
+  function hinted (error, code) {
+    if (!(error instanceof SyntaxError) || Module.stripTypeScriptTypes || !TYPED.test(code) || typescript()) return error
+    const { message, stack } = error
+    error.message = `${message}. ${NO_COMPILER}`
+    error.stack = stack.replace(message, () => error.message)
+    return error
+  }
+
+  // The text of a value, and what was left out of it.
+  function shown (value) {
+    // A text in it that is longer is cut here as well, so that this is told.
+    const text = util.inspect(value, { maxStringLength: TEXT_LIMIT + 1 })
+    if (text.length <= TEXT_LIMIT) return { text, cut: [] }
+    const reason = `cut: the first ${TEXT_LIMIT} characters are kept`
+    return { text: `${text.slice(0, TEXT_LIMIT)}\n[${reason}]`, cut: [['text/plain', reason]] }
+  }
+
   function typescript () {
     for (const place of COMPILERS) {
       try {
@@ -245,10 +291,7 @@ module.exports = function serve (shared, header) {
   async function evaluate (code, args) {
     count += 1
     const { source, awaits, body } = prepare(code)
-    const script = new vm.Script(source, {
-      filename: `<cell ${count}>`,
-      importModuleDynamically: vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
-    })
+    const script = compiled(source, code)
     if (args !== undefined) globalThis.arguments = args
     const former = globalThis.main
     const formerExport = globalThis.module.exports?.main
@@ -267,7 +310,8 @@ module.exports = function serve (shared, header) {
     value = shows ? await value : undefined
     if (value !== undefined) {
       globalThis._ = value
-      report({ type: 'output', number: running.number }, [['text/plain', Buffer.from(util.inspect(value))]])
+      const { text, cut } = shown(value)
+      report({ type: 'output', cut, number: running.number }, [['text/plain', Buffer.from(text)]])
     }
     if (args === undefined) return undefined
     const exported = globalThis.module.exports?.main

@@ -12,6 +12,7 @@ _FLAGS = 0x400 | 0x2000
 MOST_LINES = 300
 
 _CELL_MAGIC = re.compile(r"\s*%%(\w[\w.]*)[ \t]*([^\n]*)\n?(.*)", re.DOTALL)
+_OF_PYTHON = ("time", "timeit", "capture")
 _TARGETS = r"[A-Za-z_][\w.]*(?:\[[^\]]*\])?(?:\s*,\s*[A-Za-z_][\w.]*)*"
 _SHELL = re.compile(rf"(?:({_TARGETS})\s*=\s*)?(!!?)(.*)", re.DOTALL)
 _MAGIC = re.compile(rf"(?:({_TARGETS})\s*=\s*)?%(\w[\w.]*)(.*)", re.DOTALL)
@@ -21,15 +22,30 @@ _INSTALLER = re.compile(
     r"(pip)3?\s+((?:install|list|show|freeze|uninstall|download)\b.*)", re.DOTALL
 )
 _COMMENT = re.compile(r"#[^\n]*")
+# The first line that is not blank, where it is indented.
+_INDENT = re.compile(r"(?:[^\S\n]*\n)*([ \t]+)\S")
+
+
+def dedented(code: str) -> str:
+    """The code without the indentation of its first line, which every line loses that begins with
+    it, as in IPython: those within texts, too. It has as many lines."""
+    found = _INDENT.match(code)
+    if found is None:
+        return code
+    return "\n".join(line.removeprefix(found[1]) for line in code.split("\n"))
 
 
 def plain(code: str, most: int = MOST_LINES) -> str:
-    """The code as Python, with as many lines. What cannot be made Python stays as it is."""
+    """The code as Python, with as many lines. What cannot be made Python stays as it is, but for
+    its indentation."""
+    if _INDENT.match(code) is not None and not _is_python(code):
+        code = dedented(code)
     found = _CELL_MAGIC.fullmatch(code)
     if found is not None:
         name, line, body = found.groups()
-        # The body's lines keep their numbers.
-        body = "\n" * code[: found.start(3)].count("\n") + body
+        above = code[: found.start(3)].count("\n")
+        # The lines of a body that is Python keep their numbers.
+        body = "\n" * (above if name in _OF_PYTHON else min(above, 1)) + body
         return f"get_ipython().run_cell_magic({name!r}, {line.rstrip()!r}, {body!r})"
     lines = code.split("\n")
     for _ in range(most):
@@ -50,6 +66,17 @@ def is_quiet(code: str, line: int, column: int) -> bool:
     first, *rest = code.split("\n")[line - 1 :]
     after = first.encode()[column:].decode("utf-8", "replace")
     return ";" in _COMMENT.sub("", "\n".join([after, *rest]))
+
+
+def _is_python(code: str) -> bool:
+    try:
+        compile(code, "<cell>", "exec", _FLAGS, dont_inherit=True)
+    except SyntaxError:
+        return False
+    except (ValueError, RecursionError, MemoryError, OverflowError):
+        # Another indentation would not help it.
+        return True
+    return True
 
 
 def _rewrite(lines: "list[str]", number: int) -> bool:

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from . import calls, display, ending, exceptions, preload, python_runner, wire
+from . import calls, display, ending, exceptions, plots, preload, python_runner, wire
 from .event_loop import ContextLoop
 from .job import enter_folder, lend_artifacts
 from .kernel import keep_apart
@@ -49,6 +49,7 @@ def serve(
     sys.argv[:] = [""]
     sys.excepthook = _print_exception
     outputs.write = _write_whole
+    plots.show_saved(outputs.display)
     inbox = calls.Inbox(job)
     end = ending.Ending()
     context = Context(outputs, advised, inbox)
@@ -126,7 +127,7 @@ class Context:
         """Run one cell. Its exit code, and the JSON text of what `main()` returned."""
         mark = {"number": header["number"]}
         self._outputs.mark = mark
-        self._outputs.room = header["rich_output_bytes"]
+        self._outputs.allow(header["rich_output_bytes"])
         self._outputs.exception = b""
         code = parts["code"].decode()
         if self._advised:
@@ -222,6 +223,9 @@ class Context:
             if text == code:
                 raise
             del error
+        if (unindented := notebook.dedented(code)) != code:
+            # Tracebacks show the lines that were run: places in them are counted there.
+            self._show_lines(unindented)
         return compile(text, self._name, "exec", flags, dont_inherit=True), text
 
     def _evaluate(self, tree: "Any", text: str) -> object:
@@ -251,9 +255,13 @@ class Context:
     def _remember(self, code: str) -> None:
         """Give the cell a name, under which tracebacks and `inspect` find its lines."""
         self._count += 1
-        name = self._name = f"<cell {self._count}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        self._name = f"<cell {self._count}>"
+        self._show_lines(code)
         linecache.cache.pop(f"<cell {self._count - SOURCES_KEPT}>", None)
+
+    def _show_lines(self, code: str) -> None:
+        lines = code.splitlines(True)
+        linecache.cache[self._name] = (len(code), None, lines, self._name)
 
 
 def _be_deaf() -> None:

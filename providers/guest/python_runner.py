@@ -64,7 +64,7 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
 
         found = advice.remarks(parts["code"].decode())
         outputs.report(wire.pack({"type": "advice", "remarks": found}, []))
-    outputs.room = int(header["rich_output_bytes"])  # type: ignore[call-overload]
+    outputs.allow(int(header["rich_output_bytes"]))  # type: ignore[call-overload]
     # What was loaded while nobody waited is of no interest to a look through all objects.
     gc.freeze()
     end = ending.Ending()

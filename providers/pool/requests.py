@@ -158,8 +158,12 @@ def make_template(
         # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
         # own Node ends with an exit code like any other.
         heap = f"--max-old-space-size={2 * limits.memory_bytes // (1024 * 1024)}"
-        # What is broken off in the middle of a timer leaves those checks unsettled.
-        options = ("--expose-internals", "--no-warnings", "--no-force-async-hooks-checks", heap)
+        # What is broken off in the middle of a timer leaves those checks unsettled. Without the
+        # modules of `vm`, cells import nothing in Node 18.
+        options = (
+            *("--expose-internals", "--experimental-vm-modules", "--no-warnings"),
+            *("--no-force-async-hooks-checks", heap),
+        )
         command = (interpreter, *options, *launcher.node_runner())
     modules = tuple(preload) if language == "python" else ()
     version = launcher.version(language, name)

@@ -23,7 +23,7 @@ DIFFERS = {
     "Sandbox.fork": "begins with files, without memory",
     "Sandbox.get_host": "names an address that is not served",
     "Sandbox.get_mcp_url": "names an address that is not served",
-    "Sandbox.run_code": "plain Python, without IPython's `!` and `%`",
+    "Sandbox.run_code": "no Java and no R; Python without IPython itself, whose lines are taken",
     "commands.run": "as `user` alone; no login files",
     "commands.connect": "hears what comes from then on",
     "commands.stream_input": "is taken when all of it was sent",

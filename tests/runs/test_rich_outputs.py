@@ -189,10 +189,27 @@ def test_number_and_size_are_bounded(pool: WarmPool) -> None:
         def main(): return "the result is not lost"
     """
     large = pool.run(code, rich_output_bytes=10_000)
-    assert [len(output["text/html"]) for output in large.outputs] == [4000, 5000]
+    # What it is stays said, where the rest of it has no room.
+    assert [(len(each.get("text/html", "")), each["text/plain"]) for each in large.outputs] == [
+        (size, "Big") for size in (4000, 0, 5000, 0)
+    ]
     reason = "too large: at most 10000 bytes are kept of all outputs together"
-    assert large.metadata["outputs_skipped"] == [["output 2", reason], ["output 4", reason]]
+    assert large.metadata["outputs_skipped"] == [
+        ["output 2: text/html", reason],
+        ["output 4: text/html", reason],
+    ]
     assert large.result == "the result is not lost"
+    bare = "display({'text/html': 'x' * 20_000}, raw=True)\ndisplay('y' * 20_000)\ndisplay(1)"
+    none = pool.run(bare, rich_output_bytes=10_000)
+    assert none.outputs == [{"text/plain": "1"}]
+    assert none.metadata["outputs_skipped"] == [["output 1", reason], ["output 2", reason]]
+
+
+def test_a_text_that_is_cut_says_so_itself(pool: WarmPool) -> None:
+    (output,) = (result := pool.run("display('x' * 300_000)")).outputs
+    reason = "cut: the first 200000 characters are kept"
+    assert output["text/plain"] == f"'{'x' * 199_999}\n[{reason}]"
+    assert result.metadata["outputs_skipped"] == [["output 1: text/plain", reason]]
 
 
 def test_children_and_threads_do_not_break_the_outputs(pool: WarmPool) -> None:

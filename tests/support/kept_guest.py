@@ -106,11 +106,16 @@ class KeptGuest:
         return self.wait(self.begin(op, *parts, **fields))
 
     def begin_run(
-        self, code: str, *parts: tuple[str, bytes], timeout: float = 20, **fields: Any
+        self,
+        code: str,
+        *parts: tuple[str, bytes],
+        timeout: float = 20,
+        keeps_indent: bool = False,
+        **fields: Any,
     ) -> int:
         limits = {**LIMITS, **fields.pop("limits", {})}
         given = {"context": "default", "credit": CREDIT, **fields}
-        text = textwrap.dedent(code).encode()
+        text = (code if keeps_indent else textwrap.dedent(code)).encode()
         return self.begin("run", ("code", text), *parts, timeout=timeout, limits=limits, **given)
 
     def run(self, code: str, *parts: tuple[str, bytes], **fields: Any) -> Cell:

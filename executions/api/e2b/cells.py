@@ -149,10 +149,17 @@ def _result(bundle: Mapping[str, Any], *, is_main: bool) -> bytes:
     extra = {}
     for mime, data in bundle.items():
         if name := _FIELDS.get(mime):
-            told[name] = data
+            told[name] = _without_quotes(data) if name == "text" else data
         else:
             extra[mime] = data
     return _line({**told, "extra": extra} if extra else told)
+
+
+def _without_quotes(text: str) -> str:
+    """A text as E2B's server tells it: the repr() without its quotes, and nothing else undone."""
+    quote = text[:1]
+    is_quoted = len(text) > 1 and quote in ("'", '"') and text.endswith(quote)
+    return text[1:-1] if is_quoted else text
 
 
 def _text(stream: str, data: bytes) -> bytes:

@@ -21,22 +21,26 @@ from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.models import Session
 from executions.services import ongoing
-from executions.services.key_bounds import require_language
+from executions.services.key_bounds import allowed_languages, require_language
+from executions.services.languages import supported_languages
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.run import running
 from executions.services.sessions import control
 from executions.services.sessions.errors import Conflict
+from executions.services.sessions.place import lender_of
 from executions.services.sessions.requests import ContextRequest
 from executions.services.waiting import Waits
 from executions.text import is_storable
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, SandboxError
 from providers.languages import normalize_language
 from providers.sandbox import DEFAULT_CONTEXT
 
 # What E2B's clients wait for where nothing else is said. They do not tell us.
 _USUAL_SECONDS = 300
+# The second context that a sandbox of E2B has from its start. Here it begins with its first cell.
+_JAVASCRIPT = {"id": f"{DEFAULT_CONTEXT}-nodejs", "language": "nodejs", "cwd": ""}
 
 
 class InterpreterView(SandboxView):
@@ -123,7 +127,21 @@ class ExecuteView(InterpreterView):
 
 class ContextsView(InterpreterView):
     def get(self, request: Request) -> HttpResponse:
-        return json_response([_detail(each) for each in self.session().contexts])
+        session = self.session()
+        known = [*session.contexts[:1], *self._not_begun(session), *session.contexts[1:]]
+        return json_response([_detail(each) for each in known])
+
+    def _not_begun(self, session: Session) -> list[Mapping[str, Any]]:
+        """JavaScript's context, where the sandbox can have it and nothing has run in it."""
+        is_wanted = allowed_languages(self.api_key, [_JAVASCRIPT["language"]])
+        if not is_wanted or _has(session, _JAVASCRIPT["id"]) or session.language == "nodejs":
+            return []
+        try:
+            with lender_of(session)(wait=False) as lease:
+                return [_JAVASCRIPT] if "nodejs" in supported_languages(lease) else []
+        except SandboxError:
+            # What it has cannot be known just now.
+            return []
 
     @answered_later
     def post(self, request: Request) -> Waits[HttpResponse]:
@@ -139,6 +157,8 @@ class ContextView(InterpreterView):
     @answered_later
     def delete(self, request: Request, context_id: str) -> Waits[HttpResponse]:
         session = self.session()
+        if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
+            return HttpResponse(status=204)
         if not (yield from control.ending_context(session, context_id)):
             raise _no_context(context_id)
         return HttpResponse(status=204)
@@ -148,6 +168,9 @@ class ContextRestartView(InterpreterView):
     @answered_later
     def post(self, request: Request, context_id: str) -> Waits[HttpResponse]:
         session = self.session()
+        if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
+            # It is as new as it can be.
+            return json_response(_detail(_JAVASCRIPT))
         if (context := (yield from control.restarting_context(session, context_id))) is None:
             raise _no_context(context_id)
         return json_response(_detail(context))
@@ -155,7 +178,7 @@ class ContextRestartView(InterpreterView):
 
 def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str]:
     """The id of the context that is meant, and what it runs. Raises Refused."""
-    known = {each["id"]: each["language"] for each in session.contexts}
+    known = {each["id"]: each["language"] for each in (_JAVASCRIPT, *session.contexts)}
     if context:
         if not isinstance(context, str) or context not in known:
             raise _no_context(context if isinstance(context, str) else "")
@@ -176,6 +199,10 @@ def _was_cut_off(said: Mapping[str, Any]) -> bool:
     """Whether a cell has no end of its own: its sandbox may be gone."""
     execution = said.get("execution")
     return "error" in said or (execution is not None and execution.exit_code is None)
+
+
+def _has(session: Session, context_id: str) -> bool:
+    return any(each["id"] == context_id for each in session.contexts)
 
 
 def _no_context(context_id: str) -> Refused:

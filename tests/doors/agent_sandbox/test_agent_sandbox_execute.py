@@ -78,7 +78,8 @@ def test_output_is_cut_where_it_may_be_no_longer(
 ) -> None:
     assert output(alice, "'x' * 150_000") == f"'{'x' * 150_000}'\n"
     settings.AGENT_SANDBOX = _but(settings.AGENT_SANDBOX, output_bytes=1_000_000)
-    longest = "'" + "x" * (TEXT_LIMIT - 1)
+    cut = f"[cut: the first {TEXT_LIMIT} characters are kept]"
+    longest = f"'{'x' * (TEXT_LIMIT - 1)}\n{cut}"
     assert output(alice, "'x' * 300_000") == f"{longest}\n[output truncated]\n"
     too_many = f"for n in range({RunLimits().rich_output_count + 1}): display(n)"
     assert output(alice, too_many).endswith("\n[output truncated]\n")

@@ -6,7 +6,7 @@ import pytest
 from e2b import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
-from tests.support.e2b_door import records
+from tests.support.e2b_door import opened, records
 from tests.support.sandboxes import wait_until
 from tests.support.site import Site
 
@@ -47,6 +47,52 @@ def test_a_cell_has_a_value_prints_and_keeps_what_it_made(sandbox: Sandbox) -> N
         ("2", False),
         ("3", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "language", "text"),
+    [
+        ("'bar'", "python", "bar"),
+        ('"it\'s"', "python", "it's"),
+        (r"'a\nb'", "python", r"a\nb"),
+        ("''", "python", ""),
+        ("['a']", "python", "['a']"),
+        ("display('shown')", "python", "shown"),
+        ("await Promise.resolve('bar')", "javascript", "bar"),
+    ],
+)
+def test_a_text_is_told_without_its_quotes(
+    sandbox: Sandbox, code: str, language: str, text: str
+) -> None:
+    (result,) = sandbox.run_code(code, language=language).results
+
+    assert result.text == text
+
+
+def test_indented_cells_run_and_have_their_value(sandbox: Sandbox) -> None:
+    run = sandbox.run_code(
+        """
+        for n in range(2):
+            print(n)
+        n
+        """
+    )
+
+    assert (run.text, run.error) == ("1", None)
+    assert "".join(run.logs.stdout) == "0\n1\n"
+
+
+def test_a_text_that_is_cut_says_so_itself_and_on_stderr(sandbox: Sandbox) -> None:
+    said = "cut: the first 200000 characters are kept"
+    for code, language in (("'x' * 300_000", "python"), ("'x'.repeat(300_000)", "javascript")):
+        run = sandbox.run_code(code, language=language)
+
+        assert run.text is not None
+        assert run.text.endswith(f"x\n[{said}]")
+        assert "".join(run.logs.stderr) == f"[output 1: text/plain was {said}]\n"
+    large = sandbox.run_code("display({'text/plain': 'it', 'text/html': 'x' * 2**24}, raw=True)")
+    assert [(each.text, each.html) for each in large.results] == [("it", None)]
+    assert "[output 1: text/html was left out: too large" in "".join(large.logs.stderr)
 
 
 def test_what_is_left_out_stands_in_the_logs(sandbox: Sandbox) -> None:
@@ -181,9 +227,7 @@ def test_lines_of_a_notebook_have_their_main_value(sandbox: Sandbox) -> None:
 
 def test_contexts_are_made_listed_restarted_and_removed(sandbox: Sandbox) -> None:
     made = sandbox.create_code_context(cwd="/home/user/sub", language="python")
-    assert (
-        sandbox.run_code("import os; z = 1; os.getcwd()", context=made).text == "'/home/user/sub'"
-    )
+    assert sandbox.run_code("import os; z = 1; os.getcwd()", context=made).text == "/home/user/sub"
     assert sandbox.run_code("const a = 5; a * 2", language="javascript").text == "10"
     assert sandbox.run_code("a * 3", language="js").text == "15"
     assert (
@@ -206,6 +250,23 @@ def test_contexts_are_made_listed_restarted_and_removed(sandbox: Sandbox) -> Non
         sandbox.remove_code_context(made)
     with pytest.raises(SandboxException):
         sandbox.create_code_context(language="fortran")
+
+
+def test_a_new_sandbox_has_a_context_of_python_and_one_of_javascript(door: Site) -> None:
+    with opened() as sandbox:
+        python, javascript = sandbox.list_code_contexts()
+        assert (python.language, javascript.language) == ("python", "javascript")
+        assert javascript.cwd == python.cwd
+        # Nothing has run in it, so there is nothing to begin anew and nothing to end.
+        sandbox.restart_code_context(javascript)
+        sandbox.remove_code_context(javascript)
+        assert sandbox.run_code("const a = 5; a", context=javascript).text == "5"
+        assert sandbox.run_code("a * 2", language="javascript").text == "10"
+        made = sandbox.create_code_context()
+        listed = sandbox.list_code_contexts()
+        assert [each.id for each in listed] == [python.id, javascript.id, made.id]
+        sandbox.remove_code_context(javascript)
+        assert sandbox.run_code("typeof a", language="javascript").text == "undefined"
 
 
 def test_who_leaves_a_cell_stops_it_and_keeps_the_context(door: Site, sandbox: Sandbox) -> None:

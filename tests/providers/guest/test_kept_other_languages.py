@@ -43,6 +43,44 @@ def test_javascript_awaits_and_imports(node: KeptGuest) -> None:
     assert node.run("import { basename as b } from 'path'; b('/a/c') + v").shown == ["'c3'"]
 
 
+def test_javascript_imports_where_node_has_no_name_for_its_loader(node: KeptGuest) -> None:
+    """As in Node 18."""
+    node.run("Object.defineProperty(require('vm'), 'constants', { value: undefined })")
+    node.run("require('fs').writeFileSync('own.mjs', 'export const a = 7; export default 8')")
+
+    assert node.run("import { basename as b } from 'path'; b('/a/c')").shown == ["'c'"]
+    assert node.run("import own, { a } from './own.mjs'; [own, a]").shown == ["[ 8, 7 ]"]
+    assert node.run("(await import('node:url')).URL.name").shown == ["'URL'"]
+    assert node.run("const later = () => import('./own.mjs'); 1").shown == ["1"]
+    assert node.run("(await later()).a").shown == ["7"]
+    assert "nowhere.mjs" in node.run("await import('./nowhere.mjs')").stderr
+
+
+def test_a_syntax_error_says_what_typescript_needs_where_nothing_knows_it(node: KeptGuest) -> None:
+    if node.run("typeof require('module').stripTypeScriptTypes").shown == ["'function'"]:
+        pytest.skip("this Node knows TypeScript")
+    node.run("globalThis.require = () => { throw new Error('not here') }")
+    ran = node.run("interface A { x: number }\nconst a: A = { x: 1 }; a")
+    plain = node.run("let y = = 3")
+
+    assert ran.exit_code == 1
+    assert "SyntaxError: " in ran.stderr
+    assert "(Debian: node-typescript), or Node from 22.13 on" in ran.stderr
+    assert b"node-typescript" in ran.parts["exception"]
+    assert "TypeScript" not in plain.stderr
+
+
+def test_a_text_of_javascript_is_whole_or_says_where_it_was_cut(node: KeptGuest) -> None:
+    whole, long = node.run("'x'.repeat(150_000)"), node.run("['x'.repeat(300_000)]")
+    reason = "cut: the first 200000 characters are kept"
+
+    assert whole.shown == [f"'{'x' * 150_000}'"]
+    (text,) = long.shown
+    assert text.endswith(f"xx\n[{reason}]")
+    assert len(text) == 200_000 + len(f"\n[{reason}]")
+    assert long.header["outputs_skipped"] == [["output 1: text/plain", reason]]
+
+
 def test_what_javascript_throws_keeps_the_state(node: KeptGuest) -> None:
     node.run("const x = 1")
     failed = node.run("\nfunction g () {\n  throw new TypeError('here')\n}\ng()")

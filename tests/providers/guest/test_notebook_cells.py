@@ -18,6 +18,24 @@ def test_what_is_python_stays_as_it_is(code: str) -> None:
     assert plain(code) == code
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("\n    x = 1\n    if x:\n        y = 2\n", "\nx = 1\nif x:\n    y = 2\n"),
+        ("  \n\t\tx = 1\n\n\t\tx", "  \nx = 1\n\nx"),
+        # Within a text what begins with it loses it too, as in IPython, and nothing else does.
+        ("  x = '''\n   a\n b\n'''", "x = '''\n a\n b\n'''"),
+        ("    x = 1\n  y = 2", "x = 1\n  y = 2"),
+        # What is Python is no text of somebody's that lies within another.
+        ("    # c\ndef f():\n    return 1", "    # c\ndef f():\n    return 1"),
+        ("x = 1\n    y = 2", "x = 1\n    y = 2"),
+        ("   \n  ", "   \n  "),
+    ],
+)
+def test_the_indentation_of_the_first_line_is_taken_off_all(code: str, expected: str) -> None:
+    assert plain(code) == expected
+
+
 def test_lines_of_a_notebook_become_python_and_keep_their_places() -> None:
     code = "!a \\\n  b\ny = !c {y}\nif y:\n    %time f(1)\nname?\nz = = 1"
 
@@ -50,6 +68,40 @@ def test_a_semicolon_behind_the_last_expression_is_found(
 def test_a_semicolon_suppresses_the_value(kept: KeptGuest) -> None:
     assert kept.run("41 + 1;").shown == []
     assert kept.run("'a;b'").shown == ["'a;b'"]
+
+
+def test_indented_cells_run(kept: KeptGuest) -> None:
+    ran = kept.run(
+        """
+    names = [1, 2]
+    for each in names:
+        !echo {each}
+    text = '''
+      a
+    b'''
+    names, text
+    """,
+        keeps_indent=True,
+    )
+    magic = kept.run("\n    %%writefile a.txt\n    abc\n      def\n", keeps_indent=True)
+    timed = kept.run("\n    %%time\n    z = 20\n    z * 2\n", keeps_indent=True)
+
+    assert (ran.exit_code, ran.stdout) == (0, "1\n2\n"), ran.stderr
+    assert ran.shown == ["([1, 2], '\\n  a\\nb')"]
+    assert (magic.exit_code, timed.shown) == (0, ["40"])
+    assert kept.run("open('a.txt').read()").shown == ["'abc\\n  def\\n'"]
+
+
+def test_what_an_indented_cell_raises_shows_its_lines(kept: KeptGuest) -> None:
+    ran = kept.run("\n    x = 0\n    y = 1 / x\n", keeps_indent=True)
+    faulty = kept.run("\n    x = 0\n    y = = x\n", keeps_indent=True)
+
+    assert "\n    y = 1 / x\n" in ran.stderr
+    marks = ran.stderr.splitlines()[-3:-1]
+    # Interpreters since 3.11 mark the place, below what failed.
+    if "^" in marks[1]:
+        assert marks[1] == "        ~~^~~"
+    assert "line 3\n    y = = x\n        ^\nSyntaxError" in faulty.stderr
 
 
 def test_commands_print_and_give_their_lines(kept: KeptGuest) -> None:
@@ -128,6 +180,62 @@ def test_a_figure_of_plotly_is_shown(kept: KeptGuest) -> None:
     assert ran.exit_code == 0, ran.stderr
     assert ran.parts["output:0:text/html"] == b"<div>chart</div>"
     assert ran.parts["output:0:application/vnd.plotly.v1+json"] == b'{"data":[]}'
+
+
+PILLOW = """
+import os, sys
+os.makedirs('PIL')
+open('PIL/__init__.py', 'w').close()
+open('PIL/Image.py', 'w').write('''
+class Image:
+    def save(self, fp, format=None, **options):
+        if hasattr(fp, 'write'): fp.write(b'picture')
+        else: open(fp, 'wb').write(b'picture')
+    def show(self): raise RuntimeError('no screen')
+    def _repr_png_(self): return b'png'
+''')
+from PIL.Image import Image
+Image().save('a.png')
+"""
+
+
+def test_a_picture_of_pillow_is_shown_where_it_is_saved_under_a_name(kept: KeptGuest) -> None:
+    named = kept.run(PILLOW)
+    buffered = kept.run("import io\nImage().save(io.BytesIO(), 'png')")
+    shown = kept.run("Image().show()")
+
+    assert named.exit_code == 0, named.stderr
+    assert named.parts["output:0:image/png"] == b"png"
+    assert kept.run("open('a.png', 'rb').read()").shown == ["b'picture'"]
+    assert buffered.shown == []
+    assert shown.parts["output:0:image/png"] == b"png"
+
+
+MATPLOTLIB = """
+import os
+os.makedirs('matplotlib')
+open('matplotlib/__init__.py', 'w').close()
+open('matplotlib/font_manager.py', 'w').write('''
+import logging
+logger = logging.getLogger(__name__)
+logger.warning('Matplotlib is building the font cache; this may take a moment.')
+logger.warning('findfont: Font family %r not found.', 'SimHei')
+''')
+os.makedirs('mpl_toolkits/mplot3d')
+open('mpl_toolkits/mplot3d/__init__.py', 'w').write('ours = True')
+import sys, types
+sys.modules['mpl_toolkits'] = other = types.ModuleType('mpl_toolkits')
+other.__path__ = ['/elsewhere/mpl_toolkits']
+import matplotlib.font_manager
+from mpl_toolkits.mplot3d import ours
+"""
+
+
+def test_a_first_plot_tells_nothing_of_font_caches_and_other_versions(kept: KeptGuest) -> None:
+    ran = kept.run(MATPLOTLIB)
+
+    assert (ran.exit_code, ran.stderr) == (0, "findfont: Font family 'SimHei' not found.\n")
+    assert kept.run("ours").shown == ["True"]
 
 
 def test_tasks_are_made_without_await_and_go_on_between_cells(kept: KeptGuest) -> None:
