@@ -89,7 +89,6 @@ ASKED = {"code": "x", "user_id": "a"}
         ("ScheduleRequest", NIGHTLY | {"timezone": "UTC\n"}, False),
         ("ScheduleRequest", NIGHTLY | {"request": {"webhook": HOOK}}, False),
         ("ScheduleRequest", NIGHTLY | {"request": PROGRAM | CALLS | {"entrypoint": "main"}}, False),
-        ("ScheduleChange", {"request": {"webhook": HOOK}}, False),
         ("SessionRequest", {"name": "a\n"}, False),
         ("SessionRequest", {"metadata": {"a": "\0"}}, False),
         ("SessionRequest", {"metadata": {"a": ["b", {"c\0": 1}]}}, False),

@@ -58,7 +58,7 @@ Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS"), WHOLE]
 Metadata = Annotated[
     Mapping[str, Any],
     # What is deeper is refused all the same.
-    Rule(_kept, storable_members(2)),
+    Rule(_kept, storable_members(3)),
     Field(description=f"The caller's own; at most {METADATA_BYTES} bytes of JSON."),
 ]
 SessionName = Annotated[
