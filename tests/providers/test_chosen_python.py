@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
 from providers.checks import check_local_python
 from providers.errors import ProviderUnavailable
 from providers.pool.guest_files import find_python
+from sandbox_site.management.commands.up import Command as Up
 from tests.conftest import require
 from tests.support.environments import environment_with
 from tests.support.sandboxes import Local
@@ -116,8 +118,9 @@ def test_the_service_does_not_start_with_one_that_sandboxes_cannot_see(
 ) -> None:
     settings.SANDBOX_LOCAL_PYTHON = empty_environment(tmp_path)
 
+    assert Tags.files in Up.requires_system_checks
     with pytest.raises(SystemCheckError) as refused:
-        call_command("up")
+        call_command("check", tags=[Tags.files])
 
     told = str(refused.value)
     for part in ("providers.E004", settings.SANDBOX_LOCAL_PYTHON, "/tmp", "/opt/venv/bin/python"):
