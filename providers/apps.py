@@ -12,11 +12,12 @@ class ProvidersConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from providers.checks import check_fernet_keys
+        from providers.checks import check_fernet_keys, check_local_python
         from providers.guarded import Child, Guarded, guard
         from providers.models import CircuitBreaker, ProviderPrice, Route, RouteStep
 
         checks.register(check_fernet_keys, checks.Tags.security)
+        checks.register(check_local_python, checks.Tags.files)
         steps = Child(
             RouteStep,
             parent="route",

@@ -1,12 +1,15 @@
-"""System checks: the process refuses to start when secrets would not be safe."""
+"""System checks: what must hold before the process starts."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags
+
+from providers.errors import ProviderUnavailable
 
 # Asks the database. Commands that mend what it finds leave it out.
 INSTALLATION = "installation"
@@ -42,6 +45,29 @@ def check_fernet_keys(**kwargs: Any) -> list[CheckMessage]:
                 hint="Put a new one first (python -c 'import secrets; "
                 "print(secrets.token_urlsafe(32))'), run `manage.py rotate_keys`, remove the old.",
                 id="providers.W001",
+            )
+        ]
+    return []
+
+
+def check_local_python(**kwargs: Any) -> list[CheckMessage]:
+    """SANDBOX_LOCAL_PYTHON is an interpreter that sandboxes can see.
+
+    The one that `manage.py packages` makes is made anew where it is broken.
+    """
+    chosen = settings.SANDBOX_LOCAL_PYTHON
+    if chosen in ("", str(Path(settings.PACKAGES_DIR) / "bin" / "python")):
+        return []
+    from providers.pool.guest_files import find_python
+
+    try:
+        find_python(chosen)
+    except ProviderUnavailable as error:
+        return [
+            Error(
+                error.message,
+                hint="Sandboxes see the whole environment: no program starts without it.",
+                id="providers.E004",
             )
         ]
     return []

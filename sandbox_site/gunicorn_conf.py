@@ -41,8 +41,9 @@ asgi_loop = "asyncio"
 asgi_lifespan = "off"
 workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
 keepalive = 65
-# The most that gunicorn can have: an address may hold a path of 4096 bytes, and other parameters.
-limit_request_line = 8190
+# A path has 4096 bytes, and three characters for each where it is sent percent-encoded. Beside it a
+# list may have the path where it goes on, whose own `%` is sent as three.
+limit_request_line = 36 * 1024
 # A worker that is busy for so long loses its lease too: until then nobody's run ends for it.
 timeout = math.ceil(standby.HELD_SECONDS)
 # Until the master kills. A worker keeps its own time and needs less.

@@ -290,7 +290,7 @@ CODE_EXEC_API_KEY = env.secret("CODE_EXEC_API_KEY")
 CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE", default="")
 # RAGFlow's executor, where no provider is configured.
 SANDBOX_HOST = env.host("SANDBOX_HOST")
-SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=200, low=1, high=65_536)
+SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=1000, low=1, high=65_536)
 SANDBOX_MAX_CODE_BYTES = env.bounded("SANDBOX_MAX_CODE_BYTES", 1024 * 1024, 1, 64 * 1024 * 1024)
 SANDBOX_MAX_BODY_BYTES = env.bounded(
     "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024

@@ -20,6 +20,7 @@ from executions.api.base import answered_later
 from executions.api.downloading import download, ranged_download
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
+from executions.models import Session
 from executions.services.sessions import files
 from executions.services.sessions.errors import named_as
 from executions.services.sessions.file_requests import (
@@ -31,6 +32,7 @@ from executions.services.sessions.file_requests import (
     FileListing,
 )
 from executions.services.waiting import Waits
+from providers.errors import InvalidConfiguration
 from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
@@ -60,6 +62,19 @@ def _moment(seconds: float) -> str | None:
         return None
 
 
+def _or_not_found(session: Session, wanted: FileListing) -> Waits[tuple[list[FileEntry], str]]:
+    """What is in a folder. Raises Http404 where nothing has this path.
+
+    It is looked up once more only where the list was refused.
+    """
+    try:
+        return (yield from files.listing(session, wanted))
+    except InvalidConfiguration as error:
+        if error.field != "path" or (yield from files.entry_of(session, wanted.path)) is not None:
+            raise
+        raise Http404 from error
+
+
 class FilesView(SessionApiView):
     operations = {"GET": "list_files", "DELETE": "remove_file"}
 
@@ -73,7 +88,8 @@ class FilesView(SessionApiView):
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
         session = self.session(session_id)
-        entries, after = yield from files.listing(session, self.of(request, LIST))
+        wanted = self.of(request, LIST)
+        entries, after = yield from _or_not_found(session, wanted)
         return json_response(
             {
                 "entries": [entry_detail(entry) for entry in entries],
@@ -204,7 +220,7 @@ class FileArchiveView(SessionApiView):
     def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
-        yield from files.listing(session, FileListing(path=path))
+        yield from _or_not_found(session, FileListing(path=path))
         response = download(files.read_archive(session, path), f"{path.strip('/') or 'files'}.tar")
         response["Content-Type"] = "application/x-tar"
         return response

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from executions.services.declared import Rule
-from executions.services.kinds import storable
+from executions.services.kinds import END, storable
 
 MOST_CHARACTERS = 255
 CLAIMS = ("agent", "model", "conversation", "on_behalf_of")
@@ -57,7 +57,7 @@ def trace_id_of(traceparent: str) -> str:
 Claim = Annotated[
     str,
     Field(max_length=MOST_CHARACTERS),
-    Rule(_plain, {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}),
+    Rule(_plain, {"pattern": rf"^[^\u0000-\u001f\u007f-\u009f]*{END}"}),
 ]
 Agent = Annotated[Claim, Field(description="Which agent asks. A claim of the caller's.")]
 Model = Annotated[Claim, Field(description="Which model wrote the code. A claim.")]

@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from executions.services.declared import STRICT, Members, Rule, refuse
+from executions.services.kinds import END
 from executions.text import is_storable
 from providers import slices
 from providers.guest.names import problem
@@ -24,7 +25,7 @@ MAX_PATH_PARTS = 10
 MAX_PATH_BYTES = 512
 
 _PART = r"(?!\.{1,2}(/|$))[^/\u0000-\u001f\u007f-\u009f]{1,255}"
-_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}$"
+_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}{END}"
 # Line breaks do not count.
 _SIGN = r"[A-Za-z0-9+/][\r\n]*"
 _BASE64 = (

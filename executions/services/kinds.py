@@ -28,6 +28,8 @@ _MOMENT = (
     r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt ]"
     rf"{_HOUR_MINUTE}:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR_MINUTE})"
 )
+# The end of a text in ECMAScript is `$`. To Python that is before a last line feed too.
+END = r"$(?!\n)"
 _NO_NUL = r"^[^\u0000]*$"
 # To Python and to ECMAScript different characters are blank; here all of both are.
 _BLANKS = r"\s\u001c-\u001f\u0085\ufeff"
@@ -133,6 +135,16 @@ def _named(path: str) -> str:
 
 
 STORABLE = Rule(storable, {"pattern": _NO_NUL})
+
+
+def storable_members(levels: int) -> dict[str, Any]:
+    """What JSON Schema says of an object or list whose texts are storable, so many levels deep."""
+    says: dict[str, Any] = {"propertyNames": {"pattern": _NO_NUL}}
+    for key in ("additionalProperties", "items"):
+        says[key] = {"pattern": _NO_NUL, **(storable_members(levels - 1) if levels > 1 else {})}
+    return says
+
+
 NAMED = {"type": "string", "minLength": 1, "pattern": _NO_NUL}
 # To JSON, 2.0 is a whole number too.
 WHOLE = BeforeValidator(_whole)
@@ -165,17 +177,19 @@ Directory = Annotated[str, Field(max_length=512), STORABLE, Rule(_path, {"patter
 UserName = Annotated[str, Field(max_length=32), STORABLE]
 Subject = Annotated[str, Field(max_length=255), STORABLE]
 Id = Annotated[
-    UUID, BeforeValidator(_id), WithJsonSchema({"type": "string", "pattern": f"^{_UUID.pattern}$"})
+    UUID,
+    BeforeValidator(_id),
+    WithJsonSchema({"type": "string", "pattern": f"^{_UUID.pattern}{END}"}),
 ]
 Moment = Annotated[
     datetime,
     BeforeValidator(_moment),
-    WithJsonSchema({"type": "string", "format": "date-time", "pattern": f"^{_MOMENT}$"}),
+    WithJsonSchema({"type": "string", "format": "date-time", "pattern": f"^{_MOMENT}{END}"}),
 ]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False), at_most("SANDBOX_MAX_TIMEOUT_SEC")]
 Environment = Annotated[
     Mapping[
-        Annotated[str, Rule(_variable, {"pattern": f"^{_VARIABLE}$"})],
+        Annotated[str, Rule(_variable, {"pattern": f"^{_VARIABLE}{END}"})],
         Annotated[str, Field(max_length=MAX_ENVIRONMENT_BYTES), STORABLE],
     ],
     Members(MAX_ENVIRONMENT),

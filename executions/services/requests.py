@@ -23,6 +23,7 @@ from executions.services.claims import (
 from executions.services.declared import declared, one_of, refuse
 from executions.services.input_files import Files, check_files
 from executions.services.kinds import (
+    END,
     STORABLE,
     Code,
     ContextId,
@@ -292,13 +293,13 @@ _ONLY_ASYNC = _only_async(
     _NO_WEBHOOK | {"run_at": {"type": "null"}, "priority": {"pattern": "^normal$"}}
 )
 
-_TOOLS_IN_THESE = {
+TOOLS_IN_THESE = {
     "anyOf": [
         {"properties": {"tools": {"maxItems": 0}}},
         {
             "properties": {
                 "entrypoint": {"const": "auto"},
-                "language": {"pattern": "^(python|nodejs|javascript)$"},
+                "language": {"pattern": f"^(python|nodejs|javascript){END}"},
             }
         },
     ]
@@ -327,7 +328,7 @@ RUN = Body(
                 }
             },
         ],
-        "allOf": [_ONLY_ASYNC, _TOOLS_IN_THESE],
+        "allOf": [_ONLY_ASYNC, TOOLS_IN_THESE],
     },
 )
 CELL = Body(

@@ -75,7 +75,9 @@ def _check_chosen(python: Path) -> None:
         problem = "is no program"
     elif not (environment / "pyvenv.cfg").is_file():
         problem = "is not the interpreter of a virtual environment"
-    elif any(map(environment.is_relative_to, _TAKEN)):
+    elif any(map(environment.is_relative_to, _TAKEN)) or any(
+        map(Path(os.path.realpath(python)).is_relative_to, _TAKEN)
+    ):
         problem = f"lies where sandboxes have folders of their own ({', '.join(_TAKEN)})"
     if problem:
         raise ProviderUnavailable(

@@ -20,7 +20,7 @@ TWICE = {
     "Idempotency-Key": "idempotency_key",
 }
 # What the web server reads of an address (sandbox_site/gunicorn_conf.py).
-MOST_OF_ADDRESS = 8190
+MOST_OF_ADDRESS = 36 * 1024
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ from tests.support.sessions import URL, opened
 
 SESSION = "01a1fd3e-5869-7be3-b4ad-c3848c823008"
 PROGRAM = {"code": "x"}
+QUEUED = PROGRAM | {"mode": "async"}
+HOOK = {"url": "https://example.com/"}
+CALLS = {"tools": [{"name": "a", "parameters": {"type": "object"}}]}
+NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "request": PROGRAM}
 ASKED = {"code": "x", "user_id": "a"}
 
 
@@ -62,6 +66,35 @@ ASKED = {"code": "x", "user_id": "a"}
         ("ExecutionRequest", PROGRAM | {"session": SESSION, "context": "a"}, True),
         ("AgentSandboxRequest", ASKED | {"presign_expires_in": 60.0}, True),
         ("AgentSandboxRequest", ASKED | {"inputs": ["/a"]}, True),
+        ("ExecutionRequest", PROGRAM | {"agent": "a\n"}, False),
+        ("ExecutionRequest", QUEUED | {"webhook": {"url": "https://example.com/a b"}}, True),
+        ("ExecutionRequest", QUEUED | {"webhook": {"url": "HTTPS://example.com?a"}}, True),
+        ("ExecutionRequest", QUEUED | {"webhook": {"url": "http://example.com/"}}, False),
+        ("ExecutionRequest", QUEUED | {"webhook": {"url": "https://a@example.com/"}}, False),
+        ("ExecutionRequest", QUEUED | {"webhook": {"url": "https:"}}, False),
+        ("ExecutionRequest", {"mode": "async", "webhook": HOOK}, False),
+        ("ExecutionRequest", PROGRAM | {"tools": [{"name": "a", "parameters": {}}]}, False),
+        (
+            "ExecutionRequest",
+            PROGRAM | {"tools": [{"name": "a", "parameters": {"type": "object", "a": 1}}]},
+            False,
+        ),
+        ("ScheduleRequest", NIGHTLY, True),
+        ("ScheduleRequest", NIGHTLY | {"cron": ""}, False),
+        ("ScheduleRequest", NIGHTLY | {"cron": "0 3 * * 1"}, False),
+        ("ScheduleRequest", NIGHTLY | {"cron": "0 3 1 * mon"}, False),
+        ("ScheduleRequest", NIGHTLY | {"cron": "0 3  1,15 */2 *"}, True),
+        ("ScheduleRequest", NIGHTLY | {"timezone": "America/Argentina/Buenos_Aires"}, True),
+        ("ScheduleRequest", NIGHTLY | {"timezone": ""}, False),
+        ("ScheduleRequest", NIGHTLY | {"timezone": "UTC\n"}, False),
+        ("ScheduleRequest", NIGHTLY | {"request": {"webhook": HOOK}}, False),
+        ("ScheduleRequest", NIGHTLY | {"request": PROGRAM | CALLS | {"entrypoint": "main"}}, False),
+        ("SessionRequest", {"name": "a\n"}, False),
+        ("SessionRequest", {"metadata": {"a": "\0"}}, False),
+        ("SessionRequest", {"metadata": {"a": ["b", {"c\0": 1}]}}, False),
+        ("SessionRequest", {"metadata": {"a": "\\u0000"}}, True),
+        ("SessionRequest", {"conversation": "a"}, False),
+        ("AgentSandboxRequest", 0, False),
         ("AdminTest", {"provider": None}, False),
         ("AdminTest", {"provider_type": None, "provider": "local"}, True),
     ],

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.checks import Tags
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
 
+from providers.checks import check_local_python
 from providers.errors import ProviderUnavailable
 from providers.pool.guest_files import find_python
+from sandbox_site.management.commands.up import Command as Up
 from tests.conftest import require
 from tests.support.environments import environment_with
 from tests.support.sandboxes import Local
@@ -85,9 +90,48 @@ def test_what_is_no_environments_interpreter_is_refused(chosen: str, problem: st
         find_python(chosen)
 
 
-def test_an_environment_under_a_folder_of_the_sandboxs_is_refused(tmp_path: Path) -> None:
+def empty_environment(folder: Path) -> str:
     for name in ("pyvenv.cfg", "bin/python"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch(0o755)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch(0o755)
+    return str(folder / "bin/python")
+
+
+def test_an_environment_under_a_folder_of_the_sandboxs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProviderUnavailable, match="folders of their own"):
-        find_python(str(tmp_path / "bin/python"))
+        find_python(empty_environment(tmp_path))
+
+
+def test_one_whose_own_interpreter_lies_there_is_refused(environment: Path, tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.touch(0o755)
+    linked = environment.parent / "linked" / "bin"
+    linked.mkdir(parents=True)
+    (linked.parent / "pyvenv.cfg").touch()
+    (linked / "python").symlink_to(interpreter)
+    with pytest.raises(ProviderUnavailable, match="folders of their own"):
+        find_python(str(linked / "python"))
+
+
+def test_the_service_does_not_start_with_one_that_sandboxes_cannot_see(
+    environment: Path, tmp_path: Path, settings: Any
+) -> None:
+    settings.SANDBOX_LOCAL_PYTHON = empty_environment(tmp_path)
+
+    assert Tags.files in Up.requires_system_checks
+    with pytest.raises(SystemCheckError) as refused:
+        call_command("check", tags=[Tags.files])
+
+    told = str(refused.value)
+    for part in ("providers.E004", settings.SANDBOX_LOCAL_PYTHON, "/tmp", "/opt/venv/bin/python"):
+        assert part in told
+    settings.SANDBOX_LOCAL_PYTHON = str(environment / "bin" / "python")
+    assert check_local_python() == []
+
+
+def test_the_environment_of_the_packages_is_made_anew_and_not_refused(
+    tmp_path: Path, settings: Any
+) -> None:
+    settings.PACKAGES_DIR = tmp_path
+    settings.SANDBOX_LOCAL_PYTHON = str(tmp_path / "bin" / "python")
+    assert check_local_python() == []

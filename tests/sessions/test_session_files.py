@@ -13,12 +13,13 @@ from urllib.parse import quote
 import pytest
 
 from executions.services.sessions.files import range_of
+from executions.services.workspaces import sleeping, threads
 from providers.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.session_files import got, put
-from tests.support.sessions import URL, cell, in_thread, opened, wait_for
+from tests.support.sessions import URL, cell, in_thread, opened, row, wait_for
 
 pytestmark = pytest.mark.usefixtures("kept_here")
 
@@ -103,6 +104,25 @@ def test_folders_are_listed_to_a_depth_made_moved_and_removed(alice: Caller) -> 
     assert alice.client.delete(f"{url}?path=d").status_code == 404
     assert got(alice, session, "d/c").status_code == 404
     assert got(alice, session, "a").status_code == 400
+
+
+def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
+    alice: Caller, bob: Caller, charlie: Caller
+) -> None:
+    session = opened(alice)
+    put(alice, session, "file", b"x")
+    for state in ("open", "asleep"):
+        if state == "asleep":
+            assert threads.wait_until_idle()
+            assert sleeping.put_to_sleep(row(session).pk, "a test")
+        assert row(session).state == state
+        for what in ("files", "files/archive"):
+            url = f"{URL}/{session['id']}/{what}"
+            for caller, path in ((alice, "none"), (bob, "none/below"), (charlie, "")):
+                answer = caller.client.get(url, {"path": path})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            refused = alice.client.get(url, {"path": "file"})
+            assert (refused.status_code, refused.json()["error"]["field"]) == (400, "path")
 
 
 def test_a_long_list_comes_in_pages(alice: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

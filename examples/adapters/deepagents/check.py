@@ -14,10 +14,6 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
-# What the suite calls by name, and Debian does not have.
-MAKE_PYTHON = "mkdir -p bin && ln -sf /usr/bin/python3 bin/python"
-PATH = "/workspace/bin:/usr/bin:/bin"
-
 # What deepagents 0.7 does otherwise than its newest released suite asks of it, whoever has the
 # sandbox: `write` overwrites, `glob` tells absolute paths and no folders.
 OLDER_THAN_THE_FRAMEWORK = (
@@ -33,8 +29,7 @@ OLDER_THAN_THE_FRAMEWORK = (
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[OpenSession]:
-    with Cofferdam() as client, client.open_session(env={"PATH": PATH}) as opened:
-        opened.command(MAKE_PYTHON)
+    with Cofferdam() as client, client.open_session() as opened:
         yield opened
 
 

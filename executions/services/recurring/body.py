@@ -6,7 +6,7 @@ from typing import Any
 
 from executions.services.declared import refuse
 from executions.services.payloads import LARGE_BYTES
-from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
+from executions.services.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, ExecutionRequest
 from executions.services.shapes import Body
 from executions.text import to_json
 from providers.errors import InvalidConfiguration
@@ -19,6 +19,7 @@ SCHEDULED = Body(
         *("idempotency_key", "session", "context", "env", "provider"),
     ),
     only={"entrypoint": API_ENTRYPOINTS},
+    says=TOOLS_IN_THESE,
 )
 
 

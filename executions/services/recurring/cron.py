@@ -15,7 +15,10 @@ from apscheduler.triggers.cron import CronTrigger
 MOST_CHARACTERS = 100
 # Longer than from one 29th of February to the next, around a century as well.
 _HORIZON = timedelta(days=9 * 366)
-_PLAIN = re.compile(r"[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}", re.ASCII)
+_FIELD, _WEEKDAY = "[0-9A-Za-z*,/-]+", "[A-Za-z*,/-]+"
+_PLAIN = re.compile(rf"{_FIELD}( +{_FIELD}){{4}}", re.ASCII)
+# As far as a pattern can say it: one of the two kinds of days is `*`, and weekdays have names.
+CRON = rf"{_FIELD} +{_FIELD} +(\* +{_FIELD} +{_WEEKDAY}|{_FIELD} +{_FIELD} +\*)"
 
 
 def check_zone(name: str) -> str:

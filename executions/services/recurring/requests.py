@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from executions.services.declared import Rule, declared
-from executions.services.kinds import STORABLE
+from executions.services.kinds import END, STORABLE
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.recurring import body
-from executions.services.recurring.cron import MOST_CHARACTERS, check_cron, check_zone
+from executions.services.recurring.cron import CRON, MOST_CHARACTERS, check_cron, check_zone
 from executions.services.shapes import Body, Query
 
+# Of the names in the tz database.
+_ZONE = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"
 Name = Annotated[str, Field(min_length=1, max_length=100), STORABLE]
 Cron = Annotated[
     str,
@@ -21,12 +23,12 @@ Cron = Annotated[
         max_length=MOST_CHARACTERS,
         description="Minute, hour, day, month, day of the week by its name: `30 6 * * mon-fri`.",
     ),
-    Rule(check_cron, {"format": "cron"}),
+    Rule(check_cron, {"format": "cron", "pattern": f"^{CRON}{END}"}),
 ]
 Zone = Annotated[
     str,
     Field(max_length=64, description="`UTC`, `Europe/Berlin`."),
-    Rule(check_zone, {"format": "time-zone"}),
+    Rule(check_zone, {"format": "time-zone", "pattern": f"^{_ZONE}{END}"}),
 ]
 Scheduled = Annotated[
     Mapping[str, Any],

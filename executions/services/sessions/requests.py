@@ -12,6 +12,7 @@ from pydantic import Field
 from executions.models import Session
 from executions.services.declared import Rule, at_most, declared, one_of
 from executions.services.kinds import (
+    END,
     WHOLE,
     ContextId,
     Directory,
@@ -21,6 +22,7 @@ from executions.services.kinds import (
     ShortName,
     Subject,
     storable,
+    storable_members,
 )
 from executions.services.shapes import Body
 from executions.text import is_storable, to_json
@@ -30,6 +32,8 @@ IDLE_SECONDS = 600
 MAX_SECONDS = 1800
 METADATA_BYTES = 16 * 1024
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]*")
+# NUL in a text of JSON, and not a backslash followed by `u0000`.
+_NUL = re.compile(r"(?<!\\)(\\\\)*\\u0000")
 
 
 def _name(name: str) -> str:
@@ -45,7 +49,7 @@ def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(f"Must be JSON: {error}.") from None
     if len(text) > METADATA_BYTES or len(text.encode("utf-8", "replace")) > METADATA_BYTES:
         raise ValueError(f"Must be at most {METADATA_BYTES} bytes.")
-    if not is_storable(text) or "\\u0000" in text:
+    if not is_storable(text) or _NUL.search(text):
         raise ValueError("Must hold neither NUL nor lone surrogates.")
     return metadata
 
@@ -53,10 +57,13 @@ def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS"), WHOLE]
 Metadata = Annotated[
     Mapping[str, Any],
-    Rule(_kept),
+    # What is deeper is refused all the same.
+    Rule(_kept, storable_members(3)),
     Field(description=f"The caller's own; at most {METADATA_BYTES} bytes of JSON."),
 ]
-SessionName = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f/]*$"), Rule(storable)]
+SessionName = Annotated[
+    str, Field(max_length=128), Rule(_name, {"pattern": f"^{_NAME.pattern}{END}"})
+]
 Idle = Annotated[Seconds, Field(description="Unused for so long, it goes to sleep.")]
 Age = Annotated[Seconds, Field(description="So long after it was opened, it is closed.")]
 

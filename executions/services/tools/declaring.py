@@ -82,6 +82,11 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
 }
 # What a schema may be made of.
 KEYWORDS = frozenset((*_ONE, *_LIST, *_NAMED, *_PLAIN))
+_OF_SCHEMA = {
+    "properties": {"type": {"const": "object"}},
+    "required": ["type"],
+    "propertyNames": {"enum": sorted((*KEYWORDS, "$schema"))},
+}
 
 
 def _schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -148,7 +153,7 @@ class Tool(BaseModel):
     description: Annotated[str, Field(max_length=2000), STORABLE] = ""
     parameters: Annotated[
         Mapping[str, Any],
-        Rule(_schema, {"type": "object"}),
+        Rule(_schema, _OF_SCHEMA),
         Field(description="JSON Schema of its arguments, an object; without patterns."),
     ]
     writes: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import httpx
 from django.conf import settings
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
 from executions.services.declared import STRICT, Rule
 from executions.services.fetching.destinations import Destinations
@@ -51,6 +51,14 @@ def _checked(text: str) -> str:
     return text
 
 
+def _says() -> dict[str, str]:
+    """What JSON Schema can say of such a URL."""
+    scheme = "[Hh][Tt][Tt][Pp]" + ("[Ss]?" if settings.WEBHOOK_PLAIN_HTTP else "[Ss]")
+    plain = r"\\\u0000-\u001f\u007f-\u009f"
+    rest = rf"[^/?#@\s{plain}]+([/?#][^{plain}]*)?"
+    return {"format": "uri", "pattern": rf"^\s*{scheme}://{rest}$"}
+
+
 class Webhook(BaseModel):
     """Where the end of an execution is told."""
 
@@ -59,8 +67,5 @@ class Webhook(BaseModel):
     url: Annotated[
         str,
         Field(min_length=1, max_length=MOST_CHARACTERS),
-        Rule(_checked),
-        WithJsonSchema(
-            {"type": "string", "format": "uri", "minLength": 1, "maxLength": MOST_CHARACTERS}
-        ),
+        Rule(_checked, _says),
     ]
