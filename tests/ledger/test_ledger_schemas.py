@@ -41,7 +41,10 @@ def test_a_schema_of_a_release_does_not_change() -> None:
     """Whoever binds one more column adds a schema."""
     schema = SCHEMAS[1]
     text = repr((schema.record, schema.stated))
-    assert hashlib.sha256(text.encode()).hexdigest() == "2687202b7a329956f7cd958f7d90e15d2853fc1066d435467fd4cf8da68b3ec6"
+    assert (
+        hashlib.sha256(text.encode()).hexdigest()
+        == "2687202b7a329956f7cd958f7d90e15d2853fc1066d435467fd4cf8da68b3ec6"
+    )
 
 
 @pytest.mark.django_db

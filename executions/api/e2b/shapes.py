@@ -84,6 +84,8 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
 def _environment(given: Any) -> Any:
     """With the home for programs, unless they are to have another."""
     return {"HOME": HOME, **given} if isinstance(given, dict) else given
+
+
 def from_snapshot(snapshot_id: UUID | None) -> dict[str, Any]:
     """What a request has that begins with the files of a snapshot."""
     return {"from": snapshot_id}
