@@ -118,8 +118,24 @@ def test_lines_of_code_and_pages_are_bounded_and_the_pdf_says_so(
     cut, _ = written()
     page = cut.pages[-1].extract_text()
     assert len(cut.pages) == 3
-    assert "NOT ALL: this PDF is cut after 2 pages" in page
-    assert "2 more runs are in the JSON file" in page
+    assert "INCOMPLETE: this PDF is limited to 2 pages" in page
+    assert "2 more runs are only in the JSON file" in page
+
+
+def test_a_few_hundred_runs_take_about_ten_pages_and_the_first_begins_with_the_summary(
+    alice: Caller,
+) -> None:
+    values = {"tenant_slug": "wonderland", "runtime": "bubblewrap", "isolation": "namespaces"}
+    make_rows(300, sharing="execution", api_key_name="alice", api_key_prefix="cfd_ABCDEF", **values)
+    pieces: list[bytes] = []
+    make("00", Scope("wonderland"), "x", list, pieces.extend)
+    pages = [each.extract_text() for each in PdfReader(io.BytesIO(b"".join(pieces))).pages]
+    assert len(pages) <= 12
+    first = pages[0].split()
+    assert first[:2] == ["Audit", "report"]
+    assert first.index("Runs") < first.index("INTACT:")
+    ids = [str(pk) for pk in Execution.objects.values_list("pk", flat=True)]
+    assert all(pk in "".join(pages) for pk in ids)
 
 
 def test_what_a_provider_says_of_its_runtime_has_a_bar(
@@ -132,8 +148,8 @@ def test_what_a_provider_says_of_its_runtime_has_a_bar(
         each.extract_text(
             visitor_text=lambda text, cm, tm, font, size: placed.append((tm[4], text))
         )
-    # Beyond the bar; what the report says itself begins at 138.
-    assert [round(x) for x, text in placed if claimed in text] == [144]
+    # Beyond the bar; what the report says itself begins at the margin.
+    assert [round(x) for x, text in placed if claimed in text] == [336]
 
 
 def test_the_claim_is_kept_while_entries_are_read(scripted: object, alice: Caller) -> None:

@@ -169,11 +169,11 @@ BINDINGS: Mapping[str, Binding] = {
     "sandbox_site.recoverycode": Binding("authenticator", shown=("device_id", "used_at")),
 }
 
-_OPEN = "Of an open execution nothing is bound; it is null when it has ended."
-_COUNTED = "Counted from executions, whose records are bound: `recount_executions` does it anew."
-_NOW = "The state of the moment, written every few seconds."
+_OPEN = "Open executions are not in the ledger yet. Null after the end."
+_COUNTED = "Counted from ledger-backed records. `recount_executions` counts again."
+_NOW = "Current state, updated every few seconds."
 
-_SAVED = "What sandboxes say of their files, and where their bytes are; these are hashed."
+_SAVED = "File names and times as sandboxes report them. The content is hashed."
 
 # What pages show and the ledger does not bind: by model, by column ("*" is all), with the reason.
 NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
@@ -181,9 +181,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.process": {"*": _NOW},
     "executions.session": {
         **dict.fromkeys(
-            ("tenant_id", "api_key_id"), "Null once those are deleted; slug and prefix are bound."
+            ("tenant_id", "api_key_id"), "Null after deletion; slug and prefix are covered."
         ),
-        **dict.fromkeys(("env", "ref"), "Secret, and on no page."),
+        **dict.fromkeys(("env", "ref"), "Secret, and shown on no page."),
         **dict.fromkeys(
             (
                 *("contexts", "turns", "used_at", "touched", "unsaved_since", "wakes"),
@@ -191,37 +191,37 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
             ),
             _NOW,
         ),
-        "released_at": "Written when its sandbox is gone, which its end is not.",
+        "released_at": "Written when the sandbox is gone; the end of the session is covered.",
     },
     "executions.schedule": {
-        "api_key_id": "Null once it is deleted; its prefix is bound.",
-        "next_at": "Written each time it is due, and held against what is bound of it.",
-        **dict.fromkeys(("last_at", "last_problem"), "Written each time it is due."),
+        "api_key_id": "Null after deletion; the prefix is covered.",
+        "next_at": "Updated for each run, and checked against the schedule, which is covered.",
+        **dict.fromkeys(("last_at", "last_problem"), "Updated for each run."),
     },
     "executions.snapshot": {
-        "tenant_id": "Null once it is deleted; its slug is bound.",
-        "workspace_id": "Null once the tenant is deleted, with its files.",
+        "tenant_id": "Null after deletion; the slug is covered.",
+        "workspace_id": "Null after the tenant and its files are deleted.",
     },
     "executions.workspace": {"*": _SAVED},
     "executions.workspacefile": {"*": _SAVED},
     "executions.blob": {"*": _SAVED},
     "executions.loosefile": {"*": _SAVED},
     "executions.storedtotal": {"*": _SAVED},
-    "executions.executionevent": {"*": "For the moment; the record has the same for good."},
-    "executions.runsignal": {"*": "For the moment; who cancels is an entry of its own."},
-    "executions.approval": {"*": "Who decided is an entry of its own, and part of the record."},
+    "executions.executionevent": {"*": "Temporary; the record has the same data permanently."},
+    "executions.runsignal": {"*": "Temporary; each cancellation has its own entry."},
+    "executions.approval": {"*": "Each decision has its own entry, and is part of the record."},
     "executions.toolcall": {
-        "*": "What was called, who approved and who answered are entries, with hashes of both."
+        "*": "Calls, approvals and results have their own entries, with hashes."
     },
-    "executions.artifact": {"id": "A number for links; what it leads to is bound."},
-    "executions.keyrefusal": {"*": "When refusals were entered last, each of which is an entry."},
-    "executions.requestwindow": {"*": "The requests of this minute, which are on no page."},
-    "executions.apikey": {"last_used_at": "Written while the key is used."},
-    "auth.user": {"last_login": "Written at every login."},
+    "executions.artifact": {"id": "Number used in links; the artifact itself is covered."},
+    "executions.keyrefusal": {"*": "Time of the last rejection; each rejection has its own entry."},
+    "executions.requestwindow": {"*": "Requests in the current minute; shown on no page."},
+    "executions.apikey": {"last_used_at": "Updated while the key is used."},
+    "auth.user": {"last_login": "Updated at every sign-in."},
     "providers.pendingchange": {
         "config": (
-            "What waits, encrypted; `diff`, which is bound, is what its approver sees of it, "
-            "and nothing else is made."
+            "The encrypted change. Its diff, which the approver sees, is covered, and only that "
+            "is applied."
         )
     },
     "otp_totp.totpdevice": dict.fromkeys(
@@ -229,41 +229,39 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
             *("last_t", "drift", "last_used_at"),
             *("throttling_failure_timestamp", "throttling_failure_count"),
         ),
-        "Written whenever a code is entered.",
+        "Updated whenever a code is entered.",
     ),
-    "executions.spending": {
-        "*": "Added up from executions, whose costs are bound; what budgets are compared with."
-    },
+    "executions.spending": {"*": "Totals of executions. The cost of each execution is covered."},
     "executions.webhookdelivery": {
-        "*": "Whom the end of an execution is told, and how far that is; what is told is bound."
+        "*": "Delivery status is not covered by the ledger; payloads are."
     },
-    "executions.spendingalert": {"*": "Told when it was seen; nothing follows from it."},
+    "executions.spendingalert": {"*": "A notification only; it changes nothing."},
     "executions.executioncount": {"*": _COUNTED},
     "executions.executiontenantcount": {"*": _COUNTED},
     "executions.executionlatency": {"*": _COUNTED},
     "executions.executiontotal": {
-        "*": "Counted as executions end, whose records are bound; figures for Prometheus alone."
+        "*": "Metrics for Prometheus, counted from ledger-backed records."
     },
     "executions.alert": {
-        "*": "Told when it was seen; who opened, acknowledged or ended it is an entry of its own."
+        "*": "Current state. Opening, acknowledging and resolving have their own entries."
     },
-    "executions.ledgercheck": {
-        "*": "What was found when it was read; who asked is an entry of its own."
+    "executions.ledgercheck": {"*": "Result of the verification. Each request has its own entry."},
+    "executions.auditexport": {
+        "*": "Export progress. The ledger itself proves the exported entries."
     },
-    "executions.auditexport": {"*": "How far the ledger was sent, which is proven itself."},
     "executions.report": {
-        "*": "How far a report is. Its files are signed, and their hashes are an entry."
+        "*": "Progress of the report. Its files are signed, and their hashes are in the ledger."
     },
-    "executions.savedfilter": {"*": "A way to look at the list, made by whoever looks."},
-    "executions.codetext": {"*": "A copy of code for searching it; what is found is bound."},
-    "executions.codesearchprogress": {"*": "How far the copy for searching got."},
-    "providers.circuitbreaker": {"*": _NOW + " Opening or closing one by hand is an entry."},
+    "executions.savedfilter": {"*": "Personal list filters."},
+    "executions.codetext": {"*": "Copy of code for the search. The record is covered."},
+    "executions.codesearchprogress": {"*": "Progress of the search index."},
+    "providers.circuitbreaker": {"*": _NOW + " Manual changes have their own entries."},
     "providers.providerhealth": {"*": _NOW},
-    "providers.providercheckcount": {"*": "Counted from the checks of the background."},
+    "providers.providercheckcount": {"*": "Counted from background health checks."},
     "sandbox_site.installationmark": {
-        "*": "What instances are compared with when they start; one that was changed stops them."
+        "*": "Compared at each start; an instance with other values does not start."
     },
-    "axes.accessattempt": {"*": "Failed logins, deleted after a successful one."},
+    "axes.accessattempt": {"*": "Failed sign-ins, deleted after a successful one."},
 }
 
 
