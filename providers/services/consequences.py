@@ -20,7 +20,7 @@ def without_provider(row: ProviderConfig) -> list[str]:
     active = "" if row.is_active else _active()
     for route in _routes().filter(steps__provider=row).distinct():
         others = [name for name in _names(route) if name != row.provider_id]
-        told.append(f"Route {route}: {_goes_on(others, active)}.")
+        told.append(f"Runs of route {route}: {_goes_on(others, active)}.")
     return told
 
 
@@ -28,7 +28,7 @@ def without_route(route: Route) -> list[str]:
     """Once it is removed or not active any more. Nothing for one that is not active now."""
     if route.pk is None or not route.is_active:
         return []
-    told = [f"Runs of {route}: {_instead(route)}."]
+    told = [f"Runs of route {route}: {_instead(route)}."]
     if route.minimum_isolation:
         told.append(f"Its minimum isolation, {route.minimum_isolation}, no longer applies.")
     return told
@@ -68,15 +68,15 @@ def _instead(route: Route) -> str:
     if not others:
         return _goes_on([], _active())
     best = max(others, key=lambda other: (bool(other.owner), bool(other.language)))
-    return f"use route {best}, which {_goes_on(_names(best), _active())}"
+    return f"use route {best} and {_goes_on(_names(best), _active())}"
 
 
 def _goes_on(names: list[str], active: str) -> str:
     if names:
-        return f"continues with {', '.join(names)}"
+        return f"continue with {', '.join(names)}"
     if active:
-        return f"uses the active provider ({active})"
-    return "has no provider; runs are rejected"
+        return f"use the active provider ({active})"
+    return "have no provider and are rejected"
 
 
 def _names(route: Route) -> list[str]:
