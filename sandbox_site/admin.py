@@ -37,6 +37,7 @@ admin.site.empty_value_display = NOTHING
 # What Django calls a group is a role here. Migrations know it by its own name.
 Group._meta.verbose_name, Group._meta.verbose_name_plural = "role", "roles"
 User._meta.get_field("groups").verbose_name = "roles"
+LogEntry._meta.verbose_name, LogEntry._meta.verbose_name_plural = "admin action", "admin actions"
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.

@@ -75,7 +75,8 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     )
 
     def get_fieldsets(self, request: HttpRequest, obj: Tenant | None = None) -> Any:
-        (title, head), *tabs = super().get_fieldsets(request, obj)
+        fieldsets: Any = super().get_fieldsets(request, obj)
+        (title, head), *tabs = fieldsets
         if obj is not None and obj.removal_began_at is not None:
             head = {**head, "fields": (*head["fields"], "removal")}
         return [(title, head), *tabs]

@@ -78,7 +78,11 @@ def _sections(form: type[ProviderConfigForm]) -> list[tuple[str | None, dict[str
     # What no heading has stands first, with what every provider is asked for at the end.
     last = [name for name in own if name.removeprefix(CLEAR) not in declared]
     first = [name for name in own if name not in last]
-    shown = [(None, first), *sections.items(), (None, last)]
+    shown: list[tuple[str | None, list[str]]] = [
+        (None, first),
+        *sections.items(),
+        (None, last),
+    ]
     return [(title, {"fields": names, "classes": ("columns",)}) for title, names in shown if names]
 
 
