@@ -117,7 +117,7 @@ class _Paper:
 
     def run_line(self, head: str, ours: str, theirs: str) -> None:
         """One run: a line of its own, then two columns, the right one with text of others."""
-        left = wrapped(spelled(ours), _SMALL_SIZE, _THEIRS - _MARGIN - 12)
+        left = list(wrapped(spelled(ours), _SMALL_SIZE, _THEIRS - _MARGIN - 12))
         right = [
             line
             for part in begun(theirs).split("\n")
