@@ -350,10 +350,10 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _runs_heading(paper: _Paper) -> None:
     paper.heading("Runs")
     paper.note(
-        "First line: time, id, status, exit code, ledger entry. Second line: tenant, API key, "
-        "provider and configuration version, isolation and sharing, language, code hash. Beside "
-        "the bar: key name, runtime, data from the caller, error. Times are UTC. The JSON file "
-        "has all fields."
+        "First line: time, id, status, exit code, ledger entry, start of the code hash. Second "
+        "line: tenant, API key, provider and configuration version, isolation and sharing, "
+        "language. Beside the bar: key name, runtime, data from the caller, error. Times are UTC. "
+        "The JSON file has all fields."
     )
     paper.y -= _LINE * 0.5
 
@@ -371,8 +371,9 @@ def _line(paper: _Paper, each: Mapping[str, Any]) -> None:
         str(each["created_at"])[:19],
         each["id"],
         each["status"],
-        "" if each["exit_code"] is None else f"exit code {each['exit_code']}",
+        "" if each["exit_code"] is None else f"exit {each['exit_code']}",
         f"entry {receipt['sequence']}" if receipt else "no entry",
+        str(each["code_hash"]).removeprefix("sha256:")[:12],
         "legal hold" if each["held"] else "",
     ]
     key, version = each["api_key"], each["config_version"]
@@ -382,7 +383,6 @@ def _line(paper: _Paper, each: Mapping[str, Any]) -> None:
         each["provider"] and f"{each['provider']} v{'-' if version is None else version}",
         " ".join(filter(None, (each["isolation"], each["sharing"]))),
         each["language"],
-        str(each["code_hash"]).removeprefix("sha256:")[:12],
     ]
     asked = {**each["asked_by"], "subject": each["subject"]}
     theirs = [
