@@ -1,40 +1,39 @@
-"""What a list says while nothing is in it: what would be, and how it comes there."""
+"""What an empty list says: what it will show, and how to get there."""
 
 from __future__ import annotations
 
 EMPTY = {
-    "executions.execution": "Nothing was run yet. Whatever runs is here at once, queued and "
-    "refused ones too: POST /api/v1/executions with a key, or `manage.py execute` on the server.",
-    "executions.session": "No sandbox was kept yet. POST /api/v1/sessions opens one.",
-    "executions.schedule": "Nothing runs by a schedule. POST /api/v1/schedules makes one.",
-    "executions.snapshot": "No session's files were kept. POST /api/v1/sessions/{id}/snapshot "
-    "keeps them.",
-    "executions.ledgerentry": "Nothing was entered yet. Every run and every change is.",
-    "executions.process": "No process of the service has been seen. `manage.py up` starts them.",
-    "executions.policy": "Everything is allowed that the providers allow. A policy forbids, warns "
-    "or asks for approval, for all tenants or for one.",
-    "executions.approval": "Nothing waits, and nothing did. A policy whose verdict is `ask` has "
-    "runs wait here.",
-    "executions.budget": "No tenant has a budget: nobody is held to one.",
-    "executions.spending": "Nothing was spent yet. What runs cost is counted where a provider has "
-    "a price.",
-    "executions.spendingalert": "No budget came near its limit.",
-    "executions.alert": "No rule has found anything.",
-    "executions.auditexport": "The ledger is sent nowhere. AUDIT_EXPORT_URL names a collector.",
-    "executions.tenant": "There is no tenant. Runs belong to one, and so do keys.",
-    "executions.apikey": "There is no key. Agents run code with one.",
-    "executions.webhooksecret": "No tenant can sign webhooks. One with a secret here can name a "
-    "URL with its runs.",
-    "executions.webhookdelivery": "No run has named a URL that is told of its end.",
-    "executions.legalhold": "Nothing is on hold: what is old enough is erased.",
-    "providers.providerconfig": "No provider is configured, so nothing can run. Add one.",
-    "providers.configversion": "Nothing was configured yet. Each change is a version here.",
-    "providers.pendingchange": "No change waits. With TWO_PERSON_RULE=true changes wait here for a "
-    "second administrator.",
-    "providers.providerprice": "No provider has a price, so nothing is counted as spent.",
-    "providers.route": "All runs go to the active provider. A route names several, with an order "
-    "and a strategy, for all or for one tenant.",
-    "providers.circuitbreaker": "No provider was taken out of service.",
-    "auth.group": "There are no roles. `manage.py migrate` makes the three.",
-    "axes.accessattempt": "Nobody has failed to sign in.",
+    "executions.execution": "No executions yet. Run a program in the playground, with "
+    "POST /api/v1/executions, or with `manage.py execute`.",
+    "executions.session": "No sessions yet. POST /api/v1/sessions opens one.",
+    "executions.schedule": "No schedules yet. POST /api/v1/schedules creates one.",
+    "executions.snapshot": "No snapshots yet. POST /api/v1/sessions/{id}/snapshot creates one.",
+    "executions.ledgerentry": "No entries yet. Every run and every change adds one.",
+    "executions.process": "No processes yet. `manage.py up` starts them.",
+    "executions.policy": "No policies. Everything is allowed that the providers allow. A policy "
+    "can restrict, warn or require approval, for one tenant or all.",
+    "executions.approval": "No approvals yet. Runs appear here if a policy requires approval.",
+    "executions.budget": "No budgets. Spending is not limited.",
+    "executions.spending": "No spending yet. Costs are counted for providers with a price.",
+    "executions.spendingalert": "No alerts. No budget is close to its limit.",
+    "executions.alert": "No alerts.",
+    "executions.auditexport": "No export. Set AUDIT_EXPORT_URL to send the ledger to a collector.",
+    "executions.tenant": "No tenants. Runs and API keys belong to a tenant.",
+    "executions.apikey": "No API keys. Agents need one to run code.",
+    "executions.webhooksecret": "No webhook secrets. A tenant needs one to receive webhooks.",
+    "executions.webhookdelivery": "No webhook deliveries yet.",
+    "executions.legalhold": "No legal holds. Retention erases old data.",
+    "executions.toolcall": "No tool calls yet.",
+    "executions.report": "No reports yet.",
+    "executions.ledgercheck": "No verifications yet.",
+    "providers.providerconfig": "No providers. Add one to run code.",
+    "providers.configversion": "No versions yet. Each change creates one.",
+    "providers.pendingchange": "No pending changes. With TWO_PERSON_RULE=true, changes wait here "
+    "for a second administrator.",
+    "providers.providerprice": "No prices. Costs are not counted.",
+    "providers.route": "No routes. All runs use the active provider. A route names several "
+    "providers, for one tenant or all.",
+    "providers.circuitbreaker": "No provider is out of service.",
+    "auth.group": "No roles. `manage.py migrate` creates the three.",
+    "axes.accessattempt": "No failed sign-ins.",
 }

@@ -31,7 +31,7 @@ else:
 
 VERSION = "_version"
 REASON = "_reason"
-_CLEAR = "_clear_"
+CLEAR = "_clear_"
 
 
 class ProviderConfigForm(_ModelForm):
@@ -48,7 +48,7 @@ class ProviderConfigForm(_ModelForm):
         label="Reason",
         required=False,
         max_length=500,
-        help_text="Why, for the history.",
+        help_text="Stored with the new version.",
         widget=UnfoldAdminTextInputWidget(),
     )
 
@@ -72,7 +72,7 @@ class ProviderConfigForm(_ModelForm):
     def cleared(self) -> list[str]:
         """The secrets that were ticked for removal, unless a new one was entered too."""
         fields = self.provider.config_fields
-        ticked = [key for key in fields if self.cleaned_data.get(_CLEAR + key)]
+        ticked = [key for key in fields if self.cleaned_data.get(CLEAR + key)]
         return [key for key in ticked if not self.cleaned_data.get(key)]
 
     @sensitive_variables()
@@ -82,8 +82,8 @@ class ProviderConfigForm(_ModelForm):
         if row is not None and cleaned.get(VERSION) != row.version:
             self.add_error(
                 None,
-                "The configuration was changed by somebody else in the meantime. Nothing was "
-                "saved: reload the page and make your change again.",
+                "Another user changed the configuration in the meantime. Nothing was saved. Reload "
+                "the page and make your change again.",
             )
             return cleaned
         try:
@@ -158,17 +158,17 @@ def _form_field(declared: ConfigField, initial: Any) -> forms.Field:
 
 
 def _anew(declared: ConfigField) -> str:
-    return "With another one the secrets have to be entered again." if declared.address else ""
+    return "If you change it, enter the secrets again." if declared.address else ""
 
 
 def _range(declared: ConfigField) -> str:
     if declared.type not in ("integer", "number") or declared.min is declared.max is None:
         return ""
     if declared.max is None:
-        return f"At least {declared.min}."
+        return f"Min {declared.min}."
     if declared.min is None:
-        return f"At most {declared.max}."
-    return f"From {declared.min} to {declared.max}."
+        return f"Max {declared.max}."
+    return f"{declared.min} to {declared.max}."
 
 
 def _secret_fields(key: str, declared: ConfigField, stored: Any) -> dict[str, forms.Field]:
@@ -191,7 +191,7 @@ def _secret_fields(key: str, declared: ConfigField, stored: Any) -> dict[str, fo
         )
     }
     if shown and not declared.required:
-        fields[_CLEAR + key] = forms.BooleanField(
+        fields[CLEAR + key] = forms.BooleanField(
             label=f"Remove the stored {declared.label}",
             required=False,
             widget=UnfoldBooleanSwitchWidget(),

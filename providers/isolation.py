@@ -20,10 +20,10 @@ NONE, NAMESPACES, GVISOR, MICROVM = "none", "namespaces", "gvisor", "microvm"
 LEVELS = (NONE, NAMESPACES, GVISOR, MICROVM)
 
 CHOICES = (
-    (MICROVM, "microvm: a virtual machine of its own"),
-    (GVISOR, "gvisor: a kernel in user space, or better"),
-    (NAMESPACES, "namespaces: runc, bubblewrap, or better"),
-    (NONE, "none: anything"),
+    (MICROVM, "microvm: a virtual machine per sandbox"),
+    (GVISOR, "gvisor: user-space kernel, or stronger"),
+    (NAMESPACES, "namespaces: runc or bubblewrap, or stronger"),
+    (NONE, "none: no minimum"),
 )
 
 # A sandbox for every run; one tenant's runs in turn; one tenant's runs on a kernel of their own;

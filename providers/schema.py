@@ -37,7 +37,7 @@ class ConfigField:
     `address` says whether the value decides where the provider's secrets are sent, or by what the
     receiver is known: when it changes, they are asked for anew. None leaves that open, and a text
     that may hold anything then counts as one. `environment` are the variables that stand in for an
-    empty value, the first one that is set.
+    empty value, the first one that is set. `group` is the heading of the form that it stands under.
 
     A declaration that contradicts itself (a default outside its own options) raises ValueError
     when its module is imported, not when an admin saves.
@@ -56,6 +56,7 @@ class ConfigField:
     multiline: bool = False
     address: bool | None = None
     environment: tuple[str, ...] = ()
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.type not in _PYTHON_TYPES:

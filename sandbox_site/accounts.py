@@ -53,8 +53,8 @@ def why_not_remove(account_id: Any) -> str:
     if not LogEntry.objects.filter(user_id=account_id).exists():
         return ""
     return (
-        "Who uses it has acted in the admin, and the admin's log is kept. Deactivate the account "
-        "instead: nobody signs in with it then, and what it did stays its own."
+        "This account has actions in the admin log, which is kept. Deactivate the account "
+        "instead: it can no longer sign in, and its actions stay in the log."
     )
 
 
@@ -71,7 +71,7 @@ def _refuse_account(
         return ""
     states = [values for values in (before, after) if values]
     if any(values["is_superuser"] for values in states):
-        return "Only a superuser changes the account of a superuser, or makes one."
+        return "Only a superuser can change or create a superuser."
     return _beyond(person, set().union(*map(_permissions_of_account, states)))
 
 
@@ -92,7 +92,8 @@ def _beyond(person: Any, permissions: set[str]) -> str:
     beyond = permissions - person.get_all_permissions()
     if not beyond:
         return ""
-    return f"It may do what you may not: {', '.join(sorted(beyond)[:3])}. Ask a superuser."
+    first = ", ".join(sorted(beyond)[:3])
+    return f"The account has permissions you don't have: {first}. Ask a superuser."
 
 
 def _permissions_of_account(values: Mapping[str, Any]) -> set[str]:

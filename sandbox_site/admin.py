@@ -37,6 +37,7 @@ admin.site.empty_value_display = NOTHING
 # What Django calls a group is a role here. Migrations know it by its own name.
 Group._meta.verbose_name, Group._meta.verbose_name_plural = "role", "roles"
 User._meta.get_field("groups").verbose_name = "roles"
+LogEntry._meta.verbose_name, LogEntry._meta.verbose_name_plural = "admin action", "admin actions"
 
 # A schedule names any function of any module: whoever may add one runs code in the service.
 # A task's page shows its arguments. Neither is for the admin.
@@ -49,7 +50,7 @@ for model in (AccessAttempt, Group, User):
 
 
 class _ReadOnly(ModelAdmin):  # type: ignore[misc]
-    """For looking at, whatever permissions somebody was given."""
+    """Read-only, whatever permissions a user has."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -67,17 +68,17 @@ def _may_manage(request: HttpRequest, user: Any) -> bool:
 
 
 class AccountForm(UserChangeForm):  # type: ignore[misc]
-    """Lets whoever has a role sign in."""
+    """Let an account with a role sign in."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if "groups" in self.fields:
-            self.fields["groups"].help_text = "What the account may do. With a role it signs in."
+            roles = self.fields["groups"]
+            roles.help_text = "Permissions of the account. An account with a role can sign in."
         if "is_staff" in self.fields:
-            self.fields[
-                "is_staff"
-            ].help_text = (
-                "Whether it may sign in here. It may with a role: to keep it out, make it inactive."
+            self.fields["is_staff"].help_text = (
+                "Can sign in here. An account with a role always can; deactivate it to prevent "
+                "that."
             )
 
     def clean(self) -> Any:
@@ -110,7 +111,7 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
             "Permissions",
             {"fields": ("is_active", "is_staff", "is_superuser", "groups", "user_permissions")},
         ),
-        ("Two-person rule", {"fields": ("one_person_with",)}),
+        ("Two-person approval", {"fields": ("one_person_with",)}),
         ("Dates", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("one_person_with", "last_login", "date_joined")
@@ -128,7 +129,7 @@ class ThemedUserAdmin(GuardedAdmin, UserAdmin, ModelAdmin):  # type: ignore[misc
     def authenticator(self, user: Any) -> bool:
         return bool(user.has_authenticator)
 
-    @admin.display(description="had in hand by")
+    @admin.display(description="counts as the same person as")
     def one_person_with(self, user: Any) -> str:
         """Whoever made the account or let it in: the two do not count as two persons."""
         if not hasattr(user, "_others"):
@@ -270,11 +271,11 @@ class LogEntryAdmin(KeysetAdmin, _ReadOnly):
         "message",
     )
 
-    @admin.display(description="action time")
+    @admin.display(description="time")
     def shown_time(self, entry: LogEntry) -> SafeString | str:
         return shown_moment(entry.action_time)
 
-    @admin.display(description="what")
+    @admin.display(description="action")
     def message(self, entry: LogEntry) -> str:
         return entry.get_change_message() or entry.get_action_flag_display()
 

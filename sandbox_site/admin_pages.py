@@ -55,6 +55,11 @@ def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[
     }
 
 
+def _group(title: str, *items: dict[str, Any], is_open: bool = False) -> dict[str, Any]:
+    """Closed unless one of its pages is shown or calls for attention, or `is_open`."""
+    return {"title": title, "open": is_open, "items": list(items)}
+
+
 UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Cofferdam",
     "SITE_HEADER": "Cofferdam",
@@ -87,81 +92,79 @@ UNFOLD: dict[str, Any] = {
                         "title": "Dashboard",
                         "icon": "monitoring",
                         "link": reverse_lazy("admin:index"),
-                    },
-                    _item("Executions", "terminal", "execution", "executions"),
-                    {
-                        "title": "Playground",
-                        "icon": "play_circle",
-                        "link": reverse_lazy("playground"),
-                        "permission": lambda request: (
-                            request.user.has_perm("executions.use_playground")
-                            and request.user.has_perm("executions.view_execution")
-                        ),
-                    },
-                    _item("Schedules", "schedule", "schedule", "executions"),
-                    _item("Sessions", "forum", "session", "executions"),
-                    _item("Snapshots", "photo_library", "snapshot", "executions"),
-                    _item("Ledger", "link", "ledgerentry", "executions"),
-                    _item("Reports", "lab_profile", "report", "executions"),
-                    _item("Verifications", "verified", "ledgercheck", "executions", "ledger"),
-                    _item("Processes", "memory", "process", "executions", "queue"),
+                    }
                 ],
             },
-            {
-                "title": "Providers",
-                "separator": True,
-                "items": [
-                    _item("Providers", "dns", "providerconfig", "providers", "unhealthy"),
-                    _item("History", "history", "configversion", "providers"),
-                    _item("Pending changes", "how_to_reg", "pendingchange", "providers", "changes"),
-                    _item("Routes", "alt_route", "route", "providers"),
-                    _item(
-                        "Circuit breakers",
-                        "electrical_services",
-                        "circuitbreaker",
-                        "providers",
-                        "breakers",
+            _group(
+                "Run",
+                _item("Executions", "terminal", "execution", "executions"),
+                {
+                    "title": "Playground",
+                    "icon": "play_circle",
+                    "link": reverse_lazy("playground"),
+                    "permission": lambda request: (
+                        request.user.has_perm("executions.use_playground")
+                        and request.user.has_perm("executions.view_execution")
                     ),
-                    _item("Alerts", "notifications", "alert", "executions", "alerts"),
-                    _item("Audit export", "upload", "auditexport", "executions"),
-                ],
-            },
-            {
-                "title": "Cost",
-                "separator": True,
-                "items": [
-                    {
-                        **_item("Spending", "payments", "spending", "executions"),
-                        "active": _is_spending,
-                    },
-                    _item("Budgets", "savings", "budget", "executions", "budgets"),
-                    _item("Spending alerts", "savings", "spendingalert", "executions"),
-                    _item("Prices", "sell", "providerprice", "providers"),
-                    {
-                        "title": "Compare providers",
-                        "icon": "compare_arrows",
-                        "link": reverse_lazy("admin:executions_comparison"),
-                        "permission": _may("executions.view_spending"),
-                    },
-                ],
-            },
-            {
-                "title": "Access",
-                "separator": True,
-                "items": [
-                    _item("Tenants", "domain", "tenant", "executions"),
-                    _item("Policies", "policy", "policy", "executions"),
-                    _item("Approvals", "approval", "approval", "executions", "approvals"),
-                    _item("Tool calls", "build", "toolcall", "executions", "calls"),
-                    _item("API keys", "key", "apikey", "executions"),
-                    _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
-                    _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),
-                    _item("Legal holds", "gavel", "legalhold", "executions"),
-                    _item("Users", "person", "user", "auth"),
-                    _item("Roles", "group", "group", "auth"),
-                    _item("Admin actions", "fact_check", "logentry", "admin"),
-                ],
-            },
+                },
+                _item("Sessions", "forum", "session", "executions"),
+                _item("Snapshots", "photo_library", "snapshot", "executions"),
+                _item("Schedules", "schedule", "schedule", "executions"),
+                _item("Approvals", "approval", "approval", "executions", "approvals"),
+                _item("Tool calls", "build", "toolcall", "executions", "calls"),
+                _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),
+                is_open=True,
+            ),
+            _group(
+                "Audit",
+                _item("Ledger", "link", "ledgerentry", "executions"),
+                _item("Verifications", "verified", "ledgercheck", "executions", "ledger"),
+                _item("Reports", "lab_profile", "report", "executions"),
+                _item("Legal holds", "gavel", "legalhold", "executions"),
+                _item("Audit exports", "upload", "auditexport", "executions"),
+                _item("Admin actions", "fact_check", "logentry", "admin"),
+            ),
+            _group(
+                "Providers",
+                _item("Providers", "dns", "providerconfig", "providers", "unhealthy"),
+                _item("Routes", "alt_route", "route", "providers"),
+                _item(
+                    "Circuit breakers",
+                    "electrical_services",
+                    "circuitbreaker",
+                    "providers",
+                    "breakers",
+                ),
+                {
+                    "title": "Compare providers",
+                    "icon": "compare_arrows",
+                    "link": reverse_lazy("admin:executions_comparison"),
+                    "permission": _may("executions.view_spending"),
+                },
+                _item("Prices", "sell", "providerprice", "providers"),
+            ),
+            _group(
+                "Tenants",
+                _item("Tenants", "domain", "tenant", "executions"),
+                _item("API keys", "key", "apikey", "executions"),
+                _item("Policies", "policy", "policy", "executions"),
+                _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
+                {
+                    **_item("Spending", "payments", "spending", "executions"),
+                    "active": _is_spending,
+                },
+                _item("Budgets", "savings", "budget", "executions", "budgets"),
+                _item("Spending alerts", "price_change", "spendingalert", "executions"),
+            ),
+            _group(
+                "System",
+                _item("Alerts", "notifications", "alert", "executions", "alerts"),
+                _item("Pending changes", "how_to_reg", "pendingchange", "providers", "changes"),
+                _item("Configuration versions", "history", "configversion", "providers"),
+                _item("Processes", "memory", "process", "executions", "queue"),
+                _item("Users", "person", "user", "auth"),
+                _item("Roles", "group", "group", "auth"),
+            ),
         ],
     },
 }

@@ -71,7 +71,7 @@ def _change(request: HttpRequest, device: TOTPDevice | None) -> HttpResponse:
         own = TOTPDevice.objects.select_for_update().filter(user_id=request.user.pk)
         asked = own.filter(confirmed=device is not None).first()
         if asked is None or not _proves(request, asked, code):
-            messages.error(request, "That is not the number it shows now. Wait for the next one.")
+            messages.error(request, "Wrong code. Wait for the next one.")
             return back
         if device is None:
             asked.confirmed = True
@@ -80,7 +80,7 @@ def _change(request: HttpRequest, device: TOTPDevice | None) -> HttpResponse:
             done = "The authenticator was set up."
         elif "new_codes" in request.POST:
             codes = recovery.issue_codes(asked)
-            done = "New recovery codes were made."
+            done = "New recovery codes were created."
         else:
             own.delete()
             done = "The authenticator was removed."

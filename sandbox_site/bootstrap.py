@@ -12,7 +12,7 @@ from django.db import transaction
 
 from executions.models import Tenant
 from executions.services.keys import create_api_key, keep_given_key
-from executions.services.tenants import INTERNAL, create_tenant
+from executions.services.tenants import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback
 from providers.models import ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker
@@ -158,7 +158,7 @@ def _ensure_admin() -> dict[str, str]:
 def _ensure_tenant() -> dict[str, str]:
     if Tenant.objects.exclude(slug=INTERNAL).exists():
         return {}
-    _, key_text = create_api_key(create_tenant("demo", "Demo"), "first key")
+    _, key_text = create_api_key(create_tenant(DEMO, "Demo"), "first key")
     return {"API_KEY": key_text}
 
 

@@ -36,7 +36,7 @@ class LoginForm(AuthenticationForm):  # type: ignore[misc]
     otp_token = forms.CharField(
         label="Authenticator code",
         required=False,
-        help_text="Or a recovery code. Leave empty if you have not set up an authenticator.",
+        help_text="Or a recovery code. Leave empty without an authenticator.",
         widget=UnfoldAdminTextInputWidget(attrs={"autocomplete": "one-time-code"}),
     )
 

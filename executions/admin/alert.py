@@ -54,11 +54,11 @@ class AlertAdmin(ReadOnly, _AlertAdmin):
         done = 0
         for alert in chosen.filter(acknowledged_at=None):
             if acknowledge(alert, current_actor()):
-                self.log_change(request, alert, "Acknowledged it.")
+                self.log_change(request, alert, "Acknowledged.")
                 done += 1
         messages.success(request, f"{done} acknowledged.")
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def shown_state(self, alert: Alert) -> SafeString:
         kind = "quiet"
         if alert.state == Alert.State.OPEN:

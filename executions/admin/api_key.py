@@ -45,7 +45,7 @@ class KeyForm(ApiKeyModelForm):
         choices=Scope.choices,
         widget=forms.CheckboxSelectMultiple,
         initial=USUAL_SCOPES.split(),
-        help_text="What the key is for.",
+        help_text="What the key can do.",
     )
 
     class Meta:
@@ -69,11 +69,11 @@ class KeyForm(ApiKeyModelForm):
 
 class RotationForm(forms.Form):
     valid_until = forms.DateTimeField(
-        label="The old key is valid until (UTC)",
+        label="Old key valid until (UTC)",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     expires_at = forms.DateTimeField(
-        label="The new key expires (UTC; empty: never)",
+        label="New key expires (UTC; empty: never)",
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
@@ -192,7 +192,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
             given.save()
 
         for change in carry_out(request.user, give, reason=reason)[1]:
-            log_request(request, PendingChange, f"Asked for: {change}.", str(change), change.pk)
+            log_request(request, PendingChange, f"Requested: {change}.", str(change), change.pk)
             messages.warning(request, f"{change}: {WAITS}")
         return api_key, key_text
 
@@ -232,11 +232,11 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         if request.method == "POST":
             if revoke(api_key):
                 self.log_change(request, api_key, "Revoked.")
-                messages.success(request, f"{visible(str(api_key))} is revoked.")
+                messages.success(request, f"{visible(str(api_key))} was revoked.")
             return redirect("admin:executions_apikey_change", pk)
         context = {
             **self.admin_site.each_context(request),
-            "title": "Revoke the key?",
+            "title": "Revoke key?",
             "opts": self.opts,
             "api_key": api_key,
             "shown_name": visible(str(api_key)),
@@ -277,7 +277,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
                 return self._shown_once(request, new, key_text)
         context = {
             **self.admin_site.each_context(request),
-            "title": "Rotate the key",
+            "title": "Rotate key",
             "opts": self.opts,
             "api_key": api_key,
             "form": form,
@@ -294,7 +294,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
                 api_key, wanted["valid_until"], expires_at=wanted["expires_at"], scopes=scopes
             ),
         )
-        self.log_addition(request, made[0], f"In the place of {api_key}.")
+        self.log_addition(request, made[0], f"Replaces {api_key}.")
         self.log_change(request, api_key, f"Rotated; valid until {api_key.expires_at}.")
         return made
 
@@ -302,13 +302,13 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
     def shown_name(self, api_key: ApiKey) -> str:
         return visible(api_key.name)
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def state(self, api_key: ApiKey) -> str:
         if api_key.revoked_at is not None:
             return "revoked"
         if not api_key.is_valid(timezone.now()):
             return "expired"
-        return "valid" if api_key.scopes else "opens nothing"
+        return "valid" if api_key.scopes else "no scopes"
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke_keys(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:

@@ -35,13 +35,13 @@ class ApprovalAdmin(DecidedByHand):
 
     def decide(self, row: Approval, person: Any, *, approve: bool, shown_hash: str) -> str:
         decide(row, person, approve=approve, request_hash=shown_hash)
-        return f"Execution {row.execution_id} is {'approved' if approve else 'rejected'}."
+        return f"Execution {row.execution_id} {'approved' if approve else 'rejected'}."
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def state(self, approval: Approval) -> str:
         waits = approval.status == Approval.Status.WAITING
         if waits and not approval.execution.is_open:
-            return f"not decided; the execution is {approval.execution.get_status_display()}"
+            return f"undecided; execution {approval.execution.get_status_display()}"
         return approval.get_status_display()
 
 
@@ -52,9 +52,9 @@ def _shown(approval: Approval) -> dict[str, Any]:
     except SandboxError as error:
         return {"problem": error.message}
     except DecryptionError as error:
-        return {"problem": f"Nobody can read what was asked for. {error}"}
+        return {"problem": f"The request cannot be read. {error}"}
     if wanted is None:
-        return {"problem": "It has ended, or is not what was asked for: nothing will run."}
+        return {"problem": "The execution has ended, or differs from the request. It will not run."}
     findings = [
         (each.get("line"), each.get("kind"), visible(str(each.get("name"))))
         for each in approval.findings
@@ -71,10 +71,10 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
         "Provider": wanted.provider,
         "Tools": to_json(stored(wanted.tools)) if wanted.tools else "",
-        "Asked for by": wanted.subject,
+        "Subject": wanted.subject,
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.
-        "Names of the environment": " ".join(sorted(wanted.env)),
+        "Environment variables": " ".join(sorted(wanted.env)),
         "Files": to_json([file_facts(file) for file in wanted.files]) if wanted.files else "",
     }
     return [(name, visible(value)) for name, value in parts.items() if value]

@@ -20,7 +20,7 @@ _SHOWN = 3
 _LINE = 240
 # Of it, of what a provider said, so that what to do is not cut off.
 _MESSAGE = 150
-NO_CODE = "it does not say why. Look at its page, and test the connection."
+NO_CODE = "no reason given. Open its page and test the connection."
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _ill(each: Ill) -> str:
 
 KINDS = {
     "ledger": _Kind(
-        *("The ledger is not intact", "bad", "executions_ledgercheck", _findings),
+        *("Ledger problems found", "bad", "executions_ledgercheck", _findings),
         lambda check: Line(
             f"{check.findings} findings on {check.finished_at:%Y-%m-%d %H:%M} UTC: "
             + "; ".join(check.first_findings[:1]),
@@ -101,12 +101,12 @@ KINDS = {
         ),
     ),
     "queue": _Kind(
-        *("What is queued is not taken", "bad", "executions_process"),
+        *("Queued runs are not starting", "bad", "executions_process"),
         lambda request, now: [now.queue] if now.queue else [],
         Line,
     ),
     "unhealthy": _Kind(
-        *("Providers fail their checks", "bad", "providers_providerconfig"),
+        *("Providers fail their health checks", "bad", "providers_providerconfig"),
         lambda request, now: now.unhealthy,
         lambda each: Line(_ill(each), _page("providers_providerconfig", each.pk)),
     ),
@@ -116,13 +116,13 @@ KINDS = {
         lambda each: Line(_ill(each), _page("providers_circuitbreaker", each.pk)),
     ),
     "alerts": _Kind(
-        *("Alerts are open", "warn", "executions_alert"),
+        *("Open alerts", "warn", "executions_alert"),
         lambda request, now: now.alerts,
         lambda alert: Line(alert.message, _page("executions_alert", alert.pk)),
         "?state__exact=open",
     ),
     "budgets": _Kind(
-        *("Budgets are nearly or all used up", "warn", "executions_budget"),
+        *("Budgets nearly or fully used", "warn", "executions_budget"),
         lambda request, now: now.budgets,
         lambda each: Line(
             f"{each[0].tenant_slug or 'All tenants'}: {each[1]:.2f} of {each[0].limit:.2f} "
@@ -131,16 +131,16 @@ KINDS = {
         ),
     ),
     "changes": _Kind(
-        *("Changes wait for a second administrator", "warn", "providers_pendingchange"),
+        *("Changes pending approval", "warn", "providers_pendingchange"),
         _visible_changes,
         lambda change: Line(
-            f"{change.words}, asked for by {change.author}",
+            f"{change.words}, requested by {change.author}",
             _page("providers_pendingchange", change.pk),
         ),
         "?status__exact=waiting",
     ),
     "approvals": _Kind(
-        *("Runs wait to be approved", "warn", "executions_approval"),
+        *("Runs pending approval", "warn", "executions_approval"),
         lambda request, now: now.approvals,
         lambda each: Line(
             f"{each[1]}, since {each[2]:%Y-%m-%d %H:%M} UTC", _page("executions_approval", each[0])
@@ -148,7 +148,7 @@ KINDS = {
         "?status__exact=waiting",
     ),
     "calls": _Kind(
-        *("Calls of tools wait to be approved", "warn", "executions_toolcall"),
+        *("Tool calls pending approval", "warn", "executions_toolcall"),
         lambda request, now: now.calls,
         lambda each: Line(
             f"{each[1]} of {each[2]}, since {each[3]:%Y-%m-%d %H:%M} UTC",

@@ -22,7 +22,7 @@ _MAX_PIECES = 500
 _MAX_IN_ORDER = 50_000
 # A line takes a hundred bytes of page for its number.
 _MAX_NUMBERED = 5_000
-_DROPPED = "What followed was dropped: it was more than is kept."
+_DROPPED = "Truncated: the rest exceeded the limit."
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def output_boxes(execution: Execution) -> list[Box]:
             notes = [note for box in boxes for note in box.notes]
             body = _interleaved(pieces)
             return [Box(execution.pk, "output", "Output", body, notes, STREAMS, "streams")]
-    note = "Too long to be shown in its order, stdout and stderr stand apart."
+    note = "Too long to show in order. stdout and stderr are shown separately."
     return [replace(box, notes=(note, *box.notes)) for box in boxes]
 
 

@@ -35,7 +35,7 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
         "figures": found,
         "target": TARGET_PERCENT,
         "latencies": [
-            (f"Time, {name}", "–" if took is None else in_time(took))
+            (f"Duration, {name}", "–" if took is None else in_time(took))
             for name, took in (("p50", found.p50), ("p95", found.p95), ("p99", found.p99))
         ],
         "ranges": list(RANGES),
@@ -87,12 +87,12 @@ def pool_view(request: HttpRequest) -> HttpResponse:
 
 
 def band_of(percent: int) -> dict[str, str]:
-    """Where a pool's use lies beside what is aimed at: 60 to 80 % of it busy."""
+    """Compare a pool's utilization with the target, 60 to 80 % busy."""
     if percent < 60:
-        return {"kind": "quiet", "told": "below the band: room to spare"}
+        return {"kind": "quiet", "label": "below target (spare capacity)"}
     if percent <= 80:
-        return {"kind": "good", "told": "within the band"}
-    return {"kind": "warn", "told": "above the band: callers may have to wait"}
+        return {"kind": "good", "label": "on target"}
+    return {"kind": "warn", "label": "above target (callers may queue)"}
 
 
 def _providers() -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from providers.languages import language_of
 
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.
 _COMPARED_BYTES = 16 * 2**20
-_PLAIN = "Shown without colours, which would take too long."
+_PLAIN = "Too long for syntax highlighting."
 _PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
 
 
@@ -59,7 +59,7 @@ def code_block(
 ) -> SafeString | str:
     """Code in colours. With fewer characters, a download is offered only of what is not whole."""
     if not execution.code:
-        return "Not kept, see the code hash."
+        return "Code is not stored. See the code hash."
     text = shown(execution.code, most)
     body, plain = coloured(text.text, execution.language, page)
     return format_html(
@@ -185,7 +185,7 @@ def receipt(execution: Execution) -> SafeString | str:
     """Whether the ledger's entry of this execution holds, and what of the record does not fit."""
     entry = execution.ledger_entry
     if entry is None:
-        return "None yet." if execution.is_open else "None: it is not in the ledger."
+        return "Not yet." if execution.is_open else "None. The execution is not in the ledger."
     keys = trusted_keys()
     whole = sum(artifact.size_bytes for artifact in execution.artifacts.all())
     problem = verify_entry(entry, keys) or alteration_of(
@@ -210,10 +210,8 @@ def receipt(execution: Execution) -> SafeString | str:
         entry.sequence,
         entry.key_id,
         link,
-        " It was entered when it was found, not when it ended."
-        if entry.stated.get("found")
-        else "",
-        "" if whole <= _COMPARED_BYTES else " The bytes of its artifacts were not compared here.",
+        " Entered later, not when the execution ended." if entry.stated.get("found") else "",
+        "" if whole <= _COMPARED_BYTES else " The content of its artifacts was not compared.",
     )
 
 
@@ -245,7 +243,7 @@ def artifact_preview(artifact: Artifact) -> SafeString | str:
         '<div class="begun" tabindex="0" role="region" aria-label="The beginning of {}">{}</div>{}',
         name,
         drawn,
-        format_html('<p class="record-note">{}</p>', "This is its beginning.") if is_cut else "",
+        format_html('<p class="record-note">{}</p>', "Beginning only.") if is_cut else "",
     )
 
 
@@ -290,7 +288,7 @@ def _notes(
 ) -> SafeString:
     notes = [text.note] if text.note else []
     if truncated:
-        notes.append("What followed was dropped: it was more than is kept.")
+        notes.append("Truncated: the rest exceeded the limit.")
     if brief and not notes:
         return SafeString()
     url = reverse("admin:executions_text", args=[execution.pk, name])

@@ -142,11 +142,11 @@ class ExecutionAdmin(ReadOnly, KeysetAdmin, ExecutionModelAdmin):
         )
         return format_html("{}{}", status_badge(execution), said)
 
-    @admin.display(description="exit")
+    @admin.display(description="exit code")
     def shown_exit(self, execution: Execution) -> int | None:
         return execution.exit_code
 
-    @admin.display(description="where")
+    @admin.display(description="provider")
     def where(self, execution: Execution) -> SafeString | None:
         if not execution.provider:
             return None
@@ -154,6 +154,6 @@ class ExecutionAdmin(ReadOnly, KeysetAdmin, ExecutionModelAdmin):
             '{} <span class="quiet">{}</span>', execution.provider, execution.isolation
         )
 
-    @admin.display(description="took")
+    @admin.display(description="duration")
     def shown_took(self, execution: Execution) -> str | None:
         return None if execution.total_ms is None else in_time(execution.total_ms)

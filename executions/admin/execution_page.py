@@ -131,9 +131,9 @@ class Record:
         waiting = Approval.objects.filter(execution=execution, status=Approval.Status.WAITING)
         if (pk := waiting.values_list("pk", flat=True).first()) is None:
             return ""
-        said = "It waits until somebody has approved it."
+        said = "Pending approval."
         url = self._page_of(Approval, pk)
-        return format_html('{} <a href="{}">Look at it</a>', said, url) if url else said
+        return format_html('{} <a href="{}">Open approval</a>', said, url) if url else said
 
     @property
     def headlines(self) -> list[Fact]:
@@ -151,7 +151,7 @@ class Record:
             ),
             ("Language", execution.language),
             ("Created", self.created),
-            ("To be run at", _moment(execution.run_at if execution.status == "queued" else None)),
+            ("Scheduled for", _moment(execution.run_at if execution.status == "queued" else None)),
             ("Exit code", _text(execution.exit_code)),
             ("Session", self._session),
         )
@@ -246,7 +246,7 @@ class Record:
             ("API key", self._key),
             ("Subject", execution.subject),
             *(
-                (f"{name.replace('_', ' ').capitalize()}, as the caller says", value or "")
+                (f"{name.replace('_', ' ').capitalize()} (reported by the caller)", value or "")
                 for name, value in said
             ),
             ("Client address", execution.client_address),
@@ -258,24 +258,24 @@ class Record:
             ("Configuration version", _text(execution.config_version)),
             ("Runtime", execution.runtime),
             ("Isolation", execution.isolation),
-            ("Sharing", execution.sharing),
-            ("Entrypoint", execution.entrypoint),
+            ("Sandbox sharing", execution.sharing),
+            ("Entry point", execution.entrypoint),
             ("Mode", execution.get_mode_display()),
             ("Priority", execution.get_priority_display()),
-            ("Time limit", f"{execution.timeout:g} s"),
+            ("Timeout", f"{execution.timeout:g} s"),
             ("Code hash", execution.code_hash),
             ("Session", self._place),
-            ("Cost, estimated", _text(execution.cost)),
+            ("Cost (estimated)", _text(execution.cost)),
         )
         when = _filled(
             ("Created", _moment(execution.created_at)),
-            ("To be run at", _moment(execution.run_at)),
+            ("Scheduled for", _moment(execution.run_at)),
             ("Started", _moment(execution.started_at)),
             ("Ended", _moment(execution.finished_at)),
             ("Schedule", self._schedule),
             ("Replay of", self._replay_of),
         )
-        found = (Facts("Who", who), Facts("Where", where), Facts("When", when))
+        found = (Facts("Caller", who), Facts("Environment", where), Facts("Times", when))
         return [group for group in found if group.facts]
 
     @property
@@ -325,7 +325,7 @@ class Record:
         if execution.session_id is None:
             return ""
         place = f"context {execution.context}" if execution.context else "a command"
-        lost = "; the context lost its state" if execution.context_kept is False else ""
+        lost = "; context state lost" if execution.context_kept is False else ""
         return f"turn {execution.turn}, {place}{lost}"
 
     @property

@@ -82,7 +82,7 @@ class StatusField(ChoiceField):
 class ObservedField(ChoiceField):
     """Executions of which something was seen; those with nothing are in no index of it."""
 
-    title = "observations"
+    title = "security events"
     parameter_name = "observed"
     _ANY = "any"
     offered = ((_ANY, "some"), *zip(KINDS, KINDS, strict=True))
@@ -120,7 +120,7 @@ class ReplayField(ChoiceField):
 
     def condition(self, text: str) -> Condition:
         if text != "yes":
-            raise ValueError("Must be yes, or nothing.")
+            raise ValueError("Must be yes or empty.")
         return Condition(Q(replay_of__isnull=False), "ordered")
 
 

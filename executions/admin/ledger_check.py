@@ -74,12 +74,12 @@ class LedgerCheckAdmin(ReadOnly, _LedgerCheckAdmin):
             raise PermissionDenied
         check = ask(request.user.get_username())
         if check is None:
-            messages.warning(request, "The ledger is being verified already.")
+            messages.warning(request, "A verification is already running.")
         else:
-            self.log_change(request, check, "Had the ledger verified.")
+            self.log_change(request, check, "Started ledger verification.")
         return redirect("admin:executions_ledgercheck_changelist")
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def shown_state(self, check: LedgerCheck) -> SafeString:
         return format_html(
             '<span class="badge badge-{}">{}</span>',

@@ -96,7 +96,7 @@ class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
     list_filter = (FromField, UntilField, KindField, KeyIdField)
     ordering = ("-sequence",)
     search_fields = ("sequence",)
-    search_help_text = "A sequence number, a whole digest, or the whole id of an execution."
+    search_help_text = "Sequence number, full digest or full execution id."
     show_facets = admin.ShowFacets.NEVER
     fields = readonly_fields = (
         "sequence",
@@ -121,9 +121,9 @@ class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
         try:
             return Condition(Q(execution_id=UUID(text)), "found")
         except ValueError:
-            return "Must be a sequence number, a whole digest, or the whole id of an execution."
+            return "Must be a sequence number, a full digest or a full execution id."
 
-    @admin.display(description="at")
+    @admin.display(description="time")
     def shown_at(self, entry: LedgerEntry) -> SafeString | str:
         return shown_moment(entry.at)
 
@@ -135,7 +135,7 @@ class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
         url = reverse("admin:executions_execution_change", args=[entry.execution_id])
         return format_html('<a href="{}">{}</a>', url, subject)
 
-    @admin.display(description="signature holds")
+    @admin.display(description="signature valid")
     def signed(self, entry: LedgerEntry) -> str:
         return _signed(entry)
 

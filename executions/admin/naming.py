@@ -12,7 +12,9 @@ from executions.services.presentation import visible
 def check_visible(text: str) -> None:
     """A validator: raises ValidationError for characters that are not seen or that move others."""
     if visible(text) != text:
-        raise ValidationError("Must not hold characters that cannot be seen or that reorder text.")
+        raise ValidationError(
+            "Must not contain invisible characters or characters that reorder text."
+        )
 
 
 def refuse_hidden(form: Any, name: str = "name") -> None:

@@ -28,7 +28,7 @@ from executions.services.requests import API_ENTRYPOINTS
 from executions.services.sessions.errors import NoSuchSession
 from executions.services.sessions.finding import session_of
 from executions.services.snippets import KEY, snippets_of
-from executions.services.tenants import INTERNAL
+from executions.services.tenants import DEMO, INTERNAL
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.languages import TABLE
@@ -37,6 +37,12 @@ from providers.models import ProviderConfig
 USE = "executions.use_playground"
 VIEW = "executions.view_execution"
 VIEW_SESSION = "executions.view_session"
+# What the page begins with: it runs as it stands, and shows an output and a result.
+FIRST_PROGRAM = """\
+def main():
+    print("Hello from the sandbox")
+    return [number**2 for number in range(1, 6)]
+"""
 # So many are offered; of more, one is typed.
 MOST_TENANTS = 200
 
@@ -75,11 +81,11 @@ class Playground:
         ]
 
     def page(self, request: HttpRequest) -> HttpResponse:
-        """Empty, or with the code of an execution, or for cells of a session."""
+        """With a first program, with the code of an execution, or for cells of a session."""
         _require_use(request)
         if request.method != "GET":
             raise Http404
-        typed, note = Typed(tenant=request.GET.get("tenant", "") or INTERNAL), ""
+        typed, note = Typed(code=FIRST_PROGRAM, tenant=request.GET.get("tenant", "")), ""
         if "execution" in request.GET:
             execution = _execution(request)
             typed, note = Typed.again(execution), _not_kept(execution)
@@ -87,6 +93,7 @@ class Playground:
             typed.session = id_in(request.GET["session"])
             if typed.session is None:
                 raise Http404
+            typed.code = ""
         return self._drawn(request, typed, note=note)
 
     def run(self, request: HttpRequest) -> HttpResponseBase:
@@ -172,7 +179,10 @@ class Playground:
         self, request: HttpRequest, typed: Typed, *, status: int = 200, **said: Any
     ) -> HttpResponse:
         session = _session(request, typed)
-        slugs = Tenant.objects.filter(is_active=True).order_by("slug")[:MOST_TENANTS]
+        active = Tenant.objects.filter(is_active=True).order_by("slug")
+        slugs = list(active.values_list("slug", flat=True)[:MOST_TENANTS])
+        if request.method == "GET" and not typed.tenant:
+            typed.tenant = DEMO if DEMO in slugs else INTERNAL
         providers = ProviderConfig.objects.order_by("provider_id")
         context: dict[str, Any] = {
             **self.site.each_context(request),
@@ -184,7 +194,7 @@ class Playground:
             "transcript": transcript_of(str(session.pk), request.GET.get("page", ""))
             if session
             else None,
-            "tenants": sorted({INTERNAL, *slugs.values_list("slug", flat=True)}),
+            "tenants": sorted({INTERNAL, *slugs}),
             "providers": list(providers.values_list("provider_id", flat=True)),
             "languages": [each.name for each in TABLE],
             "entrypoints": API_ENTRYPOINTS,
@@ -235,7 +245,7 @@ def _not_kept(execution: Execution) -> str:
         missing.append("its code")
     if execution.input_files:
         missing.append("its files")
-    return f"What is not kept of that run: {' and '.join(missing)}." if missing else ""
+    return f"Not stored for that run: {' and '.join(missing)}." if missing else ""
 
 
 def _wants_json(request: HttpRequest) -> bool:

@@ -12,6 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.admin import ModelAdmin
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from executions.admin.choosing import refuse_unknown, tenant_choice
 from executions.models import Policy
@@ -31,7 +32,7 @@ else:
 
 class DaysForm(forms.Form):
     days = forms.IntegerField(
-        label="Executions of the last days", min_value=1, max_value=MOST_DAYS, initial=DAYS
+        label="Days of past executions", min_value=1, max_value=MOST_DAYS, initial=DAYS
     )
 
 
@@ -46,16 +47,20 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
     list_filter = ("draft", "analysis")
     search_fields = ("tenant_slug", "name")
     readonly_fields = ("state", "created_at")
+    compressed_fields = False
     fieldsets = (
-        (None, {"fields": ("tenant_slug", "name", "state", "created_at")}),
-        ("Where and how much", {"fields": RULES[: RULES.index("analysis")]}),
+        (None, {"fields": ("tenant_slug", "name", "state"), "classes": ("columns",)}),
         (
-            "What is looked for in Python code",
+            "Limits",
+            {"fields": RULES[: RULES.index("analysis")], "classes": ("tab", "columns")},
+        ),
+        (
+            "Static analysis (Python)",
             {
                 "fields": RULES[RULES.index("analysis") :],
-                "description": "This is advice against mistakes, and no boundary: whoever wants to "
-                "hide something from a look at the text does. The boundary is the sandbox, and the "
-                "kernel's. Code in other languages is not looked at.",
+                "classes": ("tab", "columns"),
+                "description": "It catches mistakes; it is not a security boundary. Code in other "
+                "languages is not analyzed. Separate modules and calls with spaces or lines.",
             },
         ),
     )
@@ -73,8 +78,16 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
         form = super().get_form(request, obj, change, **kwargs)
         if (field := form.base_fields.get("tenant_slug")) is not None:
             stored = obj.tenant_slug if obj else ""
-            chosen = tenant_choice(request, field, "Every tenant without one of its own", stored)
+            chosen = tenant_choice(request, field, "All tenants without their own policy", stored)
             form.base_fields["tenant_slug"] = chosen
+        for name in ("languages", "providers"):
+            if name in form.base_fields:
+                form.base_fields[name].widget = UnfoldAdminTextInputWidget(
+                    attrs={"placeholder": "any"}
+                )
+        for name in ("imports", "imports_except", "calls"):
+            if name in form.base_fields:
+                form.base_fields[name].widget.attrs["rows"] = 3
         refuse_unknown(form, obj)
         return form
 
@@ -126,7 +139,7 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
             run = dry_run(policy, form.cleaned_data["days"])
         context = {
             **self.admin_site.each_context(request),
-            "title": "What it would have blocked",
+            "title": "Dry run",
             "opts": self.opts,
             "policy": policy,
             "form": form,
@@ -151,8 +164,8 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
             except ValidationError as error:
                 messages.error(request, " ".join(error.messages))
                 return _page(draft)
-            self.log_change(request, policy, f"Put in force what {draft} says.")
-            messages.success(request, f"In force for {policy}.")
+            self.log_change(request, policy, f"Activated from {draft}.")
+            messages.success(request, f"{policy} is active.")
             return _page(policy)
 
         answer: HttpResponse = self.guarded_view(request, put)
@@ -169,17 +182,17 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
             except ValidationError as error:
                 messages.error(request, " ".join(error.messages))
                 return _page(policy)
-            self.log_addition(request, draft, f"With what {policy} says.")
+            self.log_addition(request, draft, f"Duplicated from {policy}.")
             return _page(draft)
 
         answer: HttpResponse = self.guarded_view(request, make)
         return answer
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def state(self, policy: Policy) -> str:
         if policy.pk is None:
-            return "A draft, to be tried and then put in force."
-        return "draft" if policy.draft else "in force"
+            return "Draft. Try it with a dry run, then activate it."
+        return "draft" if policy.draft else "active"
 
 
 def _found(pk: int) -> Policy:

@@ -37,16 +37,16 @@ class ProcessAdmin(ReadOnly, ProcessModelAdmin):
         running = Subquery(counted.values("number"), output_field=IntegerField())
         return super().get_queryset(request).annotate(running=Coalesce(running, 0))
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def state(self, process: Process) -> str:
         if process.ended_at is not None:
             return "ended"
         return "draining" if process.draining else "serving"
 
-    @admin.display(description="last sign of life")
+    @admin.display(description="last heartbeat")
     def last_sign_of_life(self, process: Process) -> SafeString | str:
         return shown_moment(process.renewed_at)
 
-    @admin.display(description="runs")
+    @admin.display(description="running")
     def running(self, process: Any) -> int:
         return int(process.running)

@@ -54,7 +54,7 @@ class ReportForm(_Form):
         label="Executions",
         required=False,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 4}),
-        help_text=f"Their ids, at most {MOST_IDS}. Empty: all that the fields above say.",
+        help_text=f"Execution ids, at most {MOST_IDS}. Empty: all executions selected above.",
     )
 
     class Meta:
@@ -72,7 +72,7 @@ class ReportForm(_Form):
             try:
                 found.append(str(UUID(word)))
             except ValueError:
-                raise ValidationError(f"{visible(word[:50])} is no id of an execution.") from None
+                raise ValidationError(f"{visible(word[:50])} is not an execution id.") from None
         return sorted(set(found))
 
     def clean(self) -> dict[str, Any]:
@@ -113,9 +113,9 @@ class ReportAdmin(ReadOnly, _Admin):
         if obj is not None:
             return ((None, {"fields": self.readonly_fields}),)
         told = (
-            f"What ran, with the receipt of each run and what the ledger says of it, as a signed "
-            f"JSON file and a PDF. At most {MOST_RUNS:,} runs; times are UTC. A large one is made "
-            f"in the background. The files are here for {KEPT_DAYS} days."
+            f"Lists the selected runs with their ledger receipts, as a signed JSON file and a PDF. "
+            f"At most {MOST_RUNS:,} runs. Times are UTC. Large reports are generated in the "
+            f"background. Files are stored for {KEPT_DAYS} days."
         )
         return ((None, {"fields": ReportForm.Meta.fields, "description": told}),)
 
@@ -136,7 +136,7 @@ class ReportAdmin(ReadOnly, _Admin):
     def response_add(
         self, request: HttpRequest, obj: Report, post_url_continue: str | None = None
     ) -> HttpResponse:
-        messages.success(request, "It is asked for. This page shows how far it is.")
+        messages.success(request, "Report requested. This page shows the progress.")
         url = reverse("admin:executions_report_change", args=[obj.pk])
         return HttpResponse(status=302, headers={"Location": url})
 
@@ -174,8 +174,8 @@ class ReportAdmin(ReadOnly, _Admin):
         except OSError:
             raise Http404 from None
         except (NotAsMade, LedgerUnavailable) as error:
-            messages.error(request, f"It is not given out. {error}")
-            told = f"It is not given out. {error}"
+            messages.error(request, f"The report cannot be downloaded. {error}")
+            told = f"The report cannot be downloaded. {error}"
             return HttpResponse(told, status=409, content_type="text/plain", headers=INERT)
         response = FileResponse(file, content_type=_TYPES[file_format], headers=INERT)
         response["Content-Disposition"] = f'attachment; filename="report-{pk}.{file_format}"'
@@ -189,9 +189,9 @@ class ReportAdmin(ReadOnly, _Admin):
             raise Http404
         return report
 
-    @admin.display(description="of")
+    @admin.display(description="scope")
     def of(self, report: Report) -> str:
-        parts = [visible(report.tenant_slug) or "every tenant"]
+        parts = [visible(report.tenant_slug) or "all tenants"]
         if report.ids:
             parts.append(f"{len(report.ids)} executions")
         if report.since:
@@ -200,7 +200,7 @@ class ReportAdmin(ReadOnly, _Admin):
             parts.append(f"until {report.until:%Y-%m-%d %H:%M:%S} UTC")
         return ", ".join(parts)
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def shown_state(self, report: Report) -> SafeString:
         badge = format_html(
             '<span class="badge badge-{}">{}</span>',
@@ -224,25 +224,27 @@ class ReportAdmin(ReadOnly, _Admin):
         if report.state != Report.State.READY:
             return "-"
         if report.files_removed_at:
-            return f"removed after {KEPT_DAYS} days; their hashes are in the ledger"
+            return f"Removed after {KEPT_DAYS} days. Their hashes are in the ledger."
         links = (
             (reverse(f"admin:executions_report_{file_format}", args=[report.pk]), label)
             for file_format, label in ((PDF, "PDF"), (JSON, "JSON"))
         )
         return format_html_join(" ", '<a class="button" href="{}" download>{}</a>', links)
 
-    @admin.display(description="what the ledger says")
+    @admin.display(description="ledger check")
     def shown_verdict(self, report: Report) -> SafeString | str:
         if report.findings is None:
             return "-"
-        kind, told = ("good", "intact") if report.findings == 0 else ("bad", "not intact")
+        kind, told = (
+            ("good", "no problems found") if report.findings == 0 else ("bad", "problems found")
+        )
         badge = format_html('<span class="badge badge-{}">{}</span>', kind, told)
         rest = f"{report.findings} findings" if report.findings else ""
         if report.truncated:
-            rest += f" Not all: it ends after {report.runs} runs."
+            rest += f" Incomplete: limited to {report.runs} runs."
         return format_html("{} {}", badge, rest)
 
-    @admin.display(description="entry of the ledger")
+    @admin.display(description="ledger entry")
     def shown_entry(self, report: Report) -> SafeString | str:
         if report.ledger_sequence is None:
             return "-"

@@ -22,5 +22,5 @@ class TenantRouteAdmin(RouteAdmin):
         form = super().get_form(request, obj, change, **kwargs)
         if (field := form.base_fields.get("owner")) is not None:
             stored = obj.owner if obj else ""
-            form.base_fields["owner"] = tenant_choice(request, field, "Every tenant", stored)
+            form.base_fields["owner"] = tenant_choice(request, field, "All tenants", stored)
         return form

@@ -27,7 +27,7 @@ PAUSE = "executions.pause_schedule"
 
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
-    """What tenants have run again and again. For looking at, and to be paused."""
+    """Recurring runs of tenants: read-only, can be paused."""
 
     list_display = (
         *("shown_name", "tenant", "shown_cron", "timezone", "next_at", "last_at"),
@@ -54,7 +54,7 @@ class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(PAUSE)
 
-    @admin.display(description="cron")
+    @admin.display(description="schedule (cron)")
     def shown_cron(self, schedule: Schedule) -> SafeString:
         return format_html('<span class="unbroken">{}</span>', schedule.cron)
 
@@ -66,20 +66,20 @@ class ScheduleAdmin(ReadOnly, _ScheduleAdmin):
     def key(self, schedule: Schedule) -> str:
         return f"{schedule.api_key_prefix}…" if schedule.api_key_prefix else "-"
 
-    @admin.display(description="last problem")
+    @admin.display(description="last error")
     def shown_problem(self, schedule: Schedule) -> str:
         return visible(schedule.last_problem) or "-"
 
     @admin.display(description="executions")
     def shown_executions(self, schedule: Schedule) -> SafeString:
         url = reverse("admin:executions_execution_changelist")
-        return format_html('<a href="{}?q=schedule:{}">Show them</a>', url, schedule.pk)
+        return format_html('<a href="{}?q=schedule:{}">Show executions</a>', url, schedule.pk)
 
     @admin.action(description="Pause the selected schedules", permissions=["pause"])
     def pause_schedules(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         paused = 0
         for schedule in queryset:
-            if pause(schedule, f"{request.user.get_username()} has paused it in the admin."):
+            if pause(schedule, f"{request.user.get_username()} paused it in the admin."):
                 self.log_change(request, schedule, "Paused.")
                 paused += 1
         message = ngettext("%d schedule was paused.", "%d schedules were paused.", paused) % paused

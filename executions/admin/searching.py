@@ -14,10 +14,9 @@ from providers.admin.sifting import MOST, Condition
 from providers.moments import in_words
 
 HELP = (
-    "The whole id, the whole SHA-256 of the code, or any part of the code (three characters "
-    "at least; found a minute after it ended). Who asked, whole: agent:, model:, "
-    "conversation:, on_behalf_of: or trace_id: before it. What a schedule has begun: schedule: "
-    "before its id."
+    "Full execution id, full SHA-256 of the code, or part of the code (at least three characters; "
+    "indexed one minute after the end). By caller: agent:NAME, model:, conversation:, "
+    "on_behalf_of:, trace_id:. By schedule: schedule:ID."
 )
 _CLAIM = re.compile(rf"({'|'.join((*CLAIMS, 'trace_id'))}):(.+)", re.DOTALL)
 _SCHEDULE = "schedule:"
@@ -53,13 +52,13 @@ def notes(term: str) -> list[str]:
     if not is_code(term):
         return []
     if len(term) < SHORTEST:
-        return ["Three characters are needed to search code."]
+        return ["Code search needs at least three characters."]
     waiting, since = not_taken_in()
     if since is None:
         return []
     number = f"{MOST:,}+" if waiting > MOST else f"{waiting:,}"
     return [
-        f"The index of code does not hold what was asked for since {in_words(since)} yet: "
+        f"The code index does not include executions requested since {in_words(since)} yet: "
         f"{number} executions."
     ]
 

@@ -66,9 +66,9 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
                 )
             },
         ),
-        ("Who", {"fields": ("shown_tenant", "owner", "shown_metadata")}),
+        ("Owner", {"fields": ("shown_tenant", "owner", "shown_metadata")}),
         (
-            "Where",
+            "Sandbox",
             {
                 "fields": (
                     *("provider", "config_version", "runtime", "isolation", "sharing"),
@@ -113,7 +113,7 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
             '<span class="one-line">{}</span>{}', session.pk, name if session.name else ""
         )
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def shown_state(self, session: Session) -> SafeString:
         kind = _BADGES.get(Session.State(session.state), "quiet")
         return format_html(
@@ -124,7 +124,7 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     def shown_name(self, session: Session) -> str:
         return visible(session.name)
 
-    @admin.display(description="where")
+    @admin.display(description="provider")
     def where(self, session: Session) -> str:
         return " ".join(filter(None, (session.provider, visible(session.runtime))))
 
@@ -153,10 +153,10 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     @admin.display(description="ends")
     def shown_expiry(self, session: Session) -> SafeString | str:
         if session.closed_at is not None:
-            return "It has ended."
-        return format_html("{}, unless it is used", shown_moment(expires_at(session)))
+            return "Ended."
+        return format_html("{} (if not used)", shown_moment(expires_at(session)))
 
-    @admin.display(description="why it ended")
+    @admin.display(description="end reason")
     def shown_end(self, session: Session) -> str:
         return visible(session.closed_because)
 

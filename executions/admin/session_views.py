@@ -85,7 +85,7 @@ class SessionViews:
         living = living_session_of(None, session.pk)
         found = yield from inspecting(living)
         return {
-            "title": "Now",
+            "title": "Live state",
             "state": found,
             "contexts": [[visible(text) for text in each] for each in found.contexts],
             "processes": [
@@ -99,7 +99,7 @@ class SessionViews:
         folder, after = named_in(request), request.GET.get("after", "")
         entries, following = yield from looking_into(living, folder, after)
         return {
-            "title": "Files",
+            "title": "Live files",
             "folder": visible(folder),
             "above": link_to(folder.rpartition("/")[0]) if folder else "",
             "entries": [shown_entry(entry) for entry in entries],
@@ -109,17 +109,17 @@ class SessionViews:
     def _close(self, request: HttpRequest, session: Session) -> Waits[None]:
         if session.closed_at is None:
             yield from close(session, current_actor())
-            self.model_admin.log_change(request, session, "Closed it.")
+            self.model_admin.log_change(request, session, "Closed.")
 
     def _reset(self, request: HttpRequest, session: Session) -> Waits[None]:
         yield from resetting(living_session_of(None, session.pk), current_actor())
-        self.model_admin.log_change(request, session, "Reset it.")
+        self.model_admin.log_change(request, session, "Reset.")
 
     def _extend(self, request: HttpRequest, session: Session) -> Waits[None]:
         minutes = request.POST.get("minutes", "")
         seconds = int(minutes) * 60 if minutes.isascii() and minutes.isdigit() else 0
         extend(living_session_of(None, session.pk), seconds, current_actor())
-        self.model_admin.log_change(request, session, f"Gave it {seconds} s from now.")
+        self.model_admin.log_change(request, session, f"Extended by {seconds} s from now.")
         yield from ()
 
     def _answer(
@@ -155,7 +155,7 @@ class SessionViews:
         except SandboxError as error:
             # Not a message: one that comes after waiting comes too late to be stored.
             status = error.http_status
-            found = {"title": "Refused", "error": f"{error.code}: {visible(error.message)}"}
+            found = {"title": "Request failed", "error": f"{error.code}: {visible(error.message)}"}
         if found is None:
             return redirect("admin:executions_session_change", session.pk)
         page = render_to_string(

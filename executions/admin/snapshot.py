@@ -64,7 +64,7 @@ class SnapshotAdmin(ReadOnly, SnapshotModelAdmin):
         url = reverse("admin:executions_session_change", args=[snapshot.source])
         return format_html('<a href="{}">{}</a>', url, snapshot.source)
 
-    @admin.display(description="its files")
+    @admin.display(description="saved files")
     def shown_files(self, snapshot: Any) -> SafeString:
         url = reverse("admin:executions_snapshot_saved", args=[snapshot.pk])
         return format_html('<a href="{}">Saved files</a>', url)

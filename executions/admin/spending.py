@@ -38,7 +38,7 @@ class BudgetAdmin(GuardedAdmin, _BudgetAdmin):
         form = super().get_form(request, obj, change, **kwargs)
         if (field := form.base_fields.get("tenant_slug")) is not None:
             stored = obj.tenant_slug if obj else ""
-            chosen = tenant_choice(request, field, "All together", stored)
+            chosen = tenant_choice(request, field, "All tenants together", stored)
             form.base_fields["tenant_slug"] = chosen
         return form
 

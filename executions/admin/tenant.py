@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -21,6 +22,9 @@ from executions.services.requests import LIMIT_COLUMNS, default_limit
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 
+_EMPTY = "Leave a field empty to use the installation default, shown in gray."
+RETENTION = ("keep_code_days", "keep_output_days", "keep_artifacts_days", "keep_records_days")
+
 
 @admin.register(Tenant)
 class TenantAdmin(GuardedAdmin, TenantModelAdmin):
@@ -29,42 +33,53 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     search_fields = ("slug", "name")
     change_form_template = "admin/executions/tenant/change_form.html"
     readonly_fields = ("created_at", "snapshots", "removal")
+    compressed_fields = False
     fieldsets = (
         (
             None,
             {
                 "fields": (
-                    *("slug", "name", "is_active", "removal", "minimum_isolation"),
-                    "created_at",
-                )
+                    *("slug", "name", "minimum_isolation", "is_active"),
+                    *("snapshots", "created_at"),
+                ),
+                "classes": ("columns",),
             },
         ),
         (
             "Quotas",
             {
-                "fields": ("snapshots", *COLUMNS),
-                "description": "They hold over all web processes and workers together. Budgets "
-                "have a page of their own.",
+                "fields": COLUMNS,
+                "classes": ("tab", "columns"),
+                "description": f"{_EMPTY} "
+                "A request above a limit returns SB008. Limits apply across all processes. Budgets "
+                "have their own page.",
             },
         ),
         (
-            "Kept of a run",
+            "Output and artifacts",
             {
                 "fields": tuple(LIMIT_COLUMNS),
-                "description": "Of what a program leaves and says. An answer names what was left "
-                "out.",
+                "classes": ("tab", "columns"),
+                "description": f"{_EMPTY} "
+                "What exceeds a limit is not stored; the response lists it.",
             },
         ),
         (
             "Retention",
             {
-                "fields": (
-                    *("keep_code_days", "keep_output_days", "keep_artifacts_days"),
-                    "keep_records_days",
-                )
+                "fields": RETENTION,
+                "classes": ("tab", "columns"),
+                "description": f"{_EMPTY} 0 keeps the data forever. Hashes are always kept.",
             },
         ),
     )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Tenant | None = None) -> Any:
+        fieldsets: Any = super().get_fieldsets(request, obj)
+        (title, head), *tabs = fieldsets
+        if obj is not None and obj.removal_began_at is not None:
+            head = {**head, "fields": (*head["fields"], "removal")}
+        return [(title, head), *tabs]
 
     def get_readonly_fields(
         self, request: HttpRequest, obj: Tenant | None = None
@@ -75,19 +90,21 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     def get_form(
         self, request: HttpRequest, obj: Tenant | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm[Tenant]]:
-        """With what holds for an empty field shown in it."""
+        """Show the default in each empty field."""
         form = super().get_form(request, obj, change, **kwargs)
         refuse_hidden(form)
         installed = {name: installed_in_column(name) for name in COLUMNS}
         installed |= {name: default_limit(name) for name in LIMIT_COLUMNS}
-        for name, value in installed.items():
+        shown = {name: str(value) for name, value in installed.items()}
+        shown |= {name: _days_kept(name) for name in RETENTION}
+        for name, text in shown.items():
             if name in form.base_fields:
-                form.base_fields[name].widget.attrs["placeholder"] = str(value)
+                form.base_fields[name].widget.attrs["placeholder"] = text
         active = form.base_fields.get("is_active")
         if active is not None and obj is not None:
             told = once(request, "inactive tenant", lambda: inactive_tenant(obj))
             # The theme takes a help text for HTML.
-            without = f" Without it: {' '.join(told)}" if told else ""
+            without = f" If deactivated: {' '.join(told)}" if told else ""
             active.help_text = escape(f"{active.help_text}{without}")
         return form
 
@@ -133,7 +150,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> HttpResponseRedirect:
         self.message_user(
             request,
-            f"{obj_display} is closed for its callers. It is gone when the list has it no more.",
+            f"{obj_display} is closed and being deleted. It disappears from the list when done.",
             messages.SUCCESS,
         )
         return HttpResponseRedirect(reverse("admin:executions_tenant_changelist"))
@@ -148,7 +165,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     @admin.display(description="removal", empty_value="")
     def removal(self, tenant: Tenant) -> str | None:
         began = tenant.removal_began_at
-        return None if began is None else f"being removed since {began:%Y-%m-%d %H:%M} UTC"
+        return None if began is None else f"deletion started {began:%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description="snapshots")
     def snapshots(self, tenant: Tenant) -> str:
@@ -157,3 +174,9 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         if (known := vars(tenant).get("_snapshots")) is None:
             known = vars(tenant)["_snapshots"] = snapshots_of(tenant).count()
         return str(known)
+
+
+def _days_kept(column: str) -> str:
+    """The installation's retention, as the empty field shows it."""
+    days = settings.SANDBOX_KEEP_DAYS[column.removeprefix("keep_").removesuffix("_days")]
+    return str(days) if days else "0 (forever)"

@@ -38,10 +38,10 @@ class ToolCallAdmin(DecidedByHand):
     def decide(self, row: ToolCall, person: Any, *, approve: bool, shown_hash: str) -> str:
         decide(row, person, approve=approve, arguments_hash=shown_hash)
         look_now()
-        return f"The call of {row.name} is {'handed out' if approve else 'rejected'}."
+        return f"Call of {row.name} {'approved' if approve else 'rejected'}."
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def shown_state(self, call: ToolCall) -> str:
         if call.state in ToolCall.OPEN and call.execution.finished_at is not None:
-            return "Over with its run"
+            return "Run ended"
         return call.get_state_display()

@@ -1,28 +1,32 @@
-"""Saying on each page what of it the ledger does not prove."""
+"""Mark on each page what the ledger does not cover."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
+from django.core.exceptions import FieldDoesNotExist
 
 from executions.services.ledger.bindings import NOT_PROVEN
 
-_TEMPLATE = "admin/not_proven.html"
-
 
 def mark_pages() -> None:
-    """Called once, when every page is registered."""
+    """Give each page what its sign explains. Call it when all pages are registered."""
     for model, page in admin.site._registry.items():
         columns = NOT_PROVEN.get(model._meta.label_lower, {})
         shown = _shown(page)
         page.not_proven = [  # type: ignore[attr-defined]
-            ("" if name == "*" else name.replace("_", " "), reason)
+            ("" if name == "*" else _label(model, name), reason)
             for name, reason in columns.items()
             if name == "*" or name in shown
         ]
-        if page.not_proven:  # type: ignore[attr-defined]
-            page.list_before_template = page.change_form_before_template = _TEMPLATE  # type: ignore[attr-defined]
+
+
+def _label(model: Any, name: str) -> str:
+    try:
+        return str(model._meta.get_field(name).verbose_name)
+    except FieldDoesNotExist:
+        return name.replace("_", " ")
 
 
 def _shown(page: Any) -> set[str]:

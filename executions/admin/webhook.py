@@ -56,9 +56,8 @@ class WebhookSecretAdmin(WebhookSecretModelAdmin):
             None,
             {
                 "fields": ("tenant",),
-                "description": "A secret is made, and shown once when you save. It signs what the "
-                "tenant's webhooks tell; of several in force each signs, so that receivers can "
-                "go from one to the next.",
+                "description": "The secret is created and shown once when you save. It signs the "
+                "tenant's webhooks. All active secrets sign, so that receivers can switch.",
             },
         ),
     )
@@ -103,9 +102,9 @@ class WebhookSecretAdmin(WebhookSecretModelAdmin):
         response["Cache-Control"] = "no-store"
         return response
 
-    @admin.display(description="state")
+    @admin.display(description="status")
     def state(self, secret: WebhookSecret) -> str:
-        return "retired" if secret.retired_at else "in force"
+        return "retired" if secret.retired_at else "active"
 
     @admin.action(description="Retire the selected secrets", permissions=["retire"])
     def retire_secrets(self, request: HttpRequest, queryset: QuerySet[WebhookSecret]) -> None:
@@ -149,7 +148,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     def tenant(self, delivery: WebhookDelivery) -> str:
         return delivery.tenant_slug
 
-    @admin.display(description="last answer")
+    @admin.display(description="last response")
     def last_answer(self, delivery: WebhookDelivery) -> str:
         return visible(delivery.last_problem) or str(delivery.last_status or "-")
 
@@ -158,16 +157,16 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
         url = reverse("admin:executions_execution_change", args=[delivery.execution_id])
         return format_html('<a href="{}">{}</a>', url, delivery.execution_id)
 
-    @admin.display(description="to")
+    @admin.display(description="receiver")
     def shown_receiver(self, delivery: WebhookDelivery) -> str:
         return visible(delivery.receiver)
 
-    @admin.action(description="Send again what is delivered or given up", permissions=["resend"])
+    @admin.action(description="Resend delivered or failed webhooks", permissions=["resend"])
     def send_again(self, request: HttpRequest, queryset: QuerySet[WebhookDelivery]) -> None:
         sent = 0
         for delivery in queryset:
             if send_again(delivery):
                 self.log_change(request, delivery, "Sent again.")
                 sent += 1
-        message = ngettext("%d is due now.", "%d are due now.", sent) % sent
+        message = ngettext("%d webhook is queued.", "%d webhooks are queued.", sent) % sent
         self.message_user(request, message, messages.SUCCESS)

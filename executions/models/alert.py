@@ -23,47 +23,46 @@ class Alert(models.Model):
         RESOLVED = "resolved", "Resolved"
 
     rule = models.CharField(max_length=64)
-    subject = models.CharField(
-        max_length=100, blank=True, help_text="The provider, host or tenant that it is about."
-    )
+    subject = models.CharField(max_length=100, blank=True, help_text="Provider, host or tenant.")
     active_key = models.CharField(max_length=170, null=True, unique=True)  # noqa: DJ001
     severity = models.CharField(max_length=8, choices=Severity.choices)
     state = models.CharField(max_length=8, choices=State.choices, default=State.OPEN)
     message = models.TextField()
-    value = models.FloatField(null=True, help_text="What was measured last.")
-    threshold = models.FloatField(null=True, help_text="What it is compared with.")
+    value = models.FloatField(null=True, help_text="Last measured value.")
+    threshold = models.FloatField(null=True, help_text="Limit.")
     opened_at = models.DateTimeField()
-    seen_at = models.DateTimeField(help_text="When it was found to hold last.")
+    seen_at = models.DateTimeField("last seen at", help_text="Last check that found it.")
     resolved_at = models.DateTimeField(null=True)
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.CharField(max_length=150, blank=True)
     mailed = models.CharField(
-        max_length=8, blank=True, editable=False, help_text="The state that was mailed last."
+        max_length=8, blank=True, editable=False, help_text="Last state sent by email."
     )
     posted = models.CharField(
-        max_length=8, blank=True, editable=False, help_text="And the one that was posted last."
+        max_length=8, blank=True, editable=False, help_text="Last state sent to the webhook."
     )
     claimed_until = models.DateTimeField(
-        null=True, editable=False, help_text="Until then somebody posts it."
+        null=True, editable=False, help_text="Webhook delivery in progress until."
     )
     tries = models.PositiveIntegerField(
-        default=0, editable=False, help_text="Of posting the state, without success."
+        default=0, editable=False, help_text="Failed webhook attempts."
     )
     problem = models.CharField(
-        max_length=500, blank=True, help_text="Why it could not be posted last."
+        "webhook error", max_length=500, blank=True, help_text="Last webhook error."
     )
     mail_claimed_until = models.DateTimeField(
-        null=True, editable=False, help_text="Until then somebody mails it."
+        null=True, editable=False, help_text="Email delivery in progress until."
     )
     mail_tries = models.PositiveIntegerField(
-        default=0, db_default=0, editable=False, help_text="Of mailing the state, without success."
+        default=0, db_default=0, editable=False, help_text="Failed email attempts."
     )
     mail_problem = models.CharField(
+        "email error",
         max_length=500,
         blank=True,
         default="",
         db_default="",
-        help_text="Why it could not be mailed last.",
+        help_text="Last email error.",
     )
 
     class Meta:

@@ -19,7 +19,7 @@ class Scope(models.TextChoices):
     """What a key is for. Which endpoint needs which is told by `executions.api.scopes`."""
 
     EXECUTE = "execute", "Run code"
-    FILES = "files", "Read and write the files of sessions"
+    FILES = "files", "Read and write session files"
     SESSIONS = "sessions", "Open, change and close sessions"
     READ = "read", "Read records, results and artifacts"
     ADMIN = "admin", "Configure providers"
@@ -60,7 +60,7 @@ def _bound(label: str, help_text: str, *validators: Any) -> models.CharField[Any
         default="",
         db_default="",
         validators=validators,
-        help_text=f"{help_text} Separated by spaces; empty is any.",
+        help_text=f"{help_text} Separate with spaces. Empty: no restriction.",
     )
 
 
@@ -74,7 +74,7 @@ class ApiKey(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="api_keys")
     name = models.CharField(max_length=100)
     prefix = models.CharField(
-        max_length=16, editable=False, help_text="The first characters, to tell keys apart."
+        max_length=16, editable=False, help_text="First characters of the key."
     )
     scopes = models.CharField(
         max_length=64,
@@ -82,25 +82,23 @@ class ApiKey(models.Model):
         default=USUAL_SCOPES,
         db_default=USUAL_SCOPES,
         validators=[check_scopes],
-        help_text="What the key is for. Without any it opens nothing.",
+        help_text="What the key can do. A key without scopes can do nothing.",
     )
     # What earlier versions, and the ledger's entries by them, have in place of `scopes`.
     scope = models.CharField(max_length=16, default="execute", editable=False)
     languages = _bound(
-        "languages", "Code in these alone; commands of sessions are bash and command."
+        "languages", "Allowed languages. Session commands count as bash and command."
     )
-    providers = _bound("providers", "Only where one of these runs the code.")
-    templates = _bound("templates", "Sessions of these alone.")
-    addresses = _bound(
-        "addresses", "Clients of these addresses and networks alone.", check_networks
-    )
+    providers = _bound("providers", "Allowed providers.")
+    templates = _bound("templates", "Allowed session templates.")
+    addresses = _bound("addresses", "Allowed client addresses and networks.", check_networks)
     minimum_isolation = models.CharField(
         max_length=16,
         blank=True,
         default="",
         db_default="",
         choices=isolation.CHOICES,
-        help_text="Nothing asked for with the key runs in a sandbox isolated less.",
+        help_text="Weaker sandboxes are not used for requests with this key.",
     )
     key_hash = models.CharField(max_length=64, unique=True, editable=False)
     rotated_from = models.CharField(
@@ -109,7 +107,7 @@ class ApiKey(models.Model):
         default="",
         db_default="",
         editable=False,
-        help_text="The first characters of the key whose place it takes.",
+        help_text="First characters of the replaced key.",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)

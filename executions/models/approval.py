@@ -8,7 +8,7 @@ from executions.models.execution import Execution
 
 
 class Approval(models.Model):
-    """What a policy has wait in the queue until somebody has looked at it.
+    """A run that a policy holds in the queue until a person approves it.
 
     It is bound to the hash of the code and to that of the whole request: nothing else runs by it.
     """
@@ -22,11 +22,11 @@ class Approval(models.Model):
     tenant_slug = models.CharField("tenant", max_length=64)
     code_hash = models.CharField(max_length=71)
     request_hash = models.CharField(
-        max_length=64, help_text="Of code, arguments, files and where it runs."
+        max_length=64, help_text="Hash of code, arguments, files and target."
     )
-    findings = models.JSONField(default=list, help_text="What the policy found in the code.")
+    findings = models.JSONField(default=list, help_text="Findings of the policy.")
     status = models.CharField(max_length=8, choices=Status.choices, default=Status.WAITING)
-    asked_at = models.DateTimeField(default=timezone.now, editable=False)
+    asked_at = models.DateTimeField("requested at", default=timezone.now, editable=False)
     decided_at = models.DateTimeField(null=True)
     decided_by = models.CharField(max_length=200, blank=True)
 

@@ -13,13 +13,15 @@ class AuditExport(models.Model):
     destination = models.CharField(
         max_length=200, unique=True, help_text="Kind and address of the collector."
     )
-    sequence = models.BigIntegerField(default=0)
+    sequence = models.BigIntegerField("last entry sent", default=0)
     holder = models.CharField(max_length=64, blank=True, editable=False)
     held_until = models.DateTimeField(null=True, editable=False)
-    sent_at = models.DateTimeField(null=True, help_text="When it took something last.")
-    tries = models.PositiveIntegerField(default=0, help_text="In vain, since then.")
+    sent_at = models.DateTimeField(null=True, help_text="Last successful delivery.")
+    tries = models.PositiveIntegerField(
+        "failed attempts", default=0, help_text="Failed attempts since."
+    )
     retry_at = models.DateTimeField(null=True, editable=False)
-    problem = models.CharField(max_length=500, blank=True)
+    problem = models.CharField("last error", max_length=500, blank=True)
 
     class Meta:
         ordering = ("destination",)

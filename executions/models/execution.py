@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Execution(models.Model):
-    """One attempt to run code: who asked for what, where it ran and what came of it.
+    """One attempt to run code: its caller, its request, where it ran and its result.
 
     The row is written before anything runs. Tenant and key are kept as text too, because the
     record outlives them. Arguments and result are JSON text and not JSON columns: some
@@ -64,7 +64,7 @@ class Execution(models.Model):
     api_key_name = models.CharField(max_length=100, blank=True)
     api_key_prefix = models.CharField(max_length=16, blank=True)
     subject = models.CharField(
-        max_length=255, blank=True, help_text="Whom the caller ran the code for."
+        max_length=255, blank=True, help_text="The end user for whom the caller ran the code."
     )
     # What the caller says of who asked. Null and not empty: no row is rewritten for a new column,
     # and what nobody says is in no index.
@@ -72,20 +72,22 @@ class Execution(models.Model):
     model = models.CharField(max_length=255, null=True)  # noqa: DJ001
     conversation = models.CharField(max_length=255, null=True)  # noqa: DJ001
     on_behalf_of = models.CharField(  # noqa: DJ001
-        max_length=255, null=True, help_text="A person; empty once it was erased with the code."
+        max_length=255, null=True, help_text="The person; emptied when the code is erased."
     )
     traceparent = models.CharField(  # noqa: DJ001
-        max_length=55, null=True, help_text="The W3C trace context that it came with."
+        max_length=55, null=True, help_text="W3C trace context of the request."
     )
     trace_id = models.CharField(  # noqa: DJ001
-        max_length=32, null=True, help_text="Of the traceparent, to be found by."
+        max_length=32, null=True, help_text="The trace id in traceparent, for searching."
     )
     request_id = models.CharField(max_length=128, blank=True)
     client_address = models.CharField(max_length=64, blank=True)
     # Null and not empty: the planner then sees that its index serves the lookup of a key.
     idempotency_key = models.CharField(max_length=255, null=True)  # noqa: DJ001
     request_hash = models.CharField(
-        max_length=64, blank=True, help_text="What a repeated idempotency key is compared by."
+        max_length=64,
+        blank=True,
+        help_text="Hash that a repeated idempotency key is compared with.",
     )
 
     language = models.CharField(max_length=32)
@@ -95,48 +97,44 @@ class Execution(models.Model):
         choices=Priority.choices,
         default=Priority.NORMAL,
         db_default=Priority.NORMAL,
-        help_text="Of what is queued, among its tenant's own.",
+        help_text="Order in the queue, within the tenant.",
     )
     code = models.TextField(blank=True)
     code_hash = models.CharField(max_length=71)
-    arguments = models.TextField(blank=True, help_text="JSON; empty when none were given.")
+    arguments = models.TextField(blank=True, help_text="JSON; empty if there are none.")
     input_files = models.JSONField(
-        default=list, help_text="Path, size and hash of the files that came with the code."
+        default=list, help_text="Path, size and hash of each input file."
     )
     timeout = models.FloatField(help_text="Seconds.")
     replay_of = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, related_name="replays", db_index=False
     )
     schedule_id = models.UUIDField(
-        "schedule", null=True, help_text="Which has begun it; that may be gone since."
+        "schedule", null=True, help_text="Schedule that started it (may have been deleted)."
     )
     pending = EncryptedJSONField(
-        null=True, editable=False, help_text="What a queued execution needs to run."
+        null=True, editable=False, help_text="Request data of a queued execution."
     )
 
     session = models.ForeignKey(
         Session, on_delete=models.PROTECT, null=True, related_name="executions", db_index=False
     )
-    turn = models.PositiveBigIntegerField(
-        null=True, help_text="Where it stands in the order of its session."
-    )
+    turn = models.PositiveBigIntegerField(null=True, help_text="Position in the session.")
     context = models.CharField(
         max_length=64,
         blank=True,
         default="",
         db_default="",
-        help_text="The interpreter of its session that it ran in.",
+        help_text="Interpreter of the session.",
     )
     context_kept = models.BooleanField(
-        null=True, help_text="Whether the context still has its state. Null outside sessions."
+        null=True, help_text="Whether the context kept its state. Null outside sessions."
     )
-    pid = models.PositiveBigIntegerField(
-        null=True, help_text="The process of its session that it is."
-    )
+    pid = models.PositiveBigIntegerField(null=True, help_text="Process in the session.")
     background = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="A process that nobody waits for. It ends with its session at the latest.",
+        help_text="Background process. It ends with its session at the latest.",
     )
 
     status = models.CharField(max_length=16, choices=Status.choices)
@@ -147,34 +145,36 @@ class Execution(models.Model):
         editable=False,
         related_name="executions",
         db_index=False,
-        help_text="Who runs it. Null while it is queued, and when it has ended.",
+        help_text="Process that runs it. Null while queued and after the end.",
     )
     provider = models.CharField(max_length=64, blank=True)
     config_version = models.PositiveIntegerField(null=True)
-    runtime = models.CharField(max_length=64, blank=True, help_text="The tool that isolated.")
+    runtime = models.CharField(max_length=64, blank=True, help_text="Runtime that isolated it.")
     isolation = models.CharField(
-        max_length=16, blank=True, help_text="How strongly: microvm, gvisor, namespaces or none."
+        max_length=16, blank=True, help_text="Strength: microvm, gvisor, namespaces or none."
     )
     sharing = models.CharField(
-        max_length=16, blank=True, help_text="What the sandbox was for: one execution, one tenant."
+        max_length=16,
+        blank=True,
+        help_text="Sandbox sharing: execution, tenant, tenant-kernel or session.",
     )
     has_result = models.BooleanField(default=False)
-    result = models.TextField(blank=True, help_text="JSON; empty when there is none.")
+    result = models.TextField(blank=True, help_text="JSON; empty if there is none.")
     outputs = models.TextField(
-        blank=True, help_text="JSON list of MIME bundles; empty when there are none."
+        blank=True, help_text="JSON list of MIME bundles; empty if there are none."
     )
     exception = models.TextField(
         blank=True,
         default="",
         db_default="",
-        help_text="JSON of what ended the program, by its own account: type, message, traceback.",
+        help_text="JSON of the exception as the program reported it: type, message, traceback.",
     )
     stdout = models.TextField(blank=True)
     stderr = models.TextField(blank=True)
     stdout_truncated = models.BooleanField(default=False)
     stderr_truncated = models.BooleanField(default=False)
     output_order = models.JSONField(
-        null=True, help_text="In which order the pieces of stdout and stderr came."
+        null=True, help_text="Order of the pieces of stdout and stderr."
     )
     exit_code = models.IntegerField(null=True)
     artifact_count = models.PositiveSmallIntegerField(default=0)
@@ -183,11 +183,10 @@ class Execution(models.Model):
     error_field = models.CharField(max_length=100, blank=True)
     retryable = models.BooleanField(
         default=False,
-        help_text="No code ran and the same request may be sent again, "
-        "with the same idempotency key.",
+        help_text="No code ran. The same request can be retried with the same idempotency key.",
     )
     meta = models.JSONField(
-        default=dict, help_text="Limits, peak memory, CPU time and image, as far as known."
+        default=dict, help_text="Limits, peak memory, CPU time and image, if known."
     )
 
     # Null and not empty: no row is rewritten for it, and the index has only those with some.
@@ -204,7 +203,7 @@ class Execution(models.Model):
         max_digits=14,
         decimal_places=8,
         null=True,
-        help_text="Estimated from the provider's price per second; null where it has none.",
+        help_text="Estimated from the provider's price; null without a price.",
     )
 
     queue_ms = models.FloatField(null=True)
@@ -212,13 +211,11 @@ class Execution(models.Model):
     run_ms = models.FloatField(null=True)
     total_ms = models.FloatField(null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    run_at = models.DateTimeField(
-        null=True, help_text="What is queued is not taken before; null where it was not asked for."
-    )
+    run_at = models.DateTimeField(null=True, help_text="Earliest start; null if not requested.")
     started_at = models.DateTimeField(null=True)
     deadline = models.DateTimeField(
-        help_text="One still queued after this is not run, and one that runs and is no process's "
-        "has lost the one that ran it."
+        help_text="After this time a queued execution does not start, and a running one without a "
+        "process is lost."
     )
     finished_at = models.DateTimeField(null=True)
 

@@ -15,7 +15,7 @@ class ExecutionEvent(models.Model):
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="events")
     first = models.PositiveIntegerField()
     last = models.PositiveIntegerField()
-    bodies = models.TextField(help_text="JSON list of what clients are sent.")
+    bodies = models.TextField(help_text="JSON list of the events sent to clients.")
 
     class Meta:
         ordering = ("execution", "first")

@@ -10,7 +10,9 @@ class KeyRefusal(models.Model):
     processes, the ledger grows by a bounded number of entries.
     """
 
-    subject = models.CharField(max_length=32, help_text="The key's number; unknown keys are one.")
+    subject = models.CharField(
+        max_length=32, help_text="Number of the key; all unknown keys share one."
+    )
     reason = models.CharField(max_length=32)
     entered_at = models.DateTimeField()
 

@@ -21,9 +21,9 @@ class LateResult(models.Model):
     error_code = models.CharField(max_length=8, blank=True)
     error_message = models.TextField(blank=True)
     has_result = models.BooleanField(default=False)
-    result = models.TextField(blank=True, help_text="JSON; empty when there is none.")
+    result = models.TextField(blank=True, help_text="JSON; empty if there is none.")
     outputs = models.TextField(
-        blank=True, help_text="JSON list of MIME bundles; empty when there are none."
+        blank=True, help_text="JSON list of MIME bundles; empty if there are none."
     )
     stdout = models.TextField(blank=True)
     stderr = models.TextField(blank=True)

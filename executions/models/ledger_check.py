@@ -14,36 +14,38 @@ class LedgerCheck(models.Model):
     """
 
     class State(models.TextChoices):
-        WAITING = "waiting", "Waits for a worker"
-        RUNNING = "running", "Is being read"
-        INTACT = "intact", "Intact"
-        NOT_INTACT = "not_intact", "Not intact"
-        FAILED = "failed", "Broke off"
+        WAITING = "waiting", "Queued"
+        RUNNING = "running", "Running"
+        INTACT = "intact", "Verified: no problems found"
+        NOT_INTACT = "not_intact", "Problems found"
+        FAILED = "failed", "Aborted"
 
     ONE = "one"
 
     active_key = models.CharField(max_length=8, null=True, unique=True)  # noqa: DJ001
     state = models.CharField(max_length=12, choices=State.choices, default=State.WAITING)
-    asked_by = models.CharField(max_length=150)
-    asked_at = models.DateTimeField()
+    asked_by = models.CharField("requested by", max_length=150)
+    asked_at = models.DateTimeField("requested at")
     process_id = models.UUIDField(null=True, editable=False)
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
-    total = models.PositiveBigIntegerField(default=0, help_text="Entries when it began.")
-    entries = models.PositiveBigIntegerField("entries read", default=0)
+    total = models.PositiveBigIntegerField(default=0, help_text="Entries at the start.")
+    entries = models.PositiveBigIntegerField("entries checked", default=0)
     executions = models.PositiveBigIntegerField(default=0)
     rows = models.PositiveBigIntegerField("other rows", default=0)
-    unproven = models.PositiveBigIntegerField("rows never entered", default=0)
+    unproven = models.PositiveBigIntegerField("rows without an entry", default=0)
     checkpoints = models.PositiveBigIntegerField(default=0)
     findings = models.PositiveBigIntegerField(default=0)
-    first_findings = models.JSONField(default=list, help_text="The first of them, in words.")
-    problem = models.CharField(max_length=500, blank=True, help_text="Why it broke off.")
+    first_findings = models.JSONField(default=list, help_text="The first findings.")
+    problem = models.CharField(
+        "error", max_length=500, blank=True, help_text="Why the verification was aborted."
+    )
 
     class Meta:
         verbose_name = "verification"
         ordering = ("-id",)
         default_permissions = ("view",)
-        permissions = (("request_ledgercheck", "Can have the ledger verified"),)
+        permissions = (("request_ledgercheck", "Can run ledger verification"),)
         constraints = (
             models.CheckConstraint(
                 condition=Q(

@@ -22,8 +22,8 @@ class LedgerEntry(models.Model):
         max_length=100,
         null=True,
         editable=False,
-        help_text="The row that the statement is of, as `model key`. Empty for an entry of no row; "
-        "null for one of an execution.",
+        help_text="Row of the statement, as `model key`. Empty if the entry is about no row; null "
+        "for an execution.",
     )
     at = models.DateTimeField()
     statement = models.TextField()

@@ -10,11 +10,11 @@ class LegalHold(models.Model):
     To change or to lift one always takes two administrators. `services.holds` has the rules.
     """
 
-    tenant_slug = models.SlugField("tenant", max_length=64, help_text="Its slug.")
+    tenant_slug = models.SlugField("tenant", max_length=64, help_text="Slug of the tenant.")
     execution_id = models.UUIDField(
-        "execution", null=True, blank=True, help_text="One of the tenant's. Empty: all of them."
+        "execution", null=True, blank=True, help_text="Empty: all executions of the tenant."
     )
-    reason = models.CharField(max_length=500, help_text="The matter, and who asked for it.")
+    reason = models.CharField(max_length=500, help_text="The case, and who requested the hold.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:

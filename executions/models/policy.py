@@ -43,7 +43,7 @@ def _words(
         blank=True,
         default="",
         validators=[check] if check else [],
-        help_text=f"{help_text} Separated by spaces or lines.",
+        help_text=help_text,
         **more,
     )
 
@@ -56,85 +56,79 @@ class Policy(models.Model):
     """
 
     class Analysis(models.TextChoices):
-        OFF = "off", "off: code is not looked at"
-        WARN = "warn", "warn: it runs, and what was found is told with the answer"
-        ASK = "ask", "ask: it waits until somebody has approved it"
-        BLOCK = "block", "block: it does not run (SB007)"
+        OFF = "off", "off"
+        WARN = "warn", "warn: run it, and report findings in the response"
+        ASK = "ask", "require approval: hold the run until a person approves it"
+        BLOCK = "block", "block: reject the run (SB007)"
 
     class Imports(models.TextChoices):
-        DENY = "deny", "deny: all but these"
-        ALLOW = "allow", "allow: none but these"
+        DENY = "deny", "deny the modules below"
+        ALLOW = "allow", "allow only the modules below"
 
     tenant_slug = models.CharField(
         "tenant",
         max_length=64,
         blank=True,
-        help_text="A tenant's slug. Empty: every tenant without a policy of its own.",
     )
-    draft = models.BooleanField(
-        default=False, editable=False, help_text="In force for nobody, to be tried on what ran."
-    )
-    name = models.CharField(max_length=100, blank=True, help_text="For whoever reads the list.")
+    draft = models.BooleanField(default=False, editable=False, help_text="A draft is not active.")
+    name = models.CharField(max_length=100, blank=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     languages = _words(
         "languages",
-        "Code in these alone; commands of sessions are bash and command. Empty is any.",
+        "Allowed languages. Session commands count as bash and command.",
     )
-    providers = _words("providers", "Only where one of these runs the code. Empty is any.")
+    providers = _words("providers", "Allowed providers.")
     minimum_isolation = models.CharField(
         max_length=16,
         blank=True,
         choices=isolation.CHOICES,
-        help_text="Nothing runs in a sandbox isolated less. It can only strengthen what deployment,"
-        " tenant, key and route demand, and what the policy of all demands.",
+        help_text="The strictest of installation, tenant, key, route and policy applies.",
     )
     max_timeout = models.FloatField(
-        "longest timeout",
+        "max timeout (seconds)",
         null=True,
         blank=True,
         validators=[MinValueValidator(0.1), MaxValueValidator(86_400)],
-        help_text="Seconds. Whoever asks for more is refused, whoever names none has this at most.",
+        help_text="Requests for more are rejected. Also the limit for requests without a timeout.",
     )
     max_memory_mib = models.PositiveIntegerField(
-        "most memory",
+        "max memory (MiB)",
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(1024 * 1024)],
-        help_text="MiB. Providers that cannot promise sandboxes of this size run nothing.",
+        help_text="Providers that cannot guarantee this size are not used.",
     )
     network = models.CharField(
         max_length=8,
         blank=True,
-        choices=(("none", "none: only where sandboxes have no network"),),
-        help_text="Empty: as the provider has it.",
+        choices=(("none", "none: only sandboxes without network"),),
+        help_text="Empty: as configured for the provider.",
     )
 
     analysis = models.CharField(
-        "look at Python code",
+        "static analysis (Python)",
         max_length=8,
         choices=Analysis.choices,
         default=Analysis.OFF,
-        help_text="Advice against mistakes, and no boundary: whoever wants to hide something from a"
-        " look at the text does. What holds code back is the kernel, in the sandbox.",
     )
     ask_always = models.BooleanField(
-        "approve every run",
+        "require approval for every run",
         default=False,
         db_default=False,
-        help_text="Every run waits until somebody has approved it, in whatever language.",
+        help_text="For all languages.",
     )
     imports_mode = models.CharField("imports", max_length=8, blank=True, choices=Imports.choices)
-    imports = _words("modules", "With what is in them.", check_modules)
+    imports = _words("modules", "Submodules are included.", check_modules)
     imports_except = _words(
-        "but for",
-        "Parts of denied modules that may be used all the same: os.path of os.",
+        "exceptions",
+        "Allowed parts of denied modules, for example os.path.",
         check_modules,
     )
     calls = _words(
-        "calls",
-        "Denied ones: eval, os.exec*, open:write for an open that may write, .write_text for a "
-        "method of that name of anything.",
+        "denied calls",
+        "For example eval, os.exec*, open:write (opening for writing), .write_text (any method of "
+        "that name).",
         check_calls,
     )
 
@@ -162,8 +156,12 @@ class Policy(models.Model):
         )
 
     def __str__(self) -> str:
-        whose = self.tenant_slug or "all others"
-        return " ".join(filter(None, ("draft for" * self.draft, whose, self.name)))
+        state = ("draft" if self.draft else "", "" if self.tenant_slug else "default policy")
+        notes = ", ".join(filter(None, state))
+        name = " ".join(filter(None, (self.tenant_slug, self.name)))
+        if not name:
+            return notes
+        return f"{name} ({notes})" if notes else name
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """In one transaction with what is entered in the ledger."""

@@ -29,20 +29,18 @@ class Process(models.Model):
         default="",
         db_default="",
         editable=False,
-        help_text="By which its sandboxes at remote services are known.",
+        help_text="Marks its sandboxes at remote services.",
     )
     beat = models.PositiveBigIntegerField(default=0)
     figures = models.JSONField(
-        null=True, editable=False, help_text="Of its pools and its host, as of its last beat."
+        null=True, editable=False, help_text="Metrics of its pools and host at the last heartbeat."
     )
     started_at = models.DateTimeField(db_default=Now())
-    renewed_at = models.DateTimeField("last sign of life", db_default=Now())
+    renewed_at = models.DateTimeField("last heartbeat", db_default=Now())
     draining = models.BooleanField(
-        default=False, help_text="It finishes what it runs and begins nothing new."
+        default=False, help_text="Finishes running work and starts nothing new."
     )
-    ended_at = models.DateTimeField(
-        null=True, help_text="When it gave its lease back, or was found dead."
-    )
+    ended_at = models.DateTimeField(null=True, help_text="When it stopped, or was found dead.")
 
     class Meta:
         verbose_name_plural = "processes"

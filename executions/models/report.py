@@ -18,24 +18,31 @@ class Report(models.Model):
     """
 
     class State(models.TextChoices):
-        WAITING = "waiting", "Waiting"
-        MAKING = "making", "Being made"
+        WAITING = "waiting", "Queued"
+        MAKING = "making", "Generating"
         READY = "ready", "Ready"
         FAILED = "failed", "Failed"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     tenant_slug = models.CharField(
-        "tenant", max_length=64, blank=True, help_text="Its slug. Empty: every tenant."
+        "tenant", max_length=64, blank=True, help_text="Empty: all tenants."
     )
-    since = models.DateTimeField(null=True, blank=True, help_text="Runs made then or later.")
-    until = models.DateTimeField(null=True, blank=True, help_text="Runs made before.")
+    since = models.DateTimeField(
+        "since (inclusive)", null=True, blank=True, help_text="Runs created at or after this time."
+    )
+    until = models.DateTimeField(
+        "until (exclusive)", null=True, blank=True, help_text="Runs created before this time."
+    )
     ids = models.JSONField(
-        "executions", default=list, blank=True, help_text="Their ids; none: all of the range."
+        "executions",
+        default=list,
+        blank=True,
+        help_text="Execution ids. Empty: all in the time range.",
     )
     with_code = models.BooleanField(
-        "with code", default=False, help_text="Whether the code itself is in it, or its hash alone."
+        "include code", default=False, help_text="Otherwise only the hash of the code is included."
     )
-    made_by = models.CharField(max_length=200, editable=False)
+    made_by = models.CharField("created by", max_length=200, editable=False)
     state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     started_at = models.DateTimeField(null=True, editable=False)
@@ -47,8 +54,8 @@ class Report(models.Model):
     truncated = models.BooleanField(default=False, editable=False)
     findings = models.PositiveIntegerField(null=True, editable=False)
     ledger_sequence = models.BigIntegerField(null=True, editable=False)
-    json_hash = models.CharField(max_length=71, blank=True, editable=False)
-    pdf_hash = models.CharField(max_length=71, blank=True, editable=False)
+    json_hash = models.CharField("JSON hash", max_length=71, blank=True, editable=False)
+    pdf_hash = models.CharField("PDF hash", max_length=71, blank=True, editable=False)
     problem = models.CharField(max_length=500, blank=True, editable=False)
     files_removed_at = models.DateTimeField(null=True, editable=False)
 

@@ -15,7 +15,7 @@ class RequestWindow(models.Model):
     tenant = models.OneToOneField(
         Tenant, on_delete=models.CASCADE, primary_key=True, related_name="request_window"
     )
-    started = models.BigIntegerField(help_text="Seconds since 1970, by the database's clock.")
+    started = models.BigIntegerField(help_text="Unix time, from the database's clock.")
     taken = models.BigIntegerField()
 
     def __str__(self) -> str:

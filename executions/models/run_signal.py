@@ -14,8 +14,8 @@ class RunSignal(models.Model):
     """
 
     class Kind(models.TextChoices):
-        CANCEL = "cancel", "End it as cancelled"
-        FOLLOW = "follow", "Keep its events where others find them"
+        CANCEL = "cancel", "Cancel"
+        FOLLOW = "follow", "Store events for other processes"
 
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="signals")
     kind = models.CharField(max_length=8, choices=Kind.choices)

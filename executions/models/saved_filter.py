@@ -11,7 +11,7 @@ class SavedFilter(models.Model):
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_filters"
     )
     name = models.CharField(max_length=100)
-    query = models.CharField(max_length=1000, help_text="What follows the ? in the list's address.")
+    query = models.CharField(max_length=1000, help_text="Query string of the list.")
     is_shared = models.BooleanField("shared", default=False)
 
     class Meta:

@@ -13,7 +13,7 @@ from providers.fields import EncryptedJSONField
 
 
 class Schedule(models.Model):
-    """What a tenant has run again and again: a request, and the times at which it is due.
+    """A recurring run of a tenant: a request, and the times at which it is due.
 
     `next_at` is the one of these that is due next, and null exactly while it is paused.
     """
@@ -24,16 +24,23 @@ class Schedule(models.Model):
     api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, related_name="+")
     api_key_prefix = models.CharField(max_length=16)
     name = models.CharField(max_length=100)
-    cron = models.CharField(max_length=100, help_text="Minute, hour, day, month, day of the week.")
+    cron = models.CharField(max_length=100, help_text="Minute, hour, day, month, day of week.")
     timezone = models.CharField(max_length=64)
     request = EncryptedJSONField(editable=False)
     language = models.CharField(max_length=32)
     code_hash = models.CharField(max_length=71)
-    paused_because = models.CharField(max_length=200, blank=True, default="", db_default="")
-    next_at = models.DateTimeField(null=True)
-    last_at = models.DateTimeField(null=True, help_text="When it has begun an execution last.")
+    paused_because = models.CharField(
+        "pause reason", max_length=200, blank=True, default="", db_default=""
+    )
+    next_at = models.DateTimeField("next run", null=True)
+    last_at = models.DateTimeField("last run", null=True)
     last_problem = models.CharField(
-        max_length=300, blank=True, default="", db_default="", help_text="Why one was left out."
+        "last error",
+        max_length=300,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Why a run was skipped.",
     )
     created_at = models.DateTimeField(default=now, editable=False)
 

@@ -12,7 +12,7 @@ from providers.fields import EncryptedJSONField, EncryptedTextField
 
 
 class Session(models.Model):
-    """A sandbox that stays for one caller, whatever process of ours is asked for it next.
+    """A persistent sandbox of one caller, reachable through every process of the service.
 
     This row is the truth about it; the provider only has the sandbox. Tenant and key are kept as
     text too, because the record outlives them. Times are the database's, by which its ages are
@@ -28,8 +28,8 @@ class Session(models.Model):
     LIVING = (State.OPEN, State.ASLEEP)
 
     class Saves(models.TextChoices):
-        ANSWER = "answer", "Before the answer"
-        BACKGROUND = "background", "Behind the answer"
+        ANSWER = "answer", "Before the response"
+        BACKGROUND = "background", "After the response"
         NEVER = "never", "Never"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -44,67 +44,62 @@ class Session(models.Model):
     api_key_name = models.CharField(max_length=100, blank=True)
     api_key_prefix = models.CharField(max_length=16, blank=True)
     subject = models.CharField(
-        max_length=255, blank=True, help_text="Whom the caller opened it for."
+        max_length=255, blank=True, help_text="The end user for whom the caller opened it."
     )
-    name = models.CharField(max_length=128, blank=True, help_text="Unique while it is open.")
-    metadata = models.JSONField(default=dict, help_text="The caller's own.")
+    name = models.CharField(max_length=128, blank=True, help_text="Unique while open.")
+    metadata = models.JSONField(default=dict, help_text="Set by the caller.")
 
     language = models.CharField(max_length=32)
     template = models.CharField(max_length=64, blank=True)
-    env = EncryptedJSONField(
-        null=True, editable=False, help_text="The environment of all that runs in it."
-    )
+    env = EncryptedJSONField(null=True, editable=False, help_text="Environment variables.")
 
     provider = models.CharField(max_length=64, blank=True)
     config_version = models.PositiveIntegerField(
-        null=True, help_text="Of its provider's configuration, which it keeps."
+        null=True, help_text="Version of the provider configuration it uses."
     )
     ref = EncryptedTextField(
         null=True,
         editable=False,
-        help_text="What its sandbox is called at the provider, where that opens it. "
-        "Null while it is being opened, and while it is asleep.",
+        help_text="The provider's name for the sandbox. Null while the session opens or sleeps.",
     )
-    runtime = models.CharField(max_length=64, blank=True, help_text="The tool that isolates.")
+    runtime = models.CharField(max_length=64, blank=True, help_text="Runtime that isolates it.")
     isolation = models.CharField(max_length=16, blank=True)
     sharing = models.CharField(max_length=16, blank=True)
 
     state = models.CharField(max_length=8, choices=State.choices, default=State.OPEN)
     contexts = models.JSONField(
-        default=list, help_text="Its interpreters: id, language and folder of each."
+        default=list, help_text="Interpreters: id, language and working directory of each."
     )
-    turns = models.PositiveBigIntegerField(
-        default=0, help_text="How many executions it was asked for: each has one of the numbers."
-    )
+    turns = models.PositiveBigIntegerField(default=0, help_text="Number of executions requested.")
     conversation = models.CharField(
         max_length=64,
         blank=True,
         default="",
         db_default="",
-        help_text="The hash of what its caller calls it by. Unique while it is open.",
+        help_text="Hash of the caller's conversation id. Unique while open.",
     )
     saves = models.CharField(
         max_length=10,
         choices=Saves.choices,
         default=Saves.BACKGROUND,
         db_default=Saves.BACKGROUND,
-        help_text="When its files are saved.",
+        help_text="When files are saved.",
     )
     touched = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="How often something began or ended in it."
+        default=0, db_default=0, help_text="Number of starts and ends in the session."
     )
     unsaved_since = models.DateTimeField(
-        null=True, editable=False, help_text="Since then its files may differ from what is saved."
+        null=True, editable=False, help_text="Files may have unsaved changes since this time."
     )
     wakes = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="How often it was woken: each has a sandbox of its own."
+        default=0, db_default=0, help_text="Number of wake-ups; each gets a new sandbox."
     )
     woken_at = models.DateTimeField(null=True, editable=False)
     woken_turn = models.PositiveBigIntegerField(
-        null=True, help_text="The first execution after it was woken last."
+        null=True, help_text="First execution after the last wake-up."
     )
     waking_since = models.DateTimeField(
-        null=True, editable=False, help_text="Since then somebody wakes it."
+        null=True, editable=False, help_text="Wake-up in progress since."
     )
     process = models.ForeignKey(
         Process,
@@ -113,14 +108,14 @@ class Session(models.Model):
         editable=False,
         related_name="sessions",
         db_index=False,
-        help_text="Who opens or wakes it now.",
+        help_text="Process that opens or wakes it.",
     )
     idle_seconds = models.PositiveIntegerField(
         default=600,
-        help_text="Unused for so long, it goes to sleep; or is closed, where nothing is saved.",
+        help_text="Idle timeout in seconds. Then it sleeps, or closes if files are not saved.",
     )
     max_seconds = models.PositiveIntegerField(
-        default=1800, help_text="So long after it was opened, it is closed."
+        default=1800, help_text="Maximum lifetime in seconds."
     )
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     used_at = models.DateTimeField(db_default=Now(), editable=False)
@@ -129,7 +124,7 @@ class Session(models.Model):
     released_at = models.DateTimeField(
         null=True,
         editable=False,
-        help_text="When its provider said that nothing is left of its sandbox.",
+        help_text="When the provider confirmed that the sandbox is gone.",
     )
 
     class Meta:

@@ -43,11 +43,11 @@ class Budget(models.Model):
         MONTH = "month", "Month"
 
     tenant_slug = models.CharField(
-        "tenant", max_length=64, blank=True, help_text="A tenant's slug. Empty: all together."
+        "tenant", max_length=64, blank=True, help_text="Empty: all tenants together."
     )
     period = models.CharField(max_length=8, choices=Period.choices, default=Period.MONTH)
     limit = models.DecimalField(max_digits=14, decimal_places=4)
-    warn_percent = models.PositiveSmallIntegerField(default=80)
+    warn_percent = models.PositiveSmallIntegerField("warn at (%)", default=80)
 
     class Meta:
         ordering = ("tenant_slug", "period")
@@ -75,7 +75,7 @@ class SpendingAlert(models.Model):
     class Kind(models.TextChoices):
         WARNING = "warning", "Budget nearly used up"
         STOP = "stop", "Budget used up"
-        SPIKE = "spike", "Spending has jumped"
+        SPIKE = "spike", "Spending spike"
 
     kind = models.CharField(max_length=8, choices=Kind.choices)
     tenant_slug = models.CharField("tenant", max_length=64, blank=True)

@@ -18,16 +18,16 @@ class ExecutionCount(models.Model):
         default=0,
         # Older versions insert rows while this one is rolled out.
         db_default=0,
-        help_text="Of these, what the provider failed at before any code of a tenant ran.",
+        help_text="Provider failures before any tenant code ran.",
     )
     priced = models.PositiveBigIntegerField(
         null=True,
-        help_text="Of these, those that have a cost. Null where an older version counted some.",
+        help_text="Executions with a cost. Null if an older version counted some.",
     )
     went_on = models.PositiveBigIntegerField(
         default=0,
         db_default=0,
-        help_text="Beside these, what was tried here and went on to another provider.",
+        help_text="Attempts that failed over to another provider; not in count.",
     )
 
     class Meta:
@@ -53,10 +53,10 @@ class ExecutionTenantCount(models.Model):
     count = models.PositiveBigIntegerField()
     cost = models.FloatField(default=0)
     stored_bytes = models.PositiveBigIntegerField(
-        default=0, help_text="Code, output, results, artifacts, and requests that were queued."
+        default=0, help_text="Code, output, results, artifacts and queued requests."
     )
     used_ms = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="How long they ran, in milliseconds."
+        default=0, db_default=0, help_text="Total run time in milliseconds."
     )
 
     class Meta:
@@ -101,7 +101,7 @@ class ExecutionTotal(models.Model):
     provider = models.CharField(max_length=64)
     label = models.CharField(max_length=32)
     count = models.PositiveBigIntegerField()
-    amount = models.FloatField(default=0, help_text="Seconds of durations, cost of outcomes.")
+    amount = models.FloatField(default=0, help_text="Seconds for durations, cost for outcomes.")
 
     class Meta:
         constraints = (

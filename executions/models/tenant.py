@@ -9,10 +9,6 @@ from django.utils import timezone
 
 from providers import isolation
 
-_DAYS = "Days; 0 keeps for ever, empty is as the installation has it. Hashes are always kept."
-_CUT = "What is beyond it is left out, and named in the answer."
-_BOUND = "Beyond it requests are refused with SB008. Empty is as the installation has it."
-
 
 def _bound(label: str, help_text: str, most: int) -> models.PositiveIntegerField[Any, Any]:
     return models.PositiveIntegerField(
@@ -20,7 +16,7 @@ def _bound(label: str, help_text: str, most: int) -> models.PositiveIntegerField
         null=True,
         blank=True,
         validators=[MaxValueValidator(most)],
-        help_text=f"{help_text} {_BOUND}",
+        help_text=help_text,
     )
 
 
@@ -31,87 +27,84 @@ def _limit(label: str, help_text: str, most: int) -> models.PositiveIntegerField
         null=True,
         blank=True,
         validators=[MaxValueValidator(most)],
-        help_text=f"{help_text} {_CUT} Empty is as the installation has it.",
+        help_text=help_text,
     )
 
 
 class Tenant(models.Model):
-    """Whoever owns API keys and executions. The slug is what records and commands call it by."""
+    """The owner of API keys and executions. Records and commands name it by its slug."""
 
     slug = models.SlugField(max_length=64, unique=True)
     name = models.CharField(max_length=200)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     is_active = models.BooleanField(
-        default=True, help_text="The keys of an inactive tenant are refused."
+        "active", default=True, help_text="API keys of an inactive tenant are rejected."
     )
     removal_began_at = models.DateTimeField(
-        "being removed since",
+        "removal started",
         null=True,
         blank=True,
         editable=False,
-        help_text="Its rows go a few at a time, and it goes with the last of them.",
+        help_text="Rows are deleted in batches; the tenant row is deleted last.",
     )
 
-    max_running = _bound("most running", "Executions at once, however they came; 0: none.", 10_000)
-    max_queued = _bound("most queued", "Executions waiting for a worker.", 100_000)
+    max_running = _bound("max concurrent executions", "0 blocks all executions.", 10_000)
+    max_queued = _bound("max queued executions", "Executions that wait for a worker.", 100_000)
     max_stored_mib = _bound(
-        "most stored per day",
-        "MiB in a day (UTC): queued requests, output, results and artifacts.",
+        "max stored per day (MiB)",
+        "Queued requests, output, results and artifacts. The day is UTC.",
         100 * 1024 * 1024,
     )
     max_requests_per_minute = _bound(
-        "most requests per minute", "API requests with its keys, whatever they ask.", 10_000_000
+        "max requests per minute", "All API requests with the tenant's keys.", 10_000_000
     )
-    max_executions_per_day = _bound(
-        "most executions per day", "In a day (UTC), however they came.", 1_000_000_000
-    )
+    max_executions_per_day = _bound("max executions per day", "The day is UTC.", 1_000_000_000)
     max_seconds_per_day = _bound(
-        "most seconds per day",
-        "Seconds that its executions run in a day (UTC). Each reserves its timeout until it ends.",
+        "max execution time per day (seconds)",
+        "A running execution counts with its full timeout. The day is UTC.",
         1_000_000_000,
     )
     max_sessions = _bound(
-        "most sessions",
-        "Open at once; the one that was unused for longest makes room for another.",
+        "max open sessions",
+        "A new session beyond this closes the one that was idle longest.",
         10_000,
     )
-    max_schedules = _bound("most schedules", "Those that are paused, too.", 10_000)
-    max_storage_mib = _bound("most storage", "MiB of saved files of its sessions.", 2**30)
+    max_schedules = _bound("max schedules", "Paused schedules count too.", 10_000)
+    max_storage_mib = _bound("storage limit (MiB)", "Saved files of sessions and snapshots.", 2**30)
 
     # Together they stay below what an answer of the pool service may have (`wire.REQUEST_LIMIT`).
-    max_output_kb = _limit("output of a run", "kB of stdout, and of stderr.", 10_000)
-    max_outputs = _limit("rich outputs of a run", "Values that are shown.", 200)
-    max_outputs_mib = _limit("size of rich outputs", "MiB of all of a run.", 32)
-    max_artifacts = _limit("artifacts of a run", "Files that it leaves in artifacts/.", 200)
-    max_artifact_mib = _limit("size of an artifact", "MiB of each.", 64)
-    max_artifacts_mib = _limit("size of artifacts", "MiB of all of a run.", 64)
+    max_output_kb = _limit("max output (kB)", "Each for stdout and stderr.", 10_000)
+    max_outputs = _limit("max rich outputs", "Number per run.", 200)
+    max_outputs_mib = _limit("max rich output size (MiB)", "Total per run.", 32)
+    max_artifacts = _limit("max artifacts", "Files in artifacts/, per run.", 200)
+    max_artifact_mib = _limit("max artifact size (MiB)", "Per file.", 64)
+    max_artifacts_mib = _limit("max total artifact size (MiB)", "Total per run.", 64)
 
     keep_code_days = models.PositiveSmallIntegerField(
-        "keep code",
+        "code retention (days)",
         null=True,
         blank=True,
-        help_text=f"{_DAYS} Code, arguments, and for whom it was run.",
+        help_text="Code, arguments and the on-behalf-of subject.",
     )
     keep_output_days = models.PositiveSmallIntegerField(
-        "keep output", null=True, blank=True, help_text=f"{_DAYS} Output and results."
+        "output retention (days)", null=True, blank=True, help_text="Output and results."
     )
     keep_artifacts_days = models.PositiveSmallIntegerField(
-        "keep artifacts", null=True, blank=True, help_text=f"{_DAYS} Files left behind."
+        "artifact retention (days)", null=True, blank=True, help_text="Artifact files."
     )
     keep_records_days = models.PositiveSmallIntegerField(
-        "keep records",
+        "record retention (days)",
         null=True,
         blank=True,
-        help_text="Days until all of an execution goes but its ledger entry, and never fewer than "
-        "SANDBOX_RECORDS_FLOOR_DAYS; 0 keeps for ever, empty is as the installation has it.",
+        help_text="The whole record; its ledger entry stays. At least SANDBOX_RECORDS_FLOOR_DAYS.",
     )
 
     minimum_isolation = models.CharField(
         max_length=16,
         blank=True,
         choices=isolation.CHOICES,
-        help_text="Nothing of this tenant's runs in a sandbox isolated less. The strictest of "
-        "tenant, route and MINIMUM_ISOLATION holds.",
+        help_text="Weaker sandboxes are not used for this tenant. The strictest of tenant, route "
+        "and MINIMUM_ISOLATION applies.",
     )
 
     class Meta:

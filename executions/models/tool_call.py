@@ -17,11 +17,11 @@ class ToolCall(models.Model):
     """
 
     class State(models.TextChoices):
-        HELD = "held", "Waits for an approval"
-        WAITING = "waiting", "Waits for its answer"
+        HELD = "held", "Pending approval"
+        WAITING = "waiting", "Waiting for the result"
         ANSWERED = "answered", "Answered"
-        REFUSED = "refused", "Refused"
-        GIVEN_UP = "given_up", "Not waited for any more"
+        REFUSED = "refused", "Rejected"
+        GIVEN_UP = "given_up", "Abandoned"
 
     OPEN = (State.HELD, State.WAITING)
 
@@ -29,17 +29,17 @@ class ToolCall(models.Model):
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="tool_calls")
     tenant_slug = models.CharField("tenant", max_length=64)
     name = models.CharField(max_length=64)
-    arguments = models.TextField(help_text="JSON, as the code gave them.")
+    arguments = models.TextField(help_text="JSON, as the code passed them.")
     arguments_hash = models.CharField(max_length=71)
-    writes = models.BooleanField(help_text="The tool is one that runs only after an approval.")
+    writes = models.BooleanField("requires approval")
     state = models.CharField(max_length=8, choices=State.choices)
-    answer = models.TextField(blank=True, help_text="JSON: a result, or an error.")
-    asked_at = models.DateTimeField(default=timezone.now, editable=False)
+    answer = models.TextField(blank=True, help_text="JSON: a result or an error.")
+    asked_at = models.DateTimeField("requested at", default=timezone.now, editable=False)
     decided_by = models.CharField(max_length=200, blank=True)
     decided_at = models.DateTimeField(null=True)
     answered_by = models.CharField(max_length=200, blank=True)
     answered_at = models.DateTimeField(null=True)
-    entry = models.BigIntegerField(default=0, help_text="Of its last step, in the ledger.")
+    entry = models.BigIntegerField(default=0, help_text="Ledger entry of the last step.")
 
     class Meta:
         ordering = ("-id",)

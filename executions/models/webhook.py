@@ -44,14 +44,14 @@ class WebhookDelivery(models.Model):
     """
 
     class Event(models.TextChoices):
-        FINISHED = "execution.finished", "The end"
-        WAITING_FOR_APPROVAL = "execution.waiting_for_approval", "An approval is waited for"
+        FINISHED = "execution.finished", "Execution finished"
+        WAITING_FOR_APPROVAL = "execution.waiting_for_approval", "Waiting for approval"
 
     class State(models.TextChoices):
-        WAITING = "waiting", "Waiting for the end"
-        DUE = "due", "Due"
+        WAITING = "waiting", "Waiting for the execution"
+        DUE = "due", "Pending"
         DELIVERED = "delivered", "Delivered"
-        FAILED = "failed", "Given up"
+        FAILED = "failed", "Failed"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
@@ -59,19 +59,19 @@ class WebhookDelivery(models.Model):
     execution = models.OneToOneField(Execution, on_delete=models.CASCADE, related_name="delivery")
     url = EncryptedTextField(editable=False)
     receiver = models.CharField(
-        max_length=300, help_text="Scheme, host and port of the URL; the rest may be a secret."
+        max_length=300, help_text="Scheme, host and port of the URL; the path may be secret."
     )
     event = models.CharField(
         max_length=32, choices=Event.choices, default=Event.FINISHED, db_default=Event.FINISHED
     )
     state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
-    tries = models.PositiveSmallIntegerField(default=0)
+    tries = models.PositiveSmallIntegerField("attempts", default=0)
     last_status = models.PositiveSmallIntegerField(
-        null=True, help_text="Of the last answer; of its body nothing is kept."
+        null=True, help_text="HTTP status of the last response; the body is not stored."
     )
-    last_problem = models.CharField(max_length=100, blank=True, default="")
-    next_try_at = models.DateTimeField(null=True)
-    give_up_at = models.DateTimeField(null=True)
+    last_problem = models.CharField("last error", max_length=100, blank=True, default="")
+    next_try_at = models.DateTimeField("next attempt at", null=True)
+    give_up_at = models.DateTimeField("last attempt at the latest", null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     ended_at = models.DateTimeField(null=True)
 

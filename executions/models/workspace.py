@@ -32,8 +32,7 @@ class Blob(models.Model):
     size = models.PositiveBigIntegerField(help_text="Bytes.")
     file = models.FileField(storage=workspace_storage, max_length=255, unique=True)
     kept_until = models.DateTimeField(
-        help_text="Until then it stays, whether a row names it or not: it is about to be named, or "
-        "a link to it was given out."
+        help_text="Kept until this time even if no row references it."
     )
 
     class Meta:
@@ -59,9 +58,7 @@ class LooseFile(models.Model):
     )
     file = models.CharField(max_length=255, unique=True)
     size = models.PositiveBigIntegerField(help_text="Bytes.")
-    due_at = models.DateTimeField(
-        db_index=True, help_text="From then on it is removed, whoever had begun with it."
-    )
+    due_at = models.DateTimeField(db_index=True, help_text="Deleted after this time.")
 
     class Meta:
         ordering = ("pk",)
@@ -76,10 +73,10 @@ class StoredTotal(models.Model):
     tenant = models.OneToOneField(
         Tenant, on_delete=models.CASCADE, primary_key=True, related_name="stored_total"
     )
-    bytes = models.BigIntegerField(default=0, help_text="Of blobs and loose files.")
-    files = models.BigIntegerField(default=0, help_text="Rows of workspaces, folders included.")
+    bytes = models.BigIntegerField(default=0, help_text="Bytes of blobs and loose files.")
+    files = models.BigIntegerField(default=0, help_text="Workspace rows, including directories.")
     names = models.BigIntegerField(
-        default=0, db_default=0, help_text="Characters of their paths and of what links say."
+        default=0, db_default=0, help_text="Characters of paths and symlink targets."
     )
 
     def __str__(self) -> str:
@@ -101,7 +98,7 @@ class Workspace(models.Model):
     former = models.UUIDField(
         null=True,
         editable=False,
-        help_text="The ended session that has it again, if its next one is never opened.",
+        help_text="Ended session that gets it back if the next one never opens.",
     )
     version = models.PositiveBigIntegerField(default=0, db_default=0)
     mark = models.CharField(
@@ -109,31 +106,31 @@ class Workspace(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text="What the sandbox is asked for the changes since; empty: for all there is.",
+        help_text="Change cursor of the sandbox; empty: all files.",
     )
     missed = models.JSONField(
-        default=list, help_text="Changed, and not to be had when it was saved last: paths."
+        default=list, help_text="Paths that could not be read at the last save."
     )
     seen_turns = models.PositiveBigIntegerField(
         default=0,
         db_default=0,
-        help_text="How many turns its session had had when its files were looked at.",
+        help_text="Turns of the session at the last file scan.",
     )
-    open_turns = models.JSONField(default=list, help_text="Those of them that had not ended.")
+    open_turns = models.JSONField(default=list, help_text="Turns that were still running then.")
     lost_turns = models.JSONField(
         null=True,
-        help_text="First and last of turns that were never saved.",
+        help_text="First and last turn that was never saved.",
     )
     files = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="How many rows it has, folders included."
+        default=0, db_default=0, help_text="Number of entries, including directories."
     )
     bytes = models.PositiveBigIntegerField(default=0, db_default=0)
     names = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="Characters of its paths and of what links say."
+        default=0, db_default=0, help_text="Characters of paths and symlink targets."
     )
-    saved_at = models.DateTimeField(null=True, help_text="When all of it was saved last.")
+    saved_at = models.DateTimeField(null=True, help_text="Last complete save.")
     problem = models.CharField(
-        max_length=500, blank=True, default="", db_default="", help_text="Why it was not since."
+        max_length=500, blank=True, default="", db_default="", help_text="Why a later save failed."
     )
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
@@ -154,7 +151,7 @@ class WorkspaceFile(models.Model):
     class Type(models.TextChoices):
         FILE = "file", "File"
         DIRECTORY = "directory", "Folder"
-        SYMLINK = "symlink", "Link"
+        SYMLINK = "symlink", "Symlink"
 
     workspace = models.ForeignKey(
         Workspace, on_delete=models.CASCADE, related_name="rows", db_index=False
@@ -165,8 +162,8 @@ class WorkspaceFile(models.Model):
     blob = models.ForeignKey(Blob, on_delete=models.PROTECT, null=True, related_name="rows")
     size = models.PositiveBigIntegerField(default=0, help_text="Bytes.")
     mode = models.PositiveIntegerField()
-    modified = models.FloatField(help_text="Seconds since 1970, by the sandbox's clock.")
-    target = models.TextField(blank=True, default="", help_text="What a link says.")
+    modified = models.FloatField(help_text="Unix time, from the sandbox's clock.")
+    target = models.TextField(blank=True, default="", help_text="Symlink target.")
 
     class Meta:
         ordering = ("pk",)
@@ -203,11 +200,11 @@ class Snapshot(models.Model):
     api_key_prefix = models.CharField(max_length=16, blank=True)
     name = models.CharField(max_length=128, blank=True)
     # No relation: it is left alone by all that becomes of its source.
-    source = models.UUIDField(help_text="The session whose files these were.")
+    source = models.UUIDField(help_text="Session the files come from.")
     workspace = models.OneToOneField(
         Workspace, on_delete=models.SET_NULL, null=True, related_name="snapshot"
     )
-    files = models.PositiveBigIntegerField(help_text="How many rows it has, folders included.")
+    files = models.PositiveBigIntegerField(help_text="Number of entries, including directories.")
     bytes = models.PositiveBigIntegerField()
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 

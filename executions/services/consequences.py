@@ -17,7 +17,7 @@ MOST = 1000
 
 def without_tenant(tenant: Tenant) -> list[str]:
     """Once it is removed."""
-    kept = "What was recorded of its runs stays; its keys, schedules and saved files go with it."
+    kept = "Records of its runs are kept. Its keys, schedules and saved files are deleted."
     return [*_without_its_power(tenant), kept]
 
 
@@ -30,8 +30,8 @@ def revoked_key(key: ApiKey) -> list[str]:
     told = []
     schedules = Schedule.objects.filter(api_key=key, next_at__isnull=False)
     if number := _counted(schedules):
-        have = ngettext("%d schedule has", "%d schedules have", number) % number
-        told.append(f"{have} its power: when due next, each pauses.")
+        have = ngettext("%d schedule uses", "%d schedules use", number) % number
+        told.append(f"{have} this key and will be paused at the next run.")
     queued = Execution.objects.filter(
         tenant_slug=key.tenant.slug,
         api_key=key,
@@ -39,16 +39,17 @@ def revoked_key(key: ApiKey) -> list[str]:
         status=Execution.Status.QUEUED,
     )
     if number := _counted(queued):
-        are = ngettext("%d run is", "%d runs are", number) % number
-        told.append(f"{are} not begun: queued now, or asked for at a later time.")
+        runs = ngettext("%d queued or scheduled run", "%d queued or scheduled runs", number)
+        told.append(f"{runs % number} will not start.")
     if not _others(key).exists():
-        told.append(f"It is the last valid key of {visible(key.tenant.slug)}: nobody else gets in.")
+        tenant = visible(key.tenant.slug)
+        told.append(f"This is the last valid key of {tenant}: the tenant loses API access.")
     return told
 
 
 def without_budget(budget: Budget) -> list[str]:
     whose = budget.tenant_slug or "all tenants together"
-    return [f"Nothing stops what {visible(whose)} may spend in a {budget.period} any more."]
+    return [f"The spending of {visible(whose)} per {budget.period} is no longer limited."]
 
 
 def _without_its_power(tenant: Tenant) -> list[str]:
@@ -61,10 +62,10 @@ def _without_its_power(tenant: Tenant) -> list[str]:
     schedules = Schedule.objects.filter(tenant=tenant, next_at__isnull=False)
     sessions = Session.objects.filter(tenant=tenant, state__in=Session.LIVING)
     counts = (
-        (keys, "%d key is refused", "%d keys are refused", "from the next request on"),
-        (queued, "%d queued execution is", "%d queued executions are", "not run"),
-        (schedules, "%d schedule begins", "%d schedules begin", "nothing more"),
-        (sessions, "%d session is", "%d sessions are", "left with nobody who may use it"),
+        (keys, "%d key is rejected", "%d keys are rejected", "from the next request on"),
+        (queued, "%d queued execution", "%d queued executions", "will not run"),
+        (schedules, "%d schedule", "%d schedules", "will not run"),
+        (sessions, "%d open session", "%d open sessions", "can no longer be used"),
     )
     return [
         f"{ngettext(one, many, number) % number} {rest}."

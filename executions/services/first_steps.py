@@ -1,4 +1,4 @@
-"""What a new installation is led through: a few steps, each with the page where it is taken."""
+"""The first steps of a new installation, each with its page."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def _steps() -> list[Step]:
     ).exclude(author=SYSTEM)
     return [
         Step(
-            "Run something",
-            "In the playground, as a tenant. It is then in the list, with all that came of it.",
+            "Run a program",
+            "Use the playground. The run and its result are then in the list of executions.",
             "playground",
             "executions.use_playground",
             Execution.objects.exists(),
         ),
         Step(
             "Choose the isolation",
-            "The active provider's page says what sandboxes are made of, and what else there is.",
+            "The page of the active provider shows its runtime, and which isolation is available.",
             "admin:providers_providerconfig_changelist",
             "providers.change_providerconfig",
             saved_by_somebody.exists(),
         ),
         Step(
             "Add a provider",
-            "E2B, Aliyun or a second pool: to fail over to, or for some tenants alone.",
+            "E2B, Aliyun or a second pool: for failover, or for single tenants.",
             "admin:providers_providerconfig_add",
             "providers.add_providerconfig",
             ProviderConfig.objects.order_by()[1:].exists(),
         ),
         Step(
-            "Make a key",
-            "One for each agent, with the scopes and bounds that it needs.",
+            "Create an API key",
+            "One for each agent, with the scopes and restrictions it needs.",
             "admin:executions_apikey_add",
             "executions.add_apikey",
             ApiKey.objects.order_by()[1:].exists(),
         ),
         Step(
             "Invite an auditor",
-            "An account with the role Auditor looks at everything and changes nothing.",
+            "An account with the role Auditor can see everything and change nothing.",
             "admin:auth_user_add",
             "auth.add_user",
             User.objects.filter(groups__name=AUDITOR).exists(),

@@ -193,7 +193,7 @@ def _line() -> tuple[int, datetime | None, str]:
         line = newest_line()
     except LedgerUnavailable as error:
         return 0, None, error.message
-    return (*line, "") if line else (0, None, "There is none yet that a key of this ledger signed.")
+    return (*line, "") if line else (0, None, "No checkpoint yet.")
 
 
 # The file may be far away, and grows for years.

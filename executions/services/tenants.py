@@ -10,6 +10,8 @@ from providers.errors import InvalidConfiguration
 from providers.services.touched import collecting
 
 INTERNAL = "internal"
+# The first one, which `manage.py bootstrap` creates.
+DEMO = "demo"
 
 
 def create_tenant(slug: str, name: str = "") -> Tenant:
@@ -33,7 +35,7 @@ def internal_tenant() -> Tenant:
     # The product's own: whoever happens to act first when it is made changes nobody's rights.
     with collecting():
         tenant, _ = Tenant.objects.get_or_create(
-            slug=INTERNAL, defaults={"name": "In-process callers"}
+            slug=INTERNAL, defaults={"name": "Internal (in-process calls)"}
         )
     return tenant
 

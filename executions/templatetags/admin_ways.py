@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django import template
@@ -24,6 +25,12 @@ _SHOWN = 50
 def empty_list(options: Any) -> str:
     """What fills a list that is empty; "" where nothing is known of it."""
     return EMPTY.get(options.label_lower, "")
+
+
+@register.filter
+def has_badge(items: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether an entry of the menu has a count, so that its group must be open."""
+    return any(item.get("badge") and str(item.get("badge_callback", "")) for item in items)
 
 
 @register.simple_tag

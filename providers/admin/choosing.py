@@ -30,7 +30,7 @@ def choice(
     """
     choices = [(name, name) for name in sorted(known)]
     if stored and stored not in dict(choices):
-        choices.append((stored, f"{stored} (not there any more)"))
+        choices.append((stored, f"{stored} (no longer exists)"))
     return forms.ChoiceField(
         choices=[("", empty or "Choose"), *choices],
         required=field.required,

@@ -30,18 +30,18 @@ from providers.services.system_settings import export_settings
 ACTIVATE = "providers.activate_providerconfig"
 # How long what was looked at may be confirmed.
 _SECONDS = 900
-_OTHER = "This is not what you looked at. Choose the file anew."
+_OTHER = "This file differs from the preview. Choose the file again."
 _LIST = "admin:providers_providerconfig_changelist"
 _TEMPLATE = "admin/providers/providerconfig/import.html"
 
 
 class ImportForm(forms.Form):
-    file = forms.FileField(label="A system_settings.json")
+    file = forms.FileField(label="system_settings.json file")
 
     def clean_file(self) -> Any:
         file = self.cleaned_data["file"]
         if file.size > MOST_BYTES:
-            raise forms.ValidationError(f"It has more than {MOST_BYTES // 1024} KiB.")
+            raise forms.ValidationError(f"Must be at most {MOST_BYTES // 1024} KiB.")
         return file
 
 
@@ -54,7 +54,7 @@ def export_view(request: HttpRequest, admin: ModelAdmin[ProviderConfig]) -> Http
     except InvalidConfiguration as problem:
         say_error(request, f"Nothing was exported. {problem.message}")
         return redirect(_LIST)
-    log_request(request, ProviderConfig, "Exported, secrets masked.", "all configurations")
+    log_request(request, ProviderConfig, "Exported (secrets masked).", "all configurations")
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     response = HttpResponse(text, content_type="application/json; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="system_settings.json"'
@@ -117,7 +117,7 @@ def _make(request: HttpRequest) -> None:
     )
     for each in done:
         if isinstance(each, PendingChange):
-            log_request(request, PendingChange, f"Asked for: {each}.", str(each), each.pk)
+            log_request(request, PendingChange, f"Requested: {each}.", str(each), each.pk)
             warning(request, f"{each}: {WAITS}")
         elif each is not None:
             log_request(request, ProviderConfig, "Imported.", each.provider_id, each.pk)
@@ -127,7 +127,8 @@ def _make(request: HttpRequest) -> None:
 def _refuse_to_activate(request: HttpRequest, found: Plan) -> None:
     if found.active and not request.user.has_perm(ACTIVATE):
         raise InvalidConfiguration(
-            f"The file makes {found.active} the active provider, which you may not."
+            f"The file activates {found.active}. You don't have permission to choose the active "
+            "provider."
         )
 
 
@@ -153,5 +154,5 @@ def _opened(request: HttpRequest, text: str) -> Any:
     except (aes_gcm.NotOpened, ValueError):
         raise InvalidConfiguration(_OTHER) from None
     if time.time() - looked_at["at"] > _SECONDS:
-        raise InvalidConfiguration("It was looked at too long ago. Choose the file anew.")
+        raise InvalidConfiguration("The preview has expired. Choose the file again.")
     return looked_at

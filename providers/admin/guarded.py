@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     _Admin = object
 
-WAITS = "It waits for a second administrator, under pending changes."
+WAITS = "Change submitted for approval (Pending changes)."
 _SHOWN = 10
 
 
@@ -67,8 +67,8 @@ class GuardedAdmin(SaysWhatHappens, _Admin):
         if self._is_beyond_a_page(request):
             messages.error(
                 request,
-                "Nothing was done. All of it would be one transaction, which others wait for: "
-                f"select at most one page of {self.list_per_page}.",
+                "Nothing was changed. The selection is too large for one transaction: "
+                f"select at most one page ({self.list_per_page} rows).",
             )
             return self._back()
         view = super().changelist_view
@@ -95,7 +95,7 @@ class GuardedAdmin(SaysWhatHappens, _Admin):
         except NotAllowed as refused:
             _keep_session(request, session_key)
             request._messages = said  # type: ignore[attr-defined]
-            messages.error(request, f"Nothing was done. {refused}")
+            messages.error(request, f"Nothing was changed. {refused}")
             log_request(request, self.model, "Refused.", str(refused))
             return self._back()
         if not waiting:
@@ -103,7 +103,7 @@ class GuardedAdmin(SaysWhatHappens, _Admin):
         _keep_session(request, session_key)
         request._messages = said  # type: ignore[attr-defined]
         for change in waiting:
-            log_request(request, PendingChange, f"Asked for: {change}.", str(change), change.pk)
+            log_request(request, PendingChange, f"Requested: {change}.", str(change), change.pk)
             messages.warning(request, f"{change}: {WAITS}")
         return self._back()
 

@@ -60,7 +60,7 @@ class AuthorField(ListField):
 
 
 class SubjectField(ListField):
-    title = "subject (its id)"
+    title = "subject (id)"
     parameter_name = column = "subject"
     # Few of one subject, in an index by subject and version.
     index = "found"
@@ -196,10 +196,12 @@ class ConfigVersionAdmin(ReadOnly, KeysetAdmin, ConfigVersionModelAdmin):
         except (InvalidConfiguration, ConfigurationConflict, NotAllowed) as error:
             self.message_user(request, f"Not restored. {error}", messages.ERROR)
             return back
-        done = "Asked to restore" if waits else "Restored"
+        done = "Requested restore" if waits else "Restored"
         self.log_change(request, version, f"{done} version {version.version}.")
         if waits:
-            self.message_user(request, "It waits for a second administrator.", messages.WARNING)
+            self.message_user(
+                request, "Change submitted for approval (Pending changes).", messages.WARNING
+            )
         else:
             self.message_user(request, f"{self.name(version)} was restored.", messages.SUCCESS)
         return back

@@ -62,7 +62,7 @@ class KeysetList(ChangeList):
         self.has_filters = False
         self.has_active_filters = any(field.text for field in fields)
         self.problems = [field.error for field in fields if field.error]
-        self.problems += [f"There is no filter {name[:60]!r}." for name in sorted(given)]
+        self.problems += [f"Unknown filter {name[:60]!r}." for name in sorted(given)]
         self.notes = []
         self.conditions = [each for field in fields for each in field.conditions]
         self._search()
@@ -167,8 +167,7 @@ class KeysetList(ChangeList):
             return ""
         way = "older" if self._descending else "newer"
         return (
-            f"{self.page.looked_at:,} {self.opts.verbose_name_plural} were looked through; "
-            f"those {way} than these were not."
+            f"{self.page.looked_at:,} {self.opts.verbose_name_plural} searched; {way} ones not yet."
         )
 
     @property

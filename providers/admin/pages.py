@@ -39,7 +39,7 @@ def provider_name(provider_id: str) -> str:
         found: str = registry.get(provider_id).name
         return f"{found}, {name}" if name else found
     except InvalidConfiguration:
-        return f"{visible(provider_id)} (not available)"
+        return f"{visible(provider_id)} (unavailable)"
 
 
 def account_of(request: HttpRequest) -> int:
@@ -83,7 +83,7 @@ def diff_table(diff: Iterable[Mapping[str, Any]]) -> SafeString:
         ),
     )
     if not rows:
-        return format_html("<p>{}</p>", "Nothing differs.")
+        return format_html("<p>{}</p>", "No differences.")
     return format_html(
         "<table class='plain diff'><thead><tr><th scope='col'>Field</th><th scope='col'>Change"
         "</th><th scope='col'>Before</th><th scope='col'>After</th></tr></thead>"

@@ -51,7 +51,7 @@ class PendingChangeAdmin(ReadOnly, PendingChangeModelAdmin):
     def what(self, change: PendingChange) -> str:
         return f"{change.get_action_display()} {subject_name(change.subject, change.shown_as)}"
 
-    @admin.display(description="state", ordering="status")
+    @admin.display(description="status", ordering="status")
     def state(self, change: PendingChange) -> SafeString:
         return badge(change.get_status_display(), _TONES[change.status])
 
@@ -124,7 +124,7 @@ class PendingChangeAdmin(ReadOnly, PendingChangeModelAdmin):
             ConfigurationConflict,
         ) as error:
             self.log_change(request, change, f"Not {done.lower()}. {error}")
-            self.message_user(request, f"Nothing was done. {error}", messages.ERROR)
+            self.message_user(request, f"Nothing was changed. {error}", messages.ERROR)
         else:
             self.log_change(request, change, f"{done}.")
             self.message_user(request, f"{done}: {self.what(change)}.", messages.SUCCESS)

@@ -14,7 +14,7 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
-from django.utils.html import escape, format_html_join
+from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 
@@ -31,7 +31,7 @@ from providers.admin.pages import (
 from providers.admin.picking import asked_for, pick_page
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
-from providers.forms import REASON, VERSION, ProviderConfigForm, build_form
+from providers.forms import CLEAR, REASON, VERSION, ProviderConfigForm, build_form
 from providers.models import PendingChange, ProviderConfig, ProviderHealth
 from providers.schema import mask_secrets
 from providers.services import (
@@ -47,7 +47,7 @@ from providers.services.trial import Trial, try_provider
 
 Action = PendingChange.Action
 
-_WAITS = "It waits for a second administrator, under pending changes."
+_WAITS = "Change submitted for approval (Pending changes)."
 _HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at")
 _STATE = ("provider_name", "health", "in_service", "version", "updated_at")
 _SHOWN = (*_STATE, "enforced_by")
@@ -67,11 +67,31 @@ def _form_of(provider_id: str, stored: Mapping[str, Any] | None) -> type[Provide
         raise Http404 from None
 
 
+def _sections(form: type[ProviderConfigForm]) -> list[tuple[str | None, dict[str, Any]]]:
+    """The form's fields under the headings of their declarations, the reason last."""
+    declared = form.provider.config_fields
+    sections: dict[str, list[str]] = {}
+    for name in form.base_fields:
+        key = name.removeprefix(CLEAR)
+        sections.setdefault(declared[key].group if key in declared else "", []).append(name)
+    own = sections.pop("", [])
+    # What no heading has stands first, with what every provider is asked for at the end.
+    last = [name for name in own if name.removeprefix(CLEAR) not in declared]
+    first = [name for name in own if name not in last]
+    shown: list[tuple[str | None, list[str]]] = [
+        (None, first),
+        *sections.items(),
+        (None, last),
+    ]
+    return [(title, {"fields": names, "classes": ("columns",)}) for title, names in shown if names]
+
+
 @admin.register(ProviderConfig)
 class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     list_display = _STATE
     readonly_fields = (*_SHOWN, "configuration")
     actions = ("activate_selected",)
+    compressed_fields = False
     warn_unsaved_form = True
     change_form_template = "admin/providers/providerconfig/change_form.html"
     change_list_template = "admin/providers/providerconfig/change_list.html"
@@ -88,7 +108,7 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     def provider_name(self, row: ProviderConfig) -> str:
         return provider_name(row.provider_id)
 
-    @admin.display(description="In service", ordering="is_active")
+    @admin.display(description="Status", ordering="is_active")
     def in_service(self, row: ProviderConfig) -> SafeString:
         return badge("Active", "good") if row.is_active else badge("Standby", "quiet")
 
@@ -104,14 +124,22 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
         return badge(f"{found['code']} Unhealthy", "bad", f"{found['message']} {when}")
 
     @admin.display(description="Enforced by")
-    def enforced_by(self, row: ProviderConfig) -> str:
-        """What holds memory, processes and users apart, as the last check found it."""
+    def enforced_by(self, row: ProviderConfig) -> SafeString | str:
+        """Show which part of the sandbox enforces which limit, as the last check found it."""
         if getattr(row, "health_config_version", None) != row.version:
             return "Not checked yet"
-        healthy: bool = getattr(row, "health_healthy", False)
-        return (
-            getattr(row, "health_message", "") if healthy else ""
-        ) or "The provider does not say"
+        message = getattr(row, "health_message", "") if getattr(row, "health_healthy", 0) else ""
+        if not message:
+            return "Not reported by the provider"
+        parts = [part.partition(": ") for part in message.split("; ")]
+        if not all(separator for _, separator, _ in parts):
+            return str(message)
+        rows = format_html_join(
+            "",
+            '<tr><th scope="row">{}</th><td>{}</td></tr>',
+            ((limit, enforcer) for limit, _, enforcer in parts),
+        )
+        return format_html('<table class="plain">{}</table>', rows)
 
     @admin.display(description="Configuration")
     def configuration(self, row: ProviderConfig) -> SafeString | str:
@@ -149,13 +177,13 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: ProviderConfig | None = None) -> Any:
         provider = _provider_of(request, obj)
-        state = [(None, {"fields": _SHOWN})] if obj else []
+        state = [("State", {"fields": _SHOWN, "classes": ("columns",)})] if obj else []
         if provider is None or not self._may_edit(request, obj):
             return [*state, (None, {"fields": ("configuration",)})]
         form = self.get_form(request, obj, change=obj is not None)
         description: str = escape(provider.description)
-        options = {"fields": list(form.base_fields), "description": description}
-        return [(provider_name(form.provider_id), options), *state]
+        head = {"fields": (), "description": description, "classes": ("provider-head",)}
+        return [(provider_name(form.provider_id), head), *_sections(form), *state]
 
     def _may_edit(self, request: HttpRequest, row: ProviderConfig | None) -> bool:
         if row is None:
@@ -249,19 +277,19 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
 
     def log_addition(self, request: HttpRequest, obj: ProviderConfig, message: Any) -> Any:
         if two_person_rule():
-            return self._log_request(request, obj, "Asked for a first configuration.")
+            return self._log_request(request, obj, "Requested a first configuration.")
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: ProviderConfig, message: Any) -> Any:
         # The form's own message, a list, says what was changed; under the rule nothing was yet.
         if two_person_rule() and isinstance(message, list):
-            return self._log_request(request, obj, "Asked for a change.")
+            return self._log_request(request, obj, "Requested a change.")
         return super().log_change(request, obj, message)
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[ProviderConfig]) -> Any:
         if not two_person_rule():
             return super().log_deletions(request, queryset)
-        return [self._log_request(request, row, "Asked for removal.") for row in queryset]
+        return [self._log_request(request, row, "Requested removal.") for row in queryset]
 
     def _log_request(self, request: HttpRequest, row: ProviderConfig, message: str) -> LogEntry:
         """What waits is noted as asked for; a provider that is not configured has no row yet."""
@@ -288,7 +316,7 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
             return HttpResponseRedirect(reverse("admin:providers_providerconfig_changelist"))
         if "_activate" in request.POST and self._may_activate(request):
             self.log_change(request, row, "Activated.")
-            message = f"{self.provider_name(row)} runs the code now."
+            message = f"{self.provider_name(row)} is now the active provider."
             self.message_user(request, message, messages.SUCCESS)
         return None
 
@@ -316,11 +344,11 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
             self.message_user(request, f"Not activated. {error}", messages.ERROR)
             return
         if isinstance(done, PendingChange):
-            self.log_change(request, row, "Asked for: Activate.")
+            self.log_change(request, row, "Requested: Activate.")
             self.message_user(request, f"{self.provider_name(row)}: {_WAITS}", messages.WARNING)
             return
         self.log_change(request, row, "Activated.")
-        self.message_user(request, f"{self.provider_name(row)} runs the code now.")
+        self.message_user(request, f"{self.provider_name(row)} is now the active provider.")
 
     def consequences(self, row: ProviderConfig) -> list[str]:
         return without_provider(row)

@@ -34,7 +34,7 @@ class StepFormSet(BaseInlineFormSet):  # type: ignore[type-arg]
     """The steps of a route, one at least: without any the active provider would run all of it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        told = {"too_few_forms": "Name one provider at least: a route without any leads nowhere."}
+        told = {"too_few_forms": "A route needs at least one provider."}
         super().__init__(*args, **{"error_messages": told, **kwargs})
 
 
@@ -79,7 +79,7 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
         if "language" in fields:
             languages = [known.name for known in TABLE]
             stored = (obj.language, obj.region) if obj else ("", "")
-            fields["language"] = choice(fields["language"], languages, "Every language", stored[0])
+            fields["language"] = choice(fields["language"], languages, "All languages", stored[0])
             fields["region"] = choice(fields["region"], known_regions(), "Any", stored[1])
         if (
             "is_active" in fields
@@ -87,7 +87,7 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
             and (told := once(request, "without route", lambda: without_route(obj)))
         ):
             # The theme takes a help text for HTML.
-            fields["is_active"].help_text = escape(f"Without it: {' '.join(told)}")
+            fields["is_active"].help_text = escape(f"If deactivated: {' '.join(told)}")
         return form
 
     def consequences(self, row: Route) -> list[str]:
@@ -98,7 +98,7 @@ class RouteAdmin(GuardedAdmin, _RouteAdmin):
         steps = RouteStep.objects.select_related("provider").defer("provider__config")
         return super().get_queryset(request).prefetch_related(Prefetch("steps", steps))
 
-    @admin.display(description="tried in turn")
+    @admin.display(description="providers (in order)")
     def providers(self, route: Route) -> str:
         return ", ".join(step.provider.provider_id for step in route.steps.all()) or "-"
 
@@ -130,7 +130,7 @@ class PriceAdmin(GuardedAdmin, _PriceAdmin):
     def a_run(self, row: ProviderPrice) -> str:
         return _amount(row.per_run)
 
-    @admin.display(description="per GB and second", ordering="per_gb_second")
+    @admin.display(description="per GB-second", ordering="per_gb_second")
     def a_gb_second(self, row: ProviderPrice) -> str:
         return _amount(row.per_gb_second)
 

@@ -53,8 +53,7 @@ FIELDS = {
         secret=True,
         placeholder="LTAI5t...",
         environment=ENVIRONMENT["access_key_id"],
-        description="Of a RAM user, never of the primary account. "
-        "Empty: AGENTRUN_ACCESS_KEY_ID of the environment.",
+        description="Use a RAM user, not the primary account. Empty: AGENTRUN_ACCESS_KEY_ID.",
     ),
     "access_key_secret": ConfigField(
         "string",
@@ -62,7 +61,7 @@ FIELDS = {
         required=_is_required("access_key_secret"),
         secret=True,
         environment=ENVIRONMENT["access_key_secret"],
-        description="Empty: AGENTRUN_ACCESS_KEY_SECRET of the environment.",
+        description="Empty: AGENTRUN_ACCESS_KEY_SECRET.",
     ),
     "account_id": ConfigField(
         "string",
@@ -70,21 +69,20 @@ FIELDS = {
         required=_is_required("account_id"),
         address=False,
         placeholder="1234567890123456",
-        description="The primary account's id. Empty: AGENTRUN_ACCOUNT_ID of the environment.",
+        description="Id of the primary account. Empty: AGENTRUN_ACCOUNT_ID.",
     ),
     "region": ConfigField(
         "string",
         "Region",
         default=_first_region(),
         options=REGIONS,
-        description=f"Empty: AGENTRUN_REGION of the environment, or {DEFAULT_REGION}.",
+        description=f"Empty: AGENTRUN_REGION, or {DEFAULT_REGION}.",
     ),
     "template_name": ConfigField(
         "string",
         "Template Name",
         address=False,
-        description="Name of a Code Interpreter template. "
-        "Empty: one named cofferdam, which is made when it does not exist.",
+        description="Name of a Code Interpreter template. Empty: cofferdam, created if missing.",
     ),
     "timeout": ConfigField(
         "integer",
@@ -92,8 +90,7 @@ FIELDS = {
         default=MAX_SECONDS,
         min=1,
         max=MAX_SECONDS,
-        description="Runs that name no time have this one, those that ask for more are refused. "
-        "The service's own limit is 30.",
+        description="Default and maximum for requests. The limit of the service is 30.",
     ),
     "data_endpoint": ConfigField(
         "string",
@@ -101,7 +98,8 @@ FIELDS = {
         address=True,
         environment=ENVIRONMENT["data_endpoint"],
         placeholder="https://ACCOUNT.agentrun-data.REGION.aliyuncs.com",
-        description="Empty: AGENTRUN_DATA_ENDPOINT of the environment, or by account and region.",
+        description="Empty: AGENTRUN_DATA_ENDPOINT, or from account and region.",
+        group="Connection",
     ),
     "control_endpoint": ConfigField(
         "string",
@@ -109,7 +107,8 @@ FIELDS = {
         address=True,
         environment=ENVIRONMENT["control_endpoint"],
         placeholder="https://agentrun.REGION.aliyuncs.com",
-        description="Empty: AGENTRUN_CONTROL_ENDPOINT of the environment, or by region.",
+        description="Empty: AGENTRUN_CONTROL_ENDPOINT, or from the region.",
+        group="Connection",
     ),
     **receiver.FIELDS,
 }

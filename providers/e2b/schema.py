@@ -22,14 +22,14 @@ FIELDS = {
         secret=True,
         placeholder="e2b_...",
         environment=(KEY_VARIABLE,),
-        description=f"Empty: {KEY_VARIABLE} of the environment.",
+        description=f"Empty: the environment variable {KEY_VARIABLE}.",
     ),
     "region": ConfigField(
         "string",
         "Region",
         default="us",
         options=("us", "eu"),
-        description="us is served by e2b.app. For eu enter the domain that E2B gave you.",
+        description="us uses e2b.app. For eu, enter the domain from E2B.",
     ),
     "timeout": ConfigField(
         "integer",
@@ -37,28 +37,28 @@ FIELDS = {
         default=30,
         min=5,
         max=300,
-        description="Runs that name no time have this one, those that ask for more are refused. "
-        "A sandbox lives a minute longer.",
+        description="Default and maximum for requests. The sandbox lives one minute longer.",
     ),
     "internet_access": ConfigField(
         "boolean",
         "Internet access",
         default=False,
-        description="Whether code may reach the internet, to install packages for example.",
+        description="Allow code to access the internet, for example to install packages.",
     ),
     "template": ConfigField(
         "string",
         "Template",
         address=False,
         placeholder="code-interpreter-v1",
-        description="Name or id of a sandbox template with the code interpreter in it.",
+        description="Name or id of a sandbox template with the code interpreter.",
     ),
     "domain": ConfigField(
         "string",
         "Domain",
         address=True,
         placeholder="e2b.app",
-        description="Of another region or a self-hosted E2B. Empty: by region.",
+        description="Domain of another region or a self-hosted E2B. Empty: from the region.",
+        group="Connection",
     ),
     "api_url": ConfigField(
         "string",
@@ -66,15 +66,17 @@ FIELDS = {
         address=True,
         environment=ADDRESS_VARIABLES[:1],
         placeholder="https://api.e2b.app",
-        description="Instead of the domain's. Empty: E2B_API_URL of the environment, or by domain.",
+        description="Overrides the domain. Empty: E2B_API_URL, or from the domain.",
+        group="Connection",
     ),
     "sandbox_url": ConfigField(
         "string",
         "Sandbox address",
         address=True,
         environment=ADDRESS_VARIABLES[1:],
-        description="One address for all sandboxes, as a self-hosted E2B may have. "
-        "Empty: E2B_SANDBOX_URL of the environment, or by domain.",
+        description="One address for all sandboxes of a self-hosted E2B. "
+        "Empty: E2B_SANDBOX_URL, or from the domain.",
+        group="Connection",
     ),
     **receiver.FIELDS,
 }

@@ -37,6 +37,9 @@ from providers.pool.requests import check_job, check_spec, make_template
 from providers.pool.sandbox import Sandbox as WarmSandbox
 from providers.pool.settings import (
     FIELDS,
+    ISOLATION,
+    POOL,
+    SANDBOX,
     Isolation,
     default_capacity,
     default_memory,
@@ -99,11 +102,12 @@ class LocalProvider(SandboxProvider):
     config_fields = {
         "launcher": ConfigField(
             "string",
-            "Isolation",
+            "Runtime",
             default="auto",
             options=("auto", "bubblewrap", "gvisor"),
-            description="auto: gVisor where runsc is installed, else bubblewrap. gVisor isolates "
-            "more strongly, bubblewrap starts in milliseconds.",
+            description="auto: gVisor if runsc is installed, otherwise bubblewrap. gVisor isolates "
+            "more strongly; bubblewrap starts in milliseconds.",
+            group=ISOLATION,
         ),
         "gvisor_platform": ConfigField(
             "string",
@@ -111,45 +115,52 @@ class LocalProvider(SandboxProvider):
             default="systrap",
             options=("systrap", "ptrace", "kvm"),
             description="ptrace is faster on virtual machines, systrap on bare metal.",
+            group=ISOLATION,
         ),
         "pool_size": ConfigField(
             "integer",
-            "Warm sandboxes",
+            "Idle sandboxes",
             default=4,
             min=1,
             max=32,
-            description="Kept ready per language once the language was asked for.",
+            description="Kept ready for each language in use.",
+            group=POOL,
         ),
         "max_sandboxes": ConfigField(
             "integer",
-            "Most sandboxes at once",
+            "Max sandboxes",
             min=1,
             max=512,
-            description="Warm and busy together, in each server process. Callers beyond it wait. "
-            "Empty: as many as this machine's memory is enough for, 16 at most.",
+            placeholder="by memory, up to 16",
+            description="Idle and busy, per server process. More callers are queued.",
+            group=POOL,
         ),
         "queue_timeout": ConfigField(
             "integer",
-            "Longest wait (seconds)",
+            "Queue timeout (seconds)",
             default=10,
             min=1,
             max=300,
-            description="A caller who got no sandbox in this time is refused with SB008.",
+            description="Queued callers get SB008 after this time.",
+            group=POOL,
         ),
         "timeout": ConfigField(
             "integer",
             "Execution Timeout (seconds)",
             min=1,
             max=86_400,
-            description="Runs that name no time have this one, and those that ask for more are "
-            "refused. Empty: SANDBOX_TIMEOUT_SEC and SANDBOX_MAX_TIMEOUT_SEC.",
+            placeholder="SANDBOX_TIMEOUT_SEC",
+            description="Default and maximum for requests. Empty: SANDBOX_TIMEOUT_SEC and "
+            "SANDBOX_MAX_TIMEOUT_SEC.",
+            group=SANDBOX,
         ),
         "max_memory": ConfigField(
             "string",
             "Memory per sandbox",
             options=tuple(MEMORY_SIZES),
-            description="All processes of a sandbox together, its files included. Empty: 256m, and "
-            "128m on a machine of less than 968 MiB.",
+            description="All processes and files of a sandbox together. Empty: 256m, or 128m on "
+            "machines with less than 968 MiB.",
+            group=SANDBOX,
         ),
         **FIELDS,
     }

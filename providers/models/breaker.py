@@ -18,25 +18,26 @@ class CircuitBreaker(models.Model):
     provider_id = models.CharField("provider", max_length=64, unique=True)
     state = models.CharField(max_length=8, choices=State.choices, default=State.CLOSED)
     failures = models.PositiveIntegerField(
-        default=0, help_text="One after the other, since the last success."
+        "consecutive failures", default=0, help_text="Since the last success."
     )
-    failed_at = models.DateTimeField(null=True, help_text="When a request failed last.")
+    failed_at = models.DateTimeField(null=True, help_text="Last failed request.")
     failed_checks = models.PositiveIntegerField(
+        "failed health checks",
         default=0,
         # Older versions insert rows while this one is rolled out.
         db_default=0,
-        help_text="Of the background, one after the other.",
+        help_text="Consecutive failed health checks.",
     )
     openings = models.PositiveIntegerField(
-        default=0, help_text="Since it was last in service; each doubles the time until a retry."
+        default=0, help_text="Since it was last in service. Each one doubles the retry delay."
     )
-    retry_at = models.DateTimeField(null=True)
+    retry_at = models.DateTimeField("next retry at", null=True)
     error_code = models.CharField(max_length=8, blank=True)
     error_message = models.TextField(blank=True)
-    latency_ms = models.FloatField(null=True, help_text="Of getting a sandbox, smoothed.")
-    probed_at = models.DateTimeField(
-        null=True, help_text="When a program of our own was last run there to see."
+    latency_ms = models.FloatField(
+        "latency (ms)", null=True, help_text="Time to get a sandbox, smoothed."
     )
+    probed_at = models.DateTimeField("last probe at", null=True, help_text="Last test program.")
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:

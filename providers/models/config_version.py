@@ -21,7 +21,7 @@ class ConfigVersion(models.Model):
     too, with an empty configuration.
     """
 
-    subject = models.CharField("what", max_length=64)
+    subject = models.CharField("subject", max_length=64)
     shown_as = models.CharField(max_length=200, blank=True)
     version = models.PositiveIntegerField()
     content = EncryptedJSONField(editable=False)
@@ -65,7 +65,7 @@ class PendingChange(models.Model):
         APPROVED = "approved", "Approved"
         REJECTED = "rejected", "Rejected"
 
-    subject = models.CharField("what", max_length=64)
+    subject = models.CharField("subject", max_length=64)
     shown_as = models.CharField(max_length=200, blank=True)
     action = models.CharField(max_length=20, choices=Action.choices)
     base_version = models.PositiveIntegerField()

@@ -20,7 +20,7 @@ class ProviderPrice(models.Model):
     per_second = models.DecimalField(
         max_digits=12,
         decimal_places=8,
-        help_text="In the currency of all prices and budgets, from the start of a sandbox on.",
+        help_text="From the start of the sandbox. All prices and budgets use one currency.",
     )
     per_run = models.DecimalField(
         max_digits=12,
@@ -28,16 +28,16 @@ class ProviderPrice(models.Model):
         blank=True,
         default=0,
         db_default=0,
-        help_text="Of every run at all.",
+        help_text="Added to every run.",
     )
     per_gb_second = models.DecimalField(
-        "per GB and second",
+        "per GB-second",
         max_digits=12,
         decimal_places=8,
         blank=True,
         default=0,
         db_default=0,
-        help_text="For services that bill by memory: for each GB of a sandbox below.",
+        help_text="For services that bill by memory.",
     )
     memory_gb = models.DecimalField(
         "memory (GB)",
@@ -46,7 +46,7 @@ class ProviderPrice(models.Model):
         blank=True,
         default=0,
         db_default=0,
-        help_text="What the service bills a sandbox of this configuration for.",
+        help_text="Memory of one sandbox as billed.",
     )
 
     class Meta:

@@ -14,13 +14,13 @@ class ProviderHealth(models.Model):
     healthy = models.BooleanField()
     code = models.CharField(max_length=8, blank=True)
     message = models.CharField(max_length=500, blank=True)
-    latency_ms = models.FloatField(help_text="Starting the provider and asking it how it is.")
+    latency_ms = models.FloatField(help_text="Time to start the provider and check its health.")
     checked_at = models.DateTimeField()
     # The defaults are for older versions, which insert rows while this one is rolled out.
     checks = models.PositiveBigIntegerField(default=0, db_default=0)
     good_checks = models.PositiveBigIntegerField(default=0, db_default=0)
     figures = models.JSONField(
-        null=True, editable=False, help_text="What it says of its pool, numbers and short names."
+        null=True, editable=False, help_text="Pool metrics as reported by the provider."
     )
 
     class Meta:

@@ -15,30 +15,27 @@ class Route(models.Model):
     """
 
     class Strategy(models.TextChoices):
-        PRIORITY = "priority", "In their order"
+        PRIORITY = "priority", "In order"
         CHEAPEST = "cheapest", "Cheapest first"
         LATENCY = "latency", "Fastest first"
         WEIGHTED = "weighted", "Split by weight"
 
-    owner = models.CharField(
-        "tenant", max_length=64, blank=True, help_text="A tenant's slug. Empty: every tenant."
-    )
-    language = models.CharField(max_length=32, blank=True, help_text="Empty: every language.")
+    owner = models.CharField("tenant", max_length=64, blank=True, help_text="Empty: all tenants.")
+    language = models.CharField(max_length=32, blank=True, help_text="Empty: all languages.")
     strategy = models.CharField(max_length=16, choices=Strategy.choices, default=Strategy.PRIORITY)
     region = models.CharField(
         max_length=64,
         blank=True,
         default="",
         db_default="",
-        help_text="Providers whose configuration names this region go before the others, which "
-        "they fail over to.",
+        help_text="Providers in this region come first; the others are the fallback.",
     )
     minimum_isolation = models.CharField(
         max_length=16,
         blank=True,
         choices=isolation.CHOICES,
-        help_text="Nothing that takes this route runs in a sandbox isolated less, no fallback "
-        "either. The strictest of route, tenant and MINIMUM_ISOLATION holds.",
+        help_text="Weaker sandboxes are not used on this route. The strictest of route, tenant and "
+        "MINIMUM_ISOLATION applies.",
     )
     is_active = models.BooleanField("active", default=True)
 
@@ -48,7 +45,7 @@ class Route(models.Model):
             models.UniqueConstraint(
                 fields=("owner", "language"),
                 name="route_once_per_tenant_and_language",
-                violation_error_message="There is a route for this tenant and language.",
+                violation_error_message="There is already a route for this tenant and language.",
             ),
             models.CheckConstraint(
                 condition=Q(strategy__in=("priority", "cheapest", "latency", "weighted")),

@@ -13,18 +13,22 @@ from providers.schema import ConfigField
 Level = Literal["execution", "tenant", "tenant-kernel"]
 Isolation = Literal["auto", "execution", "tenant", "tenant-kernel"]
 
+# The headings of the forms.
+CONNECTION, POOL, SANDBOX, ISOLATION, IMAGES = (
+    *("Connection", "Pool", "Sandbox", "Isolation", "Images"),
+)
+
 # What every provider over a pool lets its administrator choose.
 FIELDS: Mapping[str, ConfigField] = {
     "isolation": ConfigField(
         "string",
-        "Isolation level",
+        "Sandbox sharing",
         default="execution",
         options=("execution", "tenant", "tenant-kernel", "auto"),
-        description="execution: a fresh sandbox for every run. tenant: the runs of one tenant "
-        "may share a sandbox, which is scrubbed between them. tenant-kernel: they share a gVisor "
-        "kernel that is theirs alone, each in namespaces of its own; only where gVisor is, with "
-        "or without Docker. auto: tenant-kernel where that can be, else execution; Enforced by "
-        "says which and why.",
+        description="execution: a new sandbox for every run. tenant: runs of one tenant share a "
+        "sandbox, which is cleaned between runs. tenant-kernel: runs of one tenant share a gVisor "
+        "kernel, each in its own namespaces. auto: tenant-kernel if possible, otherwise execution.",
+        group=ISOLATION,
     ),
     "preload": ConfigField(
         "string",
@@ -32,7 +36,8 @@ FIELDS: Mapping[str, ConfigField] = {
         placeholder="numpy, pandas, matplotlib",
         max=1000,
         address=False,
-        description="Imported while a sandbox warms up, so that importing them costs no time.",
+        description="Imported in advance, so that the import in a run is fast.",
+        group=SANDBOX,
     ),
 }
 

@@ -38,15 +38,17 @@ FIELDS: Schema = {
         max=100_000,
         multiline=True,
         placeholder="-----BEGIN CERTIFICATE-----",
-        description="PEM text. Only these authorities are believed then. Empty: the system's.",
+        description="PEM text. Empty: the certificate authorities of the system.",
+        group="Connection",
     ),
     PIN_FIELD: ConfigField(
         "string",
         "Public key pins",
         max=1000,
         placeholder="sha256/...",
-        description="The server's public key must be one of these: SHA-256 of its SPKI in base64, "
-        "separated by spaces. Empty: any that an authority vouches for.",
+        description="Accepted public keys of the server: SHA-256 of the SPKI in base64, separated "
+        "by spaces. Empty: any trusted certificate.",
+        group="Connection",
     ),
 }
 

@@ -21,6 +21,7 @@ from providers.errors import (
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.pool.requests import check_spec
 from providers.pool.service.settings import FIELDS, ServiceSettings, check_config
+from providers.pool.settings import CONNECTION
 from providers.remote import receiver
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -48,7 +49,7 @@ class Backend(Protocol):
 class SelfManagedProvider(SandboxProvider):
     id = "self_managed"
     name = "Self-managed"
-    description = "Warm containers of a pool service on your own machines, under gVisor or runc."
+    description = "Containers of a pool service on your own machines, with gVisor or runc."
     icon = "dns"
     tags = ("self-hosted", "docker", "gvisor")
     capabilities = OF_OUR_GUEST
@@ -63,35 +64,43 @@ class SelfManagedProvider(SandboxProvider):
             default=DEFAULT_ENDPOINT,
             max=500,
             address=True,
-            description="Where the pool service listens (python manage.py pool).",
+            description="Address of the pool service (python manage.py pool).",
+            group=CONNECTION,
         ),
         "token": ConfigField(
             "string",
             "Token",
             secret=True,
             max=500,
-            description="The service's POOL_TOKEN. It demands one when others can reach it.",
+            description="POOL_TOKEN of the service. Required if other machines can reach it.",
+            group=CONNECTION,
         ),
         **receiver.FIELDS,
         **FIELDS,
         "region": ConfigField(
-            "string", "Region", max=64, description="For routes that prefer a region."
+            "string",
+            "Region",
+            max=64,
+            description="For routes with a region.",
+            group=CONNECTION,
         ),
         "max_retries": ConfigField(
             "integer",
-            "Most retries",
+            "Max retries",
             default=3,
             min=0,
             max=10,
-            description="Only of what provably did not start.",
+            description="Only for runs that did not start.",
+            group=CONNECTION,
         ),
         "without_service": ConfigField(
             "string",
-            "When no service answers",
+            "If the pool service is down",
             default="fail",
             options=("fail", "in_process"),
-            description="fail: refuse with SB003. in_process: keep the containers from within "
-            "this process, which then needs access to Docker.",
+            description="fail: return SB003. in_process: run the pool in this process, which needs "
+            "access to Docker.",
+            group=CONNECTION,
         ),
     }
 

@@ -14,13 +14,13 @@ def without_provider(row: ProviderConfig) -> list[str]:
     told = []
     if row.is_active:
         told.append(
-            "It is the active provider: code that no route leads elsewhere is refused until "
-            "another one is activated."
+            "This is the active provider. Runs without a route are rejected until another provider "
+            "is activated."
         )
     active = "" if row.is_active else _active()
     for route in _routes().filter(steps__provider=row).distinct():
         others = [name for name in _names(route) if name != row.provider_id]
-        told.append(f"Route {route}: {_goes_on(others, active)}.")
+        told.append(f"Runs of route {route}: {_goes_on(others, active)}.")
     return told
 
 
@@ -28,25 +28,24 @@ def without_route(route: Route) -> list[str]:
     """Once it is removed or not active any more. Nothing for one that is not active now."""
     if route.pk is None or not route.is_active:
         return []
-    told = [f"Code of {route}: {_instead(route)}."]
+    told = [f"Runs of route {route}: {_instead(route)}."]
     if route.minimum_isolation:
-        told.append(f"Its floor of isolation, {route.minimum_isolation}, does not hold any more.")
+        told.append(f"Its minimum isolation, {route.minimum_isolation}, no longer applies.")
     return told
 
 
 def without_price(row: ProviderPrice) -> list[str]:
     """Once it is removed."""
-    told = [f"What {row.provider_id} runs is counted as {_price_without(row)}."]
+    told = [f"Runs on {row.provider_id} will be {_price_without(row)}."]
     if names := _others_at_price(row):
-        those = "So is what those run that have no price of their own"
-        told.append(f"{those}: {', '.join(names)}.")
+        told.append(f"The same applies to configurations without a price: {', '.join(names)}.")
     return told
 
 
 def _price_without(row: ProviderPrice) -> str:
     first = class_id(row.provider_id)
     others = ProviderPrice.objects.exclude(pk=row.pk).filter(provider_id=first)
-    return f"what {first} costs" if others.exists() else "costing nothing, and no budget stops it"
+    return f"priced as {first}" if others.exists() else "unpriced, and not limited by budgets"
 
 
 def _others_at_price(row: ProviderPrice) -> list[str]:
@@ -69,15 +68,15 @@ def _instead(route: Route) -> str:
     if not others:
         return _goes_on([], _active())
     best = max(others, key=lambda other: (bool(other.owner), bool(other.language)))
-    return f"takes the route {best}, which {_goes_on(_names(best), _active())}"
+    return f"use route {best} and {_goes_on(_names(best), _active())}"
 
 
 def _goes_on(names: list[str], active: str) -> str:
     if names:
-        return f"goes on with {', '.join(names)}"
+        return f"continue with {', '.join(names)}"
     if active:
-        return f"has no provider of its own left, and goes to the active one, {active}"
-    return "has no provider left, and is refused"
+        return f"use the active provider ({active})"
+    return "have no provider and are rejected"
 
 
 def _names(route: Route) -> list[str]:

@@ -1,4 +1,4 @@
-"""What isolation this machine offers, and what is missing for the rest."""
+"""Which isolation this machine offers, and what is missing for the rest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from providers.pool.service.docker_check import Docker, engine_runtimes, find_do
 # The providers whose sandboxes are on machines of one's own.
 HERE = ("local", "self_managed")
 
-_WITHOUT_IMAGES = "Docker answers without our images: manage.py build_images."
+_WITHOUT_IMAGES = "The Docker images are missing. Run manage.py build_images."
 _NO_CGROUP = (
-    "No cgroup can be made here: run the service as root, or with one delegated to it "
+    "No cgroup can be created. Run the service as root, or with a delegated cgroup "
     "(systemd-run --user --scope -p Delegate=yes)."
 )
 
 
 @dataclass(frozen=True)
 class Ability:
-    """One way to isolate. `missing` says what to do for it, empty where it can be had."""
+    """One way to isolate. `missing` names the remedy, and is empty if it is available."""
 
     name: str
     about: str
@@ -54,25 +54,34 @@ def abilities() -> list[Ability]:
     found = find_docker()
     docker = _WITHOUT_IMAGES if found is Docker.WITHOUT_IMAGES else found.value
     has_engine = found in (Docker.READY, Docker.WITHOUT_IMAGES)
-    in_docker = has_engine and "runsc" in engine_runtimes()
-    # What the engine has is enough, once it has our images.
-    if in_docker and found is Docker.READY:
-        runsc = cgroup = ""
+    in_docker = has_engine and any("runsc" in name for name in engine_runtimes())
+    # The engine's runsc is enough once it has the images. Where only these are missing, their
+    # remedy is shorter than to install a second runsc.
     where = ""
+    if in_docker and (runsc or cgroup):
+        runsc = cgroup = "" if found is Docker.READY else _WITHOUT_IMAGES
+        where = ", through Docker"
+    runtime = ""
     if has_engine:
-        where = f"; its engine has {'runsc' if in_docker else 'no runsc, so that it is runc'}"
+        runtime = (
+            f"; runtime: {'runsc (gVisor)' if in_docker else 'runc, because runsc is missing'}"
+        )
     return [
-        Ability("gVisor, fresh for every run", "the strongest; slow to start", runsc),
         Ability(
-            "gVisor, a kernel per tenant",
-            "as strong against the machine and other tenants, and fast: tenant-kernel",
+            "gVisor, a new sandbox for every run",
+            f"the strongest, starts slowly{where}",
+            runsc,
+        ),
+        Ability(
+            "gVisor, one kernel per tenant",
+            f"as strong between tenants, starts fast; sandbox sharing: tenant-kernel{where}",
             runsc or cgroup,
         ),
-        Ability("Docker", f"images of your own{where}", docker),
-        Ability("bubblewrap", "namespaces; the fastest", bwrap),
+        Ability("Docker", f"containers from your own images{runtime}", docker),
+        Ability("bubblewrap", "namespaces, starts fastest", bwrap),
         Ability(
             "runc or crun, without Docker",
-            "namespaces; containers without a daemon",
+            "namespaces, containers without a daemon",
             tool or _missing(check_rights) or cgroup,
         ),
     ]

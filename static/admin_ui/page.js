@@ -28,6 +28,18 @@ document.addEventListener("alpine:init", () => {
   }));
 });
 
+// A group of the menu stays as its reader left it; the one of the page shown is open.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const group of document.querySelectorAll(".menu-group")) {
+    const name = `menu-${group.dataset.group}`;
+    const kept = localStorage.getItem(name);
+    if (kept !== null && !("current" in group.dataset)) group.open = kept === "1";
+    group.querySelector("summary").addEventListener("click", () =>
+      localStorage.setItem(name, group.open ? "0" : "1"),
+    );
+  }
+});
+
 // Names that the theme and its widgets leave out, for who cannot see what they stand beside.
 function nameWhatHasNoName() {
   document

@@ -222,7 +222,7 @@ def test_she_changes_alone_where_code_runs_or_who_pays(what: str) -> None:
     filled = _as_form(row) | forms[what]
     before = type(row).objects.values().get()
     answer = client.post(page(row), filled | {"_reason": "Cheaper."}, follow=True)
-    assert "waits for a second administrator" in answer.content.decode()
+    assert "submitted for approval" in answer.content.decode()
     assert type(row).objects.values().get() == before
     change = PendingChange.objects.get()
     assert (change.reason, change.author_id, change.author) == ("Cheaper.", ann.pk, "user:ann")
@@ -304,7 +304,7 @@ def test_she_gives_rights_or_takes_an_account_over_alone() -> None:
     answer = client.post(reverse("admin:auth_user_password_change", args=[ben.pk]), password)
     # It is told that it waits, in the same session.
     assert answer.status_code == 302
-    assert "waits for a second administrator" in client.get(answer["Location"]).text
+    assert "submitted for approval" in client.get(answer["Location"]).text
     client.post(page(role), {"name": role.name, "permissions": [permission.pk]})
     client.post(page(ben, "delete"), {"post": "yes"})
     client.post(

@@ -123,7 +123,7 @@ def test_each_kind_is_counted_and_listed_for_who_may_see_all_of_it(
         "delete of wonderland, since",
         "It is so.",
         "wonderland: 8.50 of 10.00 this month",
-        "asked for by user:ada",
+        "requested by user:ada",
         "wonderland, since",
     ):
         assert text in page
@@ -143,7 +143,7 @@ def test_nobody_is_told_of_what_he_may_not_open(alice: Caller, django_user_model
     client.force_login(clerk)
     page = client.get("/admin/").content.decode()
     assert badges(page) == {}
-    assert "Calls for attention" not in page
+    assert "Needs attention" not in page
 
     clerk.user_permissions.add(
         *Permission.objects.filter(codename__in=("view_pendingchange", "view_tenant"))
@@ -164,7 +164,7 @@ def test_where_nothing_waits_no_count_is_shown(admin_client: Client) -> None:
     page = admin_client.get("/admin/").content.decode()
     assert badges(page) == {}
     assert "menu-badge" not in page
-    assert "Nothing waits for you." in page
+    assert "Nothing needs your attention." in page
 
 
 def test_counts_are_bounded_and_looked_up_once_in_a_while(

@@ -281,6 +281,6 @@ def test_a_run_is_filled_in_again_as_text_whatever_its_code_is(
     assert 'value="wonderland"' in page
     Execution.objects.filter(pk=execution).update(code="", input_files=[{"path": "a"}])
     page = operator.get(f"{PAGE}?execution={execution}").content.decode()
-    assert "What is not kept of that run: its code and its files." in page
+    assert "Not stored for that run: its code and its files." in page
     for wrong in ("x", "00000000-0000-0000-0000-000000000000"):
         assert operator.get(f"{PAGE}?execution={wrong}").status_code == 404

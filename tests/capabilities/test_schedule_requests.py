@@ -165,4 +165,4 @@ def test_the_admin_shows_it_and_pauses_it(scripted: object, alice: Caller) -> No
     assert schedule.next_at is not None
     signed_in("ben", "view_schedule", "pause_schedule").post(PAGE, chosen)
     schedule.refresh_from_db()
-    assert (schedule.next_at, schedule.paused_because) == (None, "ben has paused it in the admin.")
+    assert (schedule.next_at, schedule.paused_because) == (None, "ben paused it in the admin.")

@@ -45,7 +45,7 @@ def test_the_comparison_is_over_all_runs_and_tells_the_unpriced_apart(
     assert (e2b.left, e2b.cost_of_thousand) == (7, pytest.approx(0.2))
     page = admin_client.get("/admin/executions/spending/comparison/").content.decode()
     assert "100,000" in page
-    assert "45,000 (10,000 not known)" in page
+    assert "45,000 (10,000 unknown)" in page
     found = figures(24)
     assert (found.total, found.unpriced, found.unknown) == (100_000, 45_000, 10_000)
     assert "left" not in found.statuses

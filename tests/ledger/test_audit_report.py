@@ -365,8 +365,8 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
     assert (code, "NOT ALL: there are more than 2 runs" in said) == (0, True)
     assert (read(paths[0])["truncated"], len(read(paths[0])["runs"])) == (2, 2)
     page = text_of(paths[1])
-    assert "NOT ALL: the report ends after 2 runs" in page
-    assert "1 more runs are in the JSON file" in page
+    assert "INCOMPLETE: the report ends after 2 runs" in page
+    assert "1 more runs are only in the JSON file" in page
     assert LedgerEntry.objects.get(kind="report").stated["truncated"] is True
     assert audit_report(*paths, "--check")[0] == 0
 

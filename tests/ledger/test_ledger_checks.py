@@ -51,7 +51,10 @@ def test_an_auditor_has_it_verified_and_sees_what_came_of_it(alice: Caller) -> N
 
     assert auditor.post(START).status_code == 302
     noted = LogEntry.objects.get(content_type__model="ledgercheck")
-    assert (noted.user.username, noted.change_message) == ("auditor", "Had the ledger verified.")
+    assert (noted.user.username, noted.change_message) == (
+        "auditor",
+        "Started ledger verification.",
+    )
     assert LedgerEntry.objects.filter(kind="admin_action").exists()
     waiting = auditor.get(STATE).content.decode()
     assert "waits for a worker" in waiting
@@ -63,7 +66,7 @@ def test_an_auditor_has_it_verified_and_sees_what_came_of_it(alice: Caller) -> N
     assert check.state == "intact"
     assert check.executions == 1
     shown = auditor.get(STATE).content.decode()
-    assert "Intact" in shown
+    assert "Verified: no problems found" in shown
     assert "by auditor" in shown
     assert "every 2s" not in shown
     assert auditor.get("/admin/executions/ledgercheck/").status_code == 200
@@ -165,9 +168,9 @@ def test_an_altered_entry_is_found_shown_and_opens_an_alert(admin_client: Client
     assert check is not None
     assert check.state == "not_intact"
     assert check.findings
-    assert "Not intact" in admin_client.get(STATE).content.decode()
+    assert "Problems found" in admin_client.get(STATE).content.decode()
     front = admin_client.get("/admin/").content.decode()
-    assert "The ledger is not intact" in front
+    assert "Ledger problems found" in front
 
     (rule,) = (rule for rule in RULES if rule.name == "ledger_findings")
     assert [each.subject for each in rule.found(timezone.now())] == ["ledger"]

@@ -174,4 +174,4 @@ def test_what_is_left_out_of_lists_is_counted(
     report = report_of(OURS)
     assert (len(report["holds"]), report["more_holds"]) == (2, 1)
     assert len(report["used"]["configurations"]) == report["used"]["more_configurations"] == 1
-    assert page.count("1 more of these are not in this PDF") == 2
+    assert page.count("1 more are only in the JSON file") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from executions.models import Execution, LedgerEntry
 from executions.services.reports import paper, scope
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
+from executions.services.reports.signing import Signed
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
@@ -118,8 +120,25 @@ def test_lines_of_code_and_pages_are_bounded_and_the_pdf_says_so(
     cut, _ = written()
     page = cut.pages[-1].extract_text()
     assert len(cut.pages) == 3
-    assert "NOT ALL: this PDF is cut after 2 pages" in page
-    assert "2 more runs are in the JSON file" in page
+    assert "INCOMPLETE: this PDF is limited to 2 pages" in page
+    assert "2 more runs are only in the JSON file" in page
+
+
+def test_a_few_hundred_runs_take_about_ten_pages_and_the_first_begins_with_the_summary(
+    scripted: object, alice: Caller, tmp_path: Path
+) -> None:
+    run(alice, "pass")
+    call_command("audit_report", str(tmp_path / "a.json"), "--tenant", "wonderland")
+    told = json.loads((tmp_path / "a.json").read_bytes())["report"]
+    (one,) = told["runs"]
+    ids = [f"{number:08d}{one['id'][8:]}" for number in range(300)]
+    file = io.BytesIO()
+    paper.write(file, told, Signed("d", "s", "k"), (("runs", {**one, "id": pk}) for pk in ids))
+    pages = [each.extract_text() for each in PdfReader(file).pages]
+    assert len(pages) <= 12
+    first = pages[0].split()
+    assert first.index("Runs") < first.index("INTACT:")
+    assert all(pk in "".join(pages) for pk in ids)
 
 
 def test_what_a_provider_says_of_its_runtime_has_a_bar(

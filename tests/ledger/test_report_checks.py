@@ -142,7 +142,7 @@ def test_only_the_file_that_was_made_is_given_out(
     Report.objects.filter(pk=first.pk).update(ledger_sequence=second.ledger_sequence)
     assert auditor.get(url).status_code == 409
     page = auditor.get(f"{LIST}{first.pk}/change/").content.decode()
-    assert "It is not given out." in page
+    assert "The report cannot be downloaded." in page
     assert auditor.get(f"{LIST}{second.pk}/report.json").status_code == 200
 
 

@@ -67,11 +67,11 @@ def test_an_export_has_every_secret_masked_and_comes_in_again(admin_client: Clie
     assert answer["Content-Disposition"] == 'attachment; filename="system_settings.json"'
     assert "no-store" in answer["Cache-Control"]
     assert TOKEN not in answer.content.decode()
-    assert LogEntry.objects.get().change_message == "Exported, secrets masked."
+    assert LogEntry.objects.get().change_message == "Exported (secrets masked)."
 
     page = looked_at(admin_client, text=answer.content)
-    assert "stays as it is" in page
-    assert "There is nothing to change" in page
+    assert "is unchanged" in page
+    assert "Nothing to change" in page
     changed = answer.content.replace(b'\\"size\\": 3', b'\\"size\\": 4')
     page = looked_at(admin_client, text=changed)
     assert TOKEN not in page
@@ -90,7 +90,7 @@ def test_a_file_is_shown_before_it_does_anything(admin_client: Client) -> None:
         record("sandbox.nothere", {"a": "<script>"}),
     )
     assert "will be the active provider" in page
-    assert "nothere is left out" in page
+    assert "nothere is skipped" in page
     assert "ends in wxyz" in page
     assert TOKEN not in page
     assert not ProviderConfig.objects.filter(provider_id="probe").exists()
@@ -137,7 +137,7 @@ def test_what_is_no_such_file_is_refused(admin_client: Client, text: bytes) -> N
 
 def test_a_file_that_is_too_large_is_refused_unread(admin_client: Client) -> None:
     page = looked_at(admin_client, text=b" " * (MOST_BYTES + 1))
-    assert "It has more than 128 KiB" in page
+    assert "Must be at most 128 KiB" in page
 
 
 def test_under_the_two_person_rule_an_import_waits(admin_client: Client, settings: Any) -> None:
@@ -174,7 +174,7 @@ def test_what_is_imported_reads_as_what_is_saved(admin_client: Client, settings:
     )
     shown = "http://a/us[U+202E][U+3164]-1"
     assert shown in page
-    assert "not[U+202E]here is left out" in page
+    assert "not[U+202E]here is skipped" in page
 
     admin_client.post(IMPORT, {"_looked_at": token_of(page)})
     change = PendingChange.objects.get()
@@ -200,7 +200,7 @@ def test_nobody_makes_more_than_what_was_looked_at(
     other.force_login(User.objects.create_superuser("other"))
     for client, sent in ((other, token), (admin_client, "A" + token[1:]), (admin_client, "é")):
         answer = client.post(IMPORT, {"_looked_at": sent}).content.decode()
-        assert "This is not what you looked at" in answer
+        assert "This file differs from the preview" in answer
     with monkeypatch.context() as later:
         later.setattr(exchange, "_SECONDS", -1)
         answer = admin_client.post(IMPORT, {"_looked_at": token}).content.decode()

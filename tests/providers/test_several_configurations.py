@@ -141,7 +141,7 @@ def test_no_two_give_their_settings_to_one_pool(db: None, admin: Client) -> None
 def test_the_admin_adds_one_by_name_and_lists_it(probe: None, admin: Client) -> None:
     save_config("probe", PROBE)
     page = admin.get(ADD).content.decode()
-    assert "Another one, named" in page
+    assert "Add another, named" in page
     refused = admin.get(f"{ADD}?provider=probe&name=No").content.decode()
     assert "lower case letters" in refused
     sent = PROBE | {"size": "10", "factor": "1.5", "memory": "256m", "behaviour": "start"}

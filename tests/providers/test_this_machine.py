@@ -24,13 +24,13 @@ def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     monkeypatch.setattr(CgroupParent, "create", lambda *_: None)
     missing = {each.name: each.missing for each in abilities()}
-    assert "apt-get install" in missing["gVisor, fresh for every run"]
+    assert "apt-get install" in missing["gVisor, a new sandbox for every run"]
     assert "apt-get install" in missing["bubblewrap"]
     assert missing["Docker"] == "No Docker engine answers."
     monkeypatch.setattr(this_machine, "find_runsc", lambda: "/usr/bin/runsc")
     missing = {each.name: each.missing for each in abilities()}
-    assert missing["gVisor, fresh for every run"] == ""
-    assert "Delegate=yes" in missing["gVisor, a kernel per tenant"]
+    assert missing["gVisor, a new sandbox for every run"] == ""
+    assert "Delegate=yes" in missing["gVisor, one kernel per tenant"]
 
 
 def test_the_engine_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,16 +40,22 @@ def test_the_engine_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.READY)
     monkeypatch.setattr(this_machine, "engine_runtimes", lambda: frozenset({"runc", "runsc"}))
     found = {each.name: each for each in abilities()}
-    for name in ("gVisor, fresh for every run", "gVisor, a kernel per tenant", "Docker"):
+    for name in ("gVisor, a new sandbox for every run", "gVisor, one kernel per tenant", "Docker"):
         assert found[name].missing == ""
-    assert "its engine has runsc" in found["Docker"].about
+    assert "runtime: runsc (gVisor)" in found["Docker"].about
+    # Without the images their remedy is named, and not how to install a second runsc.
+    monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.WITHOUT_IMAGES)
+    found = {each.name: each for each in abilities()}
+    for name in ("gVisor, a new sandbox for every run", "gVisor, one kernel per tenant"):
+        assert "build_images" in found[name].missing
+    monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.READY)
     monkeypatch.setattr(this_machine, "engine_runtimes", lambda: frozenset({"runc"}))
     found = {each.name: each for each in abilities()}
-    assert "apt-get" in found["gVisor, fresh for every run"].missing
-    assert "no runsc" in found["Docker"].about
+    assert "apt-get" in found["gVisor, a new sandbox for every run"].missing
+    assert "runsc is missing" in found["Docker"].about
     monkeypatch.setattr(this_machine, "find_docker", lambda: Docker.FORBIDDEN)
     found = {each.name: each for each in abilities()}
-    assert "may not ask" in found["Docker"].missing
+    assert "no permission" in found["Docker"].missing
 
 
 def test_the_runtimes_are_the_engines_own(under_runc: Containers) -> None:
@@ -74,4 +80,4 @@ def test_only_what_runs_on_machines_of_ones_own_has_the_list(client: Client) -> 
     client.force_login(User.objects.create_superuser("admin"))
     for provider, expected in (("local", True), ("self_managed", True), ("e2b", False)):
         page = client.get(f"{ADD}{provider}").content.decode()
-        assert ("What this machine can do" in page) is expected
+        assert ("Available isolation" in page) is expected

@@ -139,10 +139,10 @@ def test_a_range_of_times_is_exact_to_its_ends(auditor: Client) -> None:
         ({"from": "x\0"}, "from: Must be the key of a row."),
         ({"q": "a\0bcd"}, "Search: At most 1000"),
         ({"q": "a" * 1001}, "Search: At most 1000"),
-        ({"request_hash__startswith": "a"}, "There is no filter"),
-        ({"code__icontains": "a"}, "There is no filter"),
-        ({"tenant__keys__digest": "a"}, "There is no filter"),
-        ({"<script>": "1"}, "There is no filter &#x27;&lt;script&gt;&#x27;"),
+        ({"request_hash__startswith": "a"}, "Unknown filter"),
+        ({"code__icontains": "a"}, "Unknown filter"),
+        ({"tenant__keys__digest": "a"}, "Unknown filter"),
+        ({"<script>": "1"}, "Unknown filter &#x27;&lt;script&gt;&#x27;"),
     ],
 )
 def test_what_cannot_be_filtered_by_is_told_and_shows_nothing(
@@ -196,8 +196,8 @@ def test_where_the_bound_cuts_is_told_and_the_list_goes_on_behind_it(
     content = page.content.decode()
     assert ids_of(page) == []
     assert "<b>at least 0</b>" in content
-    assert "100 executions were looked through; those older than these were not." in content
-    page = auditor.get(link(page, "Look further"))
+    assert "100 executions searched; older ones not yet." in content
+    page = auditor.get(link(page, "Search further"))
     assert ids_of(page) == [str(wanted.pk)]
     assert "looked through" not in page.content.decode()
 
@@ -216,7 +216,7 @@ def test_of_two_filters_that_many_rows_meet_the_rarer_is_walked(
 
     page = auditor.get(LIST, {"tenant_slug": "acme", "exit_code": "3"})
     assert ids_of(page) == newest
-    assert "40 executions were looked through" in page.content.decode()
+    assert "40 executions searched" in page.content.decode()
     oldest = auditor.get(LIST, {"tenant_slug": "acme", "exit_code": "3", "order": "oldest"})
     assert ids_of(oldest) == [str(row.pk) for row in wanted[:40]]
 
@@ -273,7 +273,7 @@ def test_time_cuts_too_and_nothing_is_lost_by_it(
     while address:
         page = auditor.get(address)
         pages.append(ids_of(page))
-        address = link(page, "Look further")
+        address = link(page, "Search further")
     assert [len(page) for page in pages] == [20, 20, 20, 10]
     assert [*chain(*pages)] == rows
 
@@ -291,7 +291,7 @@ def test_a_small_filter_finds_what_is_old_among_many(
 def test_a_short_search_and_what_the_index_lacks_are_told(auditor: Client) -> None:
     make_rows(2, code="print(1)")
     page = auditor.get(LIST, {"q": "pr"}).content.decode()
-    assert "Three characters are needed to search code." in page
+    assert "Code search needs at least three characters." in page
     page = auditor.get(LIST, {"q": "print"}).content.decode()
     assert re.search(r"does not hold what was asked for since [-0-9: ]+UTC yet: 2 exec", page)
     assert "does not hold" not in auditor.get(LIST, {"q": "agent:coder"}).content.decode()

@@ -53,7 +53,7 @@ def test_every_list_says_what_fills_it_and_what_filters_hide(admin_client: Clien
     empty = admin_client.get("/admin/executions/tenant/").content.decode()
     assert EMPTY["executions.tenant"] in empty
     filtered = admin_client.get("/admin/executions/tenant/?q=nobody").content.decode()
-    assert "Nothing fits" in filtered
+    assert "No matches" in filtered
     assert EMPTY["executions.tenant"] not in filtered
 
 
@@ -68,7 +68,7 @@ def test_a_history_is_the_things_own(alice: Caller, admin_client: Client) -> Non
     page = admin_client.get(f"/admin/executions/execution/{execution.pk}/history/").content.decode()
     entry = LedgerEntry.objects.get(execution_id=execution.pk)
     assert f"/admin/executions/ledgerentry/{entry.pk}/change/" in page
-    assert "Nothing was done with it in the admin." in page
+    assert "No actions." in page
 
 
 def test_a_new_installation_is_led_through_and_an_old_one_is_not(
@@ -77,7 +77,7 @@ def test_a_new_installation_is_led_through_and_an_old_one_is_not(
     ensure_roles()
     activate("local", LOCAL)
     todo = [step.title for step in first_steps(admin_user) if not step.is_done]
-    assert "Run something" in todo
+    assert "Run a program" in todo
     assert "Invite an auditor" in todo
     assert "First steps" in admin_client.get("/admin/").content.decode()
     # An auditor is not sent to pages that she may not use.

@@ -138,7 +138,7 @@ def sign_in(page: Page, name: str, password: str = PASSWORD, code: str = "") -> 
     page.get_by_label("Password").fill(password)
     if code:
         page.get_by_label("Authenticator code").fill(code)
-    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator("#nav-sidebar")).to_be_attached()
 
 

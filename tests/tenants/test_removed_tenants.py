@@ -141,9 +141,9 @@ def test_what_a_killed_process_left_is_gone_on_with(
     # Seen by administrators, closed for its callers, and its name is its own.
     client = signed_in(ann)
     listed = client.get(reverse("admin:executions_tenant_changelist")).content.decode()
-    assert listed.count("being removed since") == 1
+    assert listed.count("deletion started") == 1
     page = reverse("admin:executions_tenant_change", args=[tenant.pk])
-    assert "being removed since" in client.get(page).content.decode()
+    assert "deletion started" in client.get(page).content.decode()
     assert client.post(page, {"name": "Kept", "is_active": "on"}).status_code == 403
     assert alice.client.get(LIST).status_code == 401
     assert charlie.client.get(LIST).status_code == 200
@@ -188,7 +188,7 @@ def test_a_removal_waits_for_a_second_person(alice: Caller, ann: User, settings:
     settings.TWO_PERSON_RULE = True
     ben = User.objects.create_superuser("ben", password="a long password of his")
     filled(alice)
-    assert "It waits for a second administrator" in remove(ann, alice.tenant)
+    assert "Change submitted for approval" in remove(ann, alice.tenant)
     assert Workspace.objects.filter(tenant=alice.tenant).count() == 2
     assert alice.client.get(LIST).status_code == 200
     change = PendingChange.objects.get()

@@ -1,4 +1,7 @@
-"""A report as a PDF, for reading. Every run is in the JSON file, whose signature it begins with.
+"""A report as a PDF, for reading. The JSON file has all fields of every run.
+
+The first page begins with the summary. Then every run has two lines; what an auditor must look at
+(findings, something removed, requested code) has all of its fields.
 
 What others than the service wrote (names, messages, code) is set apart by a bar at its left on
 every line, which nothing in it can draw, so no text can pass for one of the report's own lines.
@@ -13,6 +16,7 @@ from typing import IO, Any
 from reportlab.lib.pagesizes import A4
 from reportlab.pdfgen.canvas import Canvas
 
+from executions.services.reports.facts import REMOVED
 from executions.services.reports.fonts import MONO, in_fonts, register, spelled, wrapped
 from executions.services.reports.signing import Signed
 
@@ -28,14 +32,16 @@ _MOST_LISTED = 200
 _WIDTH, _HEIGHT = A4
 _MARGIN = 48.0
 _BOTTOM = 56.0
-_SIZE = 7.5
-_LINE = 10.5
+_SIZE, _SMALL_SIZE = 7.5, 7.0
+_LINE, _SMALL_LINE = 10.5, 9.0
 _LABEL = 90.0
-_BAR_GREY, _QUIET = 0.55, 0.35
+# Where the texts of others stand in the line of a run.
+_THEIRS = 330.0
+_BAR_GREY, _QUIET, _RULE_GREY = 0.55, 0.35, 0.75
 _HOW = {
     "erased": "erased by retention",
-    "removed": "REMOVED without an erasure",
-    "moved": "TAKEN from its tenant",
+    "removed": "REMOVED without an erasure entry",
+    "moved": "MOVED from its tenant",
 }
 
 
@@ -51,19 +57,22 @@ def write(
     try:
         _front(paper, told, signed)
         for name, each in kept:
+            if paper.runs == 0:
+                _runs_heading(paper)
             if name != "runs":
                 _gone(paper, each)
-            else:
+            elif _needs_details(each):
                 _run(paper, each)
+            else:
+                _line(paper, each)
     except _Full:
         paper.open_end()
         paper.heading(
-            f"NOT ALL: this PDF is cut after {MOST_PAGES} pages. What it was telling is in the "
-            "JSON file as a whole"
+            f"INCOMPLETE: this PDF is limited to {MOST_PAGES} pages. The JSON file has everything"
         )
     left = told["summary"]["runs"] + told["summary"]["gone"] - paper.runs
     if left > 0:
-        paper.heading(f"{left} more runs are in the JSON file and not in this PDF")
+        paper.heading(f"{left} more runs are only in the JSON file")
     paper.end()
 
 
@@ -98,9 +107,40 @@ class _Paper:
             self._draw(_MARGIN, line, size)
             self.y -= size * 1.35
 
+    def summary(self, rows: Iterable[tuple[str, Any, bool]]) -> None:
+        """A table of labels and values with a rule below each; True marks text of others."""
+        for label, value, theirs in rows:
+            self.fact(label, value, theirs=theirs)
+            self.canvas.setStrokeGray(_RULE_GREY)
+            self.canvas.line(_MARGIN, self.y + _LINE - 3, _WIDTH - _MARGIN, self.y + _LINE - 3)
+            self.y -= 3
+
+    def run_line(self, head: str, ours: str, theirs: str) -> None:
+        """One run: a line of its own, then two columns, the right one with text of others."""
+        left = list(wrapped(spelled(ours), _SMALL_SIZE, _THEIRS - _MARGIN - 12))
+        right = [
+            line
+            for part in begun(theirs).split("\n")
+            for line in wrapped(spelled(part), _SMALL_SIZE, _WIDTH - _MARGIN - _THEIRS - 8)
+        ]
+        self._room((1 + min(4, max(len(left), len(right)))) * _SMALL_LINE)
+        self._draw(_MARGIN, head, _SMALL_SIZE)
+        self.y -= _SMALL_LINE
+        for number in range(max(len(left), len(right))):
+            self._room(_SMALL_LINE)
+            if number < len(left):
+                self._draw(_MARGIN, left[number], _SMALL_SIZE, grey=_QUIET)
+            if number < len(right):
+                self._draw(_THEIRS + 6, right[number], _SMALL_SIZE)
+                self._bar(_THEIRS, _SMALL_LINE)
+            self.y -= _SMALL_LINE
+        if cut := len(theirs) - len(begun(theirs)):
+            self.note(f"{cut} more characters of this are in the JSON file.")
+        self.y -= 3
+
     def rule(self) -> None:
         self._room(4 * _LINE)
-        self.canvas.setStrokeGray(0.75)
+        self.canvas.setStrokeGray(_RULE_GREY)
         self.canvas.line(_MARGIN, self.y + _LINE * 0.5, _WIDTH - _MARGIN, self.y + _LINE * 0.5)
         self.y -= _LINE * 0.6
 
@@ -173,9 +213,9 @@ class _Paper:
         )
         self.y = _HEIGHT - _MARGIN
 
-    def _bar(self, at: float) -> None:
+    def _bar(self, at: float, height: float = _LINE) -> None:
         self.canvas.setStrokeGray(_BAR_GREY)
-        self.canvas.line(at, self.y - 2.5, at, self.y + _LINE - 2.5)
+        self.canvas.line(at, self.y - 2.5, at, self.y + height - 2.5)
 
     def _draw(self, x: float, text: str, size: float = _SIZE, grey: float = 0.0) -> None:
         out = self.canvas.beginText(x, self.y)
@@ -190,43 +230,52 @@ class _Paper:
 def _front(paper: _Paper, told: Mapping[str, Any], signed: Signed) -> None:
     asked, summary, found = told["asked"], told["summary"], told["verification"]
     paper.heading("Audit report", 16)
-    paper.fact("Report", told["id"])
-    paper.fact("Made at", told["made_at"])
-    paper.fact("Made by", told["made_by"], theirs=True)
-    paper.fact("Tenant", asked["tenant"] or "all")
-    paper.fact(
-        "Runs made", f"from {asked['since'] or 'the beginning'} until {asked['until'] or 'now'}"
+    number = len(found["findings"]) + found["more_findings"]
+    period = f"from {asked['since'] or 'the first run'} until {asked['until'] or 'now'}"
+    paper.summary(
+        (
+            ("Tenant", asked["tenant"] or "all", False),
+            ("Period", period, False),
+            ("Runs", summary["runs"], False),
+            *((f"  {name}", count, False) for name, count in sorted(summary["statuses"].items())),
+            ("Missing runs", summary["gone"], False),
+            ("Code and output", _counts(summary["bodies"]) or "none", False),
+            (
+                "Ledger check",
+                "no problems found" if found["intact"] else f"{number} FINDINGS",
+                False,
+            ),
+            ("Legal holds", len(told["holds"]) + told["more_holds"], False),
+            ("Created at", told["made_at"], False),
+            ("Created by", told["made_by"], True),
+            ("Report", told["id"], False),
+        )
     )
     if asked["executions"]:
-        paper.fact("Asked for", f"{len(asked['executions'])} executions by their ids")
-    paper.heading("What the ledger says")
+        paper.fact("Requested", f"{len(asked['executions'])} executions by id")
+    if told["truncated"]:
+        paper.note(
+            f"INCOMPLETE: the report ends after {told['truncated']} runs, and there are more. "
+            "Request a smaller report."
+        )
+    if told["unknown"]:
+        paper.note(f"{len(told['unknown'])} of the requested executions do not exist here:")
+        _bounded(paper, told["unknown"], _MOST_LISTED, paper.note)
+    paper.heading("Ledger check")
     paper.note(_verdict(found))
     paper.fact(
-        "Entries read", f"{found['entries']}, from {found['first_entry']} to {found['last_entry']}"
+        "Entries", f"{found['entries']}, from {found['first_entry']} to {found['last_entry']}"
     )
     paper.fact("Runs compared", found["executions"])
     _bounded(
         paper, found["findings"], _MOST_FINDINGS, partial(_finding, paper), found["more_findings"]
     )
-    paper.heading("What is in it")
-    if told["truncated"]:
-        paper.note(
-            f"NOT ALL: the report ends after {told['truncated']} runs, and there are more. Ask for "
-            "less at a time."
-        )
-    paper.fact("Runs", summary["runs"])
-    paper.fact("Records gone", summary["gone"] or None)
-    paper.fact("Outcomes", _counts(summary["statuses"]))
-    paper.fact("Code, output", _counts(summary["bodies"]))
-    if told["unknown"]:
-        paper.note(f"{len(told['unknown'])} of the executions asked for are not known here:")
-        _bounded(paper, told["unknown"], _MOST_LISTED, paper.note)
     paper.heading("Legal holds")
     if not told["holds"]:
         paper.note("None.")
     _bounded(paper, told["holds"], _MOST_LISTED, partial(_hold, paper), told["more_holds"])
-    paper.heading("Configuration and policy versions in use")
-    paper.note("As their rows are now. `manage.py verify_ledger` proves these rows.")
+    paper.heading("Configuration and policy versions")
+    paper.note("Current rows. `manage.py verify_ledger` verifies them.")
     used = told["used"]
     _bounded(
         *(paper, used["configurations"], _MOST_LISTED),
@@ -236,25 +285,21 @@ def _front(paper: _Paper, told: Mapping[str, Any], signed: Signed) -> None:
     _bounded(
         *(paper, used["policies"], _MOST_LISTED), partial(_policy, paper), used["more_policies"]
     )
-    paper.heading("How to check it")
-    paper.note(
-        "This PDF ends with a line that holds its own signature. Of the JSON file beside it:"
-    )
+    paper.heading("How to verify this report")
+    paper.note("The last line of this PDF file holds its own signature. For the JSON file:")
     paper.fact("SHA-256", signed.digest)
     paper.fact("Signature", signed.signature)
-    paper.fact("By the key", signed.key_id)
+    paper.fact("Signing key", signed.key_id)
     for key in told["keys"]:
         paper.fact("Public key", f"{key['public_key']} ({key['algorithm']}, {key['key_id']})")
-    paper.note(
-        "Compare the key with one that you were given elsewhere: a forger would print his own."
-    )
-    paper.note("Text that others than the service wrote has a bar at its left.")
+    paper.note("Compare the key with a copy from another source: a forged report has a forged key.")
+    paper.note("A bar marks text that the service did not write.")
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
     if found["intact"]:
         return (
-            "INTACT: these entries are signed and in sequence, and these records are what they say."
+            "INTACT: all entries are signed and in sequence, and all records match their entries."
         )
     number = len(found["findings"]) + found["more_findings"]
     return f"NOT INTACT: {number} findings."
@@ -265,7 +310,7 @@ def _finding(paper: _Paper, found: Mapping[str, Any]) -> None:
 
 
 def _hold(paper: _Paper, hold: Mapping[str, Any]) -> None:
-    since = f"since {hold['since']}" if hold["since"] else "by the ledger; ITS ROW IS GONE"
+    since = f"since {hold['since']}" if hold["since"] else "by the ledger; THE ROW IS MISSING"
     paper.fact("On hold", f"{hold['tenant']}: {hold['execution'] or 'everything'}, {since}")
     paper.fact("", hold["reason"], theirs=True)
 
@@ -295,20 +340,73 @@ def _bounded(
     for value in values[:most]:
         show(value)
     if left := max(0, len(values) - most) + more:
-        paper.note(f"{left} more of these are not in this PDF.")
+        paper.note(f"{left} more are only in the JSON file.")
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
+def _runs_heading(paper: _Paper) -> None:
+    paper.heading("Runs")
+    paper.note(
+        "First line: time, id, status, exit code, ledger entry, start of the code hash. Second "
+        "line: tenant, API key, provider and configuration version, isolation and sharing, "
+        "language. Beside the bar: key name, runtime, data from the caller, error. Times are UTC. "
+        "The JSON file has all fields."
+    )
+    paper.y -= _LINE * 0.5
+
+
+def _needs_details(each: Mapping[str, Any]) -> bool:
+    """Whether an auditor must see all fields: a finding, something removed, or code."""
+    states = (*each["bodies"].values(), *(artifact["bytes"] for artifact in each["artifacts"]))
+    return bool(each["problem"] or each["code"] or REMOVED in states)
+
+
+def _line(paper: _Paper, each: Mapping[str, Any]) -> None:
+    paper.runs += 1
+    receipt = each["receipt"]
+    head = [
+        str(each["created_at"])[:19],
+        each["id"],
+        each["status"],
+        "" if each["exit_code"] is None else f"exit {each['exit_code']}",
+        f"entry {receipt['sequence']}" if receipt else "no entry",
+        str(each["code_hash"]).removeprefix("sha256:")[:12],
+        "legal hold" if each["held"] else "",
+    ]
+    key, version = each["api_key"], each["config_version"]
+    ours = [
+        each["tenant_slug"],
+        key["prefix"],
+        each["provider"] and f"{each['provider']} v{'-' if version is None else version}",
+        " ".join(filter(None, (each["isolation"], each["sharing"]))),
+        each["language"],
+    ]
+    asked = {**each["asked_by"], "subject": each["subject"]}
+    theirs = [
+        key["name"],
+        each["runtime"],
+        *(f"{name}: {value}" for name, value in asked.items() if value),
+        f"approved: {each['policy']['approved']}"
+        if each["policy"] and each["policy"]["approved"]
+        else "",
+        f"{each['error']['code']}: {each['error']['message']}" if each["error"] else "",
+    ]
+    paper.run_line(
+        "  ".join(filter(None, head)),
+        "  ".join(filter(None, ours)),
+        "; ".join(filter(None, theirs)),
+    )
+
+
 def _gone(paper: _Paper, each: Mapping[str, Any]) -> None:
     paper.runs += 1
-    paper.rule()
-    paper.heading(f"{each['id']}  record {_HOW[each['record']]}", 8.5)
-    paper.fact("Tenant", each["tenant_slug"])
-    paper.fact("Ended", each["finished_at"])
-    _receipt(paper, each["receipt"])
+    receipt = each["receipt"]
+    entry = f"entry {receipt['sequence']}" if receipt else "no entry"
+    head = f"{str(each['finished_at'])[:19]}  {each['id']}  MISSING  {entry}"
+    paper.run_line(head, f"{each['tenant_slug']}  record {_HOW[each['record']]}", "")
 
 
 def _run(paper: _Paper, each: Mapping[str, Any]) -> None:
@@ -318,18 +416,18 @@ def _run(paper: _Paper, each: Mapping[str, Any]) -> None:
     if each["problem"]:
         paper.fact("NOT INTACT", each["problem"], theirs=True)
     if each["held"]:
-        paper.fact("Legal hold", "it is kept from erasure")
+        paper.fact("Legal hold", "yes")
     paper.fact("Tenant", each["tenant_slug"])
     key = each["api_key"]
-    paper.fact("By the key", f"{key['prefix']} {key['name']}" if key["prefix"] else "", theirs=True)
-    paper.fact("From", each["client_address"])
+    paper.fact("API key", f"{key['prefix']} {key['name']}" if key["prefix"] else "", theirs=True)
+    paper.fact("Client address", each["client_address"])
     asked = {**each["asked_by"], "subject": each["subject"], "request_id": each["request_id"]}
     for name, value in asked.items():
         paper.fact(name, value, theirs=True)
-    paper.fact("Made", each["created_at"])
+    paper.fact("Created", each["created_at"])
     paper.fact("Ran", f"{each['started_at'] or '-'} to {each['finished_at'] or '-'}")
     version = "-" if each["config_version"] is None else each["config_version"]
-    paper.fact("Where", f"{each['provider'] or '-'}, configuration version {version}")
+    paper.fact("Provider", f"{each['provider'] or '-'}, configuration version {version}")
     paper.fact("Runtime", each["runtime"], theirs=True)
     paper.fact("Isolation", f"{each['isolation'] or '-'}, {each['sharing'] or '-'}")
     if each["policy"]:
@@ -343,7 +441,7 @@ def _run(paper: _Paper, each: Mapping[str, Any]) -> None:
         paper.fact("Error", f"{error['code']}: {error['message']}", theirs=True)
     exit_code = "-" if each["exit_code"] is None else each["exit_code"]
     paper.fact("Outcome", f"{each['status']}, exit code {exit_code}")
-    paper.fact("Bodies", f"code: {each['bodies']['code']}; output: {each['bodies']['output']}")
+    paper.fact("Stored", f"code: {each['bodies']['code']}; output: {each['bodies']['output']}")
     paper.fact("Code hash", each["code_hash"])
     for artifact in each["artifacts"]:
         facts = f"{artifact['size_bytes']} bytes, {artifact['hash']}, {artifact['bytes']}"

@@ -15,7 +15,7 @@ class Docker(Enum):
 
     READY = ""
     ABSENT = "No Docker engine answers."
-    FORBIDDEN = "A Docker engine is there, and this user may not ask it."
+    FORBIDDEN = "A Docker engine is running, but this user has no permission to use it."
     WITHOUT_IMAGES = (
         "Docker answers, but the images for sandboxes are missing. Build them with "
         "`python manage.py build_images`, then start again. Until then code runs in the sandboxes "

@@ -17,6 +17,10 @@ from providers.languages import OURS, normalize_language
 from providers.pool.cgroup import machine_memory
 from providers.pool.settings import FIELDS as POOL_FIELDS
 from providers.pool.settings import (
+    IMAGES,
+    ISOLATION,
+    POOL,
+    SANDBOX,
     Isolation,
     Level,
     PoolSettings,
@@ -31,7 +35,7 @@ MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
 IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
 
 # The engine is never told to pull one, so that none of these makes it ask another host.
-_IMAGE_HINT = "Empty: the one that build_images makes."
+_IMAGE_HINT = "Empty: the image from manage.py build_images."
 
 FIELDS: Mapping[str, ConfigField] = {
     "pool_size": ConfigField(
@@ -40,47 +44,52 @@ FIELDS: Mapping[str, ConfigField] = {
         default=10,
         min=1,
         max=100,
-        description="Kept warm per language once the language was asked for.",
+        description="Idle containers for each language in use.",
+        group=POOL,
     ),
     "pool_minimum": ConfigField(
         "integer",
-        "Kept of a language not in use",
+        "Min idle containers",
         default=0,
         min=0,
         max=100,
-        description="Warm containers of a language nobody asked for lately.",
+        description="For each language not in use.",
+        group=POOL,
     ),
     "pool_burst": ConfigField(
         "integer",
-        "More under load",
+        "Burst",
         default=0,
         min=0,
         max=100,
-        description="Warm containers beyond the pool size while callers have had to wait.",
+        description="Extra idle containers while callers are queued.",
+        group=POOL,
     ),
     "max_sandboxes": ConfigField(
         "integer",
-        "Most containers at once",
+        "Max containers",
         min=1,
         max=1000,
-        description="Warm and busy together, over all languages. Callers beyond it wait. Empty: as "
-        "many as the memory of the service's machine is enough for, 32 at most.",
+        placeholder="by memory, up to 32",
+        description="Idle and busy, for all languages. More callers are queued.",
+        group=POOL,
     ),
     "max_kept": ConfigField(
         "integer",
-        "Most kept containers",
+        "Max session containers",
         default=0,
         min=0,
         max=999,
-        description="Of those at once, how many may be kept for sessions. The rest is left to "
-        "single runs. 0: half of them.",
+        description="The rest is for single runs. 0: half of all containers.",
+        group=POOL,
     ),
     "max_memory": ConfigField(
         "string",
         "Max Memory per Container",
         default="256m",
         options=MEMORY_SIZES,
-        description="All processes of a container together, its files included. No swap.",
+        description="All processes and files of a container together. No swap.",
+        group=SANDBOX,
     ),
     "timeout": ConfigField(
         "integer",
@@ -88,24 +97,26 @@ FIELDS: Mapping[str, ConfigField] = {
         default=30,
         min=5,
         max=300,
-        description="Of a run that names none, as those of RAGFlow do. Runs that ask for more are "
-        "refused.",
+        description="Default and maximum for requests.",
+        group=SANDBOX,
     ),
     "queue_timeout": ConfigField(
         "integer",
-        "Longest wait (seconds)",
+        "Queue timeout (seconds)",
         default=10,
         min=1,
         max=300,
-        description="A caller who got no container in this time is refused with SB008.",
+        description="Queued callers get SB008 after this time.",
+        group=POOL,
     ),
     "queue_size": ConfigField(
         "integer",
-        "Most callers waiting",
+        "Max queue length",
         default=200,
         min=1,
         max=10_000,
-        description="One more is refused with SB008 at once.",
+        description="Callers get SB008 immediately if the queue is full.",
+        group=POOL,
     ),
     "runtime": ConfigField(
         "string",
@@ -113,53 +124,58 @@ FIELDS: Mapping[str, ConfigField] = {
         default="auto",
         max=100,
         address=False,
-        description="auto: gVisor (runsc) where the engine has it and it works, else runc. Or the "
-        "name of one of the engine's runtimes, such as one for another gVisor platform.",
+        description="auto: gVisor (runsc) if the engine has it, otherwise runc. Or the name of a "
+        "runtime of the engine.",
+        group=ISOLATION,
     ),
     "require_gvisor": ConfigField(
         "boolean",
         "Require gVisor",
         default=False,
-        description="Run nothing at all where gVisor is not in force.",
+        description="Run nothing without gVisor.",
+        group=ISOLATION,
     ),
     **POOL_FIELDS,
     "enable_seccomp": ConfigField(
         "boolean",
         "Filter system calls",
         default=True,
-        description="With a filter of our own, beside the engine's profile, which always holds.",
+        description="An additional filter. The profile of the engine always applies.",
+        group=ISOLATION,
     ),
     "enable_ast_analysis": ConfigField(
         "boolean",
-        "Remark on Python code",
+        "Static analysis warnings",
         default=False,
-        description="Each result names the imports and calls worth a look. Advice only: it stops "
-        "nothing, as no such list can.",
+        description="Report notable Python imports and calls with each result. Blocks nothing.",
+        group=ISOLATION,
     ),
     "base_python_image": ConfigField(
-        "string", "Python image", max=300, address=False, description=_IMAGE_HINT
+        "string", "Python image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
     ),
     "base_nodejs_image": ConfigField(
-        "string", "Node.js image", max=300, address=False, description=_IMAGE_HINT
+        "string", "Node.js image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
     ),
     "base_bash_image": ConfigField(
-        "string", "Shell image", max=300, address=False, description=_IMAGE_HINT
+        "string", "Shell image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
     ),
     "templates": ConfigField(
         "string",
-        "Further templates",
+        "Additional images",
         placeholder="science:python=cofferdam/science",
         max=2000,
         address=False,
-        description="name:language=image, separated by commas. Callers name one as a language.",
+        description="name:language=image, separated by commas. Requests use the name as language.",
+        group=IMAGES,
     ),
     "max_lifetime": ConfigField(
         "integer",
-        "Longest life of an unused instance (seconds)",
+        "Idle TTL (seconds)",
         default=300,
         min=10,
         max=86_400,
-        description="An instance that was created and not used for so long is destroyed.",
+        description="Unused containers are destroyed after this time.",
+        group=POOL,
     ),
 }
 

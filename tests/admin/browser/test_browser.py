@@ -22,7 +22,7 @@ def test_an_admin_changes_the_provider_and_the_change_is_stored(page: Page) -> N
     activate("local", LOCAL)
     page.goto("/admin/providers/providerconfig/")
     page.get_by_role("link", name=re.compile("local", re.I)).first.click()
-    size = page.get_by_label(re.compile("Warm sandboxes"))
+    size = page.get_by_label(re.compile("Idle sandboxes"))
     expect(size).to_have_value("2")
     keep_picture(page, "provider")
     size.fill("3")
@@ -37,7 +37,7 @@ def test_a_value_out_of_range_is_explained_at_its_field_and_not_stored(page: Pag
     activate("local", LOCAL)
     page.goto("/admin/providers/providerconfig/")
     page.get_by_role("link", name=re.compile("local", re.I)).first.click()
-    size = page.get_by_label(re.compile("Warm sandboxes"))
+    size = page.get_by_label(re.compile("Idle sandboxes"))
     # The browser's own check would keep the form from being sent at all.
     page.locator("form").evaluate_all("forms => forms.forEach(form => form.noValidate = true)")
     size.fill("1000")

@@ -34,13 +34,14 @@ def test_a_tenants_change_waits_and_is_approved(
     approver = other_page
     sign_in_quickly(approver, "ben")
     page.goto(f"/admin/executions/tenant/{tenant.pk}/change/")
-    page.get_by_label("Keep code").fill("30")
+    page.get_by_role("tab", name="Retention").click()
+    page.get_by_label("Code retention").fill("30")
     page.get_by_label("Reason").fill("The law.")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("waits for a second administrator")).to_be_visible()
+    expect(page.get_by_text("submitted for approval")).to_be_visible()
     change = PendingChange.objects.get()
     page.goto(f"/admin/providers/pendingchange/{change.pk}/change/")
-    expect(page.get_by_text("somebody else has to approve it")).to_be_visible()
+    expect(page.get_by_text("Another administrator must approve it")).to_be_visible()
     approver.goto("/admin/providers/pendingchange/")
     approver.get_by_role("link", name=re.compile("tenant acme")).first.click()
     expect(approver.locator("table.diff")).to_contain_text("30")
@@ -53,7 +54,7 @@ def test_a_tenants_change_waits_and_is_approved(
     expect(page.get_by_role("link", name="Version 2")).to_be_visible()
     page.get_by_role("link", name="Version 1").click()
     page.get_by_role("button", name="Restore version 1").click()
-    expect(page.get_by_text("waits for a second administrator")).to_be_visible()
+    expect(page.get_by_text("submitted for approval")).to_be_visible()
 
 
 def test_a_second_account_of_ones_own_is_told_so(
@@ -68,12 +69,12 @@ def test_a_second_account_of_ones_own_is_told_so(
     page.goto("/admin/executions/budget/add/")
     page.get_by_label("Limit").fill("500")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("waits for a second administrator")).to_be_visible()
+    expect(page.get_by_text("submitted for approval")).to_be_visible()
     other_page.goto(f"/admin/providers/pendingchange/{PendingChange.objects.get().pk}/change/")
     expect(other_page.get_by_text("count as one person")).to_be_visible()
     expect(other_page.get_by_role("button", name="Approve")).to_have_count(0)
     other_page.goto(f"/admin/auth/user/{ben.pk}/change/")
-    expect(other_page.get_by_text("had in hand by")).to_be_visible()
+    expect(other_page.get_by_text("counts as the same person as")).to_be_visible()
     assert not Budget.objects.exists()
 
 
@@ -113,6 +114,6 @@ def test_the_login_page_itself_leads_to_the_dashboard(page: Page, other_page: Pa
     again.goto("/admin/login/")
     again.get_by_label("Username").fill("admin")
     again.get_by_label("Password").fill("correct horse")
-    again.get_by_role("button", name="Log in").click()
+    again.get_by_role("button", name="Sign in").click()
     expect(again).to_have_url(re.compile("/admin/$"))
     expect(again.locator("#nav-sidebar")).to_be_attached()

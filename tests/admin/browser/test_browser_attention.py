@@ -35,8 +35,8 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
         seen_at=now,
     )
     page.goto("/admin/")
-    inbox = page.get_by_role("region", name="Calls for attention")
-    expect(inbox.get_by_role("link", name="Alerts are open")).to_be_visible()
+    inbox = page.get_by_role("region", name="Needs attention")
+    expect(inbox.get_by_role("link", name="Open alerts")).to_be_visible()
     menu = page.locator("#nav-sidebar")
     expect(menu.get_by_role("link", name="Pending changes 1")).to_be_visible()
     ledger = page.locator("section", has=page.get_by_role("heading", name="Ledger"))
@@ -52,7 +52,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
 
     def seen_halfway(report: object) -> Verification:
         LedgerCheck.objects.update(entries=430, total=1000)
-        expect(ledger.get_by_role("progressbar", name="Entries read")).to_have_js_property(
+        expect(ledger.get_by_role("progressbar", name="Entries checked")).to_have_js_property(
             "value", 43
         )
         return verify()
@@ -60,7 +60,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
     monkeypatch.setattr(ledger_checks, "verify", seen_halfway)
     check = carry_out()
     assert check is not None
-    expect(ledger).to_contain_text("Intact")
+    expect(ledger).to_contain_text("Verified: no problems found")
     expect(ledger.get_by_role("button", name="Verify")).to_be_visible()
     assert complaints == []
 
@@ -73,7 +73,7 @@ def test_a_tenants_page_fits_and_shows_its_use(page: Page, complaints: list[str]
     page.goto(f"/admin/executions/tenant/{tenant.pk}/change/")
     expect(page.get_by_role("img", name="Executions by day, the last 30")).to_be_visible()
     expect(page.get_by_role("progressbar", name="Executions per day")).to_be_visible()
-    expect(page.locator("#content")).to_contain_text("41 executions ended")
+    expect(page.locator("#content")).to_contain_text("41 executions")
     page.set_viewport_size({"width": 390, "height": 860})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == []

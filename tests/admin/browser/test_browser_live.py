@@ -66,7 +66,7 @@ def test_what_a_run_puts_out_appears_and_the_run_is_cancelled(
     operator: Page, streaming_site: Site, complained: list[str]
 ) -> None:
     operator.goto(queued(streaming_site, GOES_ON, seconds=10))
-    expect(operator.get_by_text("To be run at").first).to_be_visible()
+    expect(operator.get_by_text("Scheduled for").first).to_be_visible()
     expect(operator.locator("#run")).not_to_contain_text("Receipt")
     status = operator.locator(".run-status")
     live = operator.get_by_role("region", name="Output, live")

@@ -70,7 +70,7 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     editor = editor_of(page)
     editor.fill(CODE)
     page.get_by_label("Tenant").fill("wonderland")
-    arguments = page.get_by_label("Arguments, as JSON")
+    arguments = page.get_by_label("Arguments (JSON)")
     arguments.fill("{numbers}")
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#error-arguments")).to_contain_text("Must be JSON")
@@ -88,7 +88,7 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     assert (execution.code, execution.subject) == (CODE, "playground by user:admin")
     keep_picture(page, "playground")
 
-    page.get_by_role("button", name="As curl, Python, JavaScript").click()
+    page.get_by_role("button", name="Show as curl, Python, JavaScript").click()
     shown = page.locator("#play-shown")
     expect(shown).to_contain_text("urllib.request")
     expect(shown.get_by_role("button", name="Copy curl")).to_be_visible()
@@ -179,7 +179,7 @@ def test_a_run_is_filled_in_again_and_goes_on_as_a_notebook(
 
     page.get_by_role("button", name="Open a session").click()
     # What was typed is not lost on the way.
-    expect(page.get_by_text("Nothing was run in it.")).to_be_visible()
+    expect(page.get_by_text("No executions yet.")).to_be_visible()
     expect(editor).to_contain_text("print('again')")
     editor.press("Control+Enter")
     cells = page.locator("#play-output article")

@@ -145,7 +145,7 @@ def test_the_list_shows_health_and_who_is_active(page: Page) -> None:
     page.get_by_role("button", name="Run the selected action").or_(
         page.locator("button[name=index]")
     ).first.click()
-    expect(page.get_by_text("Local runs the code now.")).to_be_visible()
+    expect(page.get_by_text("Local is now the active provider.")).to_be_visible()
     expect(page.get_by_text("Active", exact=True)).to_be_visible()
     keep_picture(page, "providers")
 
@@ -183,11 +183,11 @@ def test_a_second_administrator_approves(page: Page, other_page: Page, settings:
     page.get_by_label("Pool size").fill("77")
     page.get_by_label("Reason").fill("Busy season.")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("waits for a second administrator")).to_be_visible()
+    expect(page.get_by_text("submitted for approval")).to_be_visible()
     change = PendingChange.objects.get()
     pending = f"/admin/providers/pendingchange/{change.pk}/change/"
     page.goto(pending)
-    expect(page.get_by_text("somebody else has to approve it")).to_be_visible()
+    expect(page.get_by_text("Another administrator must approve it")).to_be_visible()
     expect(page.get_by_role("button", name="Approve")).to_have_count(0)
 
     second.goto(pending)

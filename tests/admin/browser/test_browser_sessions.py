@@ -53,7 +53,9 @@ def test_a_session_reads_like_a_notebook(
     look_on_every_screen(page, "sessions", is_list=True)
     for name in ("now", "files"):
         page.goto(f"/admin/executions/session/{talked.pk}/{name}")
-        expect(page.locator(".session-now")).to_contain_text("Nothing of it is evidence.")
+        expect(page.locator(".session-now")).to_contain_text(
+            "Reported by the sandbox, not verified."
+        )
         look_on_every_screen(page, f"session-{name}")
     assert not complaints
 

@@ -177,7 +177,7 @@ def test_the_pool_is_shown_as_it_is(
     piece = admin_client.get("/admin/pool/").content.decode()
     assert "Pool of Local" in piece
     assert re.search(r"\d+ busy, \d+ warm", piece)
-    assert "below the band" in piece
+    assert "below target" in piece
     assert "every 5s" in piece
 
 

@@ -300,7 +300,7 @@ def test_who_waits_for_an_approval_is_led_to_it(admin_client: Client) -> None:
     decided = {"status": "approved", "decided_by": "user:a", "decided_at": timezone.now()}
     Approval.objects.create(execution=rows[1], tenant_slug="acme", **decided)
 
-    assert "Look at it" in (page := page_of(admin_client, str(rows[0].pk)))
+    assert "Open approval" in (page := page_of(admin_client, str(rows[0].pk)))
     assert f"/admin/executions/approval/{approval.pk}/change/" in page
     for row in rows[1:]:
         assert "approved" not in page_of(admin_client, str(row.pk))
@@ -311,7 +311,7 @@ def test_who_waits_for_an_approval_is_led_to_it(admin_client: Client) -> None:
     client = Client()
     client.force_login(user)
     page = page_of(client, str(rows[0].pk))
-    assert "It waits until somebody has approved it." in page
+    assert "Pending approval." in page
     assert "executions/approval" not in page
 
 

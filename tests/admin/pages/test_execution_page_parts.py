@@ -44,12 +44,12 @@ def headings(page: str) -> list[str]:
 
 def test_what_is_empty_is_left_out(auditor: Client) -> None:
     bare = page(auditor, provider="")
-    assert headings(bare) == ["Record", "Who", "Where", "When", "Receipt"]
-    assert "No output is kept." in bare
+    assert headings(bare) == ["Record", "Caller", "Environment", "Times", "Receipt"]
+    assert "No output." in bare
     for name in re.findall(r"<dd>(.*?)</dd>", bare):
         assert name.strip("- –"), bare
     waits = page(auditor, status="queued", finished_at=None)
-    assert headings(waits) == ["Output", "Record", "Who", "Where", "When"]
+    assert headings(waits) == ["Output", "Record", "Caller", "Environment", "Times"]
 
 
 def test_what_is_there_comes_in_its_order(auditor: Client) -> None:
@@ -70,9 +70,9 @@ def test_what_is_there_comes_in_its_order(auditor: Client) -> None:
     rest = [
         "Rich outputs",
         "Record",
-        "Who",
-        "Where",
-        "When",
+        "Caller",
+        "Environment",
+        "Times",
         "Receipt",
         "Providers tried",
         "Timings",

@@ -149,7 +149,7 @@ def test_an_operator_gives_nobody_the_scope_admin(alice: Caller) -> None:
     assert "errornote" in client.post(f"{KEYS}add/", body).content.decode()
     change(client, alice.api_key, scopes=["admin"])
     page = change(client, boss, scopes=["admin"], addresses="").content.decode()
-    assert "Nothing was done" in page
+    assert "Nothing was changed" in page
     rotation = {"valid_until": "2099-01-01T10:00"}
     assert client.post(f"{KEYS}{boss.pk}/rotate/", rotation).status_code == 403
     assert ApiKey.objects.count() == 2
@@ -164,7 +164,7 @@ def test_under_the_two_person_rule_a_new_key_opens_nothing_until_it_is_approved(
     settings.TWO_PERSON_RULE = True
     (ann, client), (ben, _) = staff("ann"), staff("ben")
     made = client.post(f"{KEYS}add/", {**SENT, "tenant": alice.tenant.pk})
-    assert "opens nothing yet" in made.content.decode()
+    assert "has no scopes yet" in made.content.decode()
     key = authenticate(shown_key(made))
     assert key.scopes == ""
     called = Client(headers={"X-API-Key": shown_key(made)})
@@ -217,7 +217,7 @@ def test_what_gives_a_key_more_waits_and_what_takes_from_it_does_not(
     key, _ = create_api_key(alice.tenant, "k", expires_at, "execute read", **before)
     was = _values(key)
     page = change(client, key, **{**before, **after}).content.decode()
-    assert ("waits for a second administrator" in page) is waits
+    assert ("submitted for approval" in page) is waits
     assert (_values(key) == was) is waits
     if waits:
         approve(PendingChange.objects.get(), approver=ben)

@@ -104,13 +104,13 @@ def test_a_key_is_revoked_on_its_own_page_which_says_what_happens_then(
     assert f"{own}revoke/" in admin_client.get(f"{own}change/").content.decode()
 
     asked = admin_client.get(f"{own}revoke/").content.decode()
-    assert "1 schedule has its power" in asked
+    assert "1 schedule uses this key" in asked
     assert "the last valid key of wonderland" in asked
     assert "It was last used" in asked
     assert ApiKey.objects.get().revoked_at is None
 
     told = admin_client.post(f"{own}revoke/", follow=True).content.decode()
-    assert "is revoked" in told
+    assert "was revoked" in told
     assert f"{own}revoke/" not in told
     assert alice.client.get("/api/v1/executions").status_code == 401
     assert LogEntry.objects.get().change_message == "Revoked."

@@ -32,7 +32,7 @@ def test_the_action_activates_one_provider(admin: Client) -> None:
     probe = save_config("probe", GOOD)
     choose = {"action": "activate_selected", "_selected_action": [probe.pk]}
     response = admin.post(LIST, choose, follow=True)
-    assert "Probe runs the code now." in response.content.decode()
+    assert "Probe is now the active provider." in response.content.decode()
     assert ProviderConfig.objects.get(is_active=True).provider_id == "probe"
     assert "Activated." in LogEntry.objects.get().change_message
     both = {"action": "activate_selected", "_selected_action": [local.pk, probe.pk]}

@@ -141,8 +141,8 @@ def test_the_second_of_two_admins_sees_a_conflict(admin: Client) -> None:
     seen = as_posted(admin.get(page_of(row)))
     assert admin.post(page_of(row), seen | {"size": "1"}).status_code == 302
     response = admin.post(page_of(row), seen | {"size": "2"})
-    assert "somebody else" in errors_by_field(response)["__all__"][0]
-    assert "somebody else" in response.content.decode()
+    assert "Another user" in errors_by_field(response)["__all__"][0]
+    assert "Another user" in response.content.decode()
     assert ProviderConfig.objects.get().config["size"] == 1
 
 
@@ -150,7 +150,7 @@ def test_two_first_configurations_conflict(admin: Client) -> None:
     seen = as_posted(admin.get(ADD, {"provider": "probe"})) | GOOD
     row = save_config("probe", GOOD | {"size": 1})
     response = admin.post(f"{ADD}?provider=probe", seen | {"size": "2"}, follow=True)
-    assert "somebody else" in response.content.decode()
+    assert "Another user" in response.content.decode()
     assert response.redirect_chain[-1][0] == f"../{row.pk}/change/"
     assert ProviderConfig.objects.get().config["size"] == 1
 
@@ -184,7 +184,7 @@ def test_the_list_takes_a_fixed_number_of_queries(
 def test_a_provider_whose_package_is_gone_can_be_seen_and_deleted(admin: Client) -> None:
     row = ProviderConfig.objects.create(provider_id="gone", config={"api_key": TOKEN})
     response = admin.get(page_of(row))
-    assert "gone (not available)" in response.content.decode()
+    assert "gone (unavailable)" in response.content.decode()
     assert TOKEN not in response.content.decode()
     assert "_save" not in controls(response)
     delete = reverse("admin:providers_providerconfig_delete", args=[row.pk])

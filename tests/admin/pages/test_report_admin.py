@@ -93,7 +93,7 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
     for values, told in (
         ({}, "Say what it is of"),
         ({"tenant_slug": "nobody"}, "nobody: There is none of this name. There are: wonderland"),
-        ({"ids": "<b>\u202e"}, "&lt;b&gt;[U+202E] is no id of an execution."),
+        ({"ids": "<b>\u202e"}, "&lt;b&gt;[U+202E] is not an execution id."),
     ):
         page = auditor.post(f"{LIST}add/", values)
         assert page.status_code == 200
@@ -174,5 +174,5 @@ def test_the_files_go_after_their_time_and_their_hashes_stay(
     auditor = login("Auditor")
     assert auditor.get(f"{LIST}{report.pk}/report.json").status_code == 404
     page = auditor.get(page_of(report)).content.decode()
-    assert "removed after" in page
+    assert "Removed after" in page
     assert LedgerEntry.objects.get(kind="report").stated["json_hash"] in page

@@ -187,7 +187,7 @@ def test_what_is_known_no_more_does_not_refuse_a_row(
 ) -> None:
     route = make_route("e2b", owner="gone")
     page = reverse("admin:providers_route_change", args=[route.pk])
-    assert "gone (not there any more)" in admin_client.get(page).content.decode()
+    assert "gone (no longer exists)" in admin_client.get(page).content.decode()
     step = route.steps.get()
     sent = {
         "owner": "gone",
@@ -212,8 +212,8 @@ def test_the_budget_of_a_tenant_that_is_gone_does_not_become_that_of_all(
     page = reverse("admin:executions_budget_change", args=[budget.pk])
     shown = admin_client.get(page).content.decode()
     selected = re.findall(r"<option[^>]* selected[^>]*>([^<]+)<", shown)
-    assert "gone (not there any more)" in selected
-    assert "All together" not in selected
+    assert "gone (no longer exists)" in selected
+    assert "All tenants together" not in selected
     sent = {"tenant_slug": "gone", "period": "day", "limit": "2", "warn_percent": "80"}
     refused = admin_client.post(page, sent)
     assert refused.status_code == 200
@@ -251,18 +251,18 @@ def test_a_page_that_asks_whether_to_delete_says_what_happens_then(
         reverse("admin:providers_providerconfig_delete", args=[e2b.pk])
     ).content.decode()
     assert "It is the active provider" in page
-    assert "wonderland, every language: has no provider left, and is refused" in page
-    assert "elsewhere, every language: goes on with aliyun_codeinterpreter" in page
+    assert "wonderland, every language: have no provider and are rejected" in page
+    assert "elsewhere, every language: continue with aliyun_codeinterpreter" in page
 
     make_route("aliyun_codeinterpreter")
     Route.objects.filter(pk=alone.pk).update(minimum_isolation="gvisor")
     page = admin_client.get(
         reverse("admin:providers_route_delete", args=[alone.pk])
     ).content.decode()
-    assert "takes the route every tenant, every language" in page
-    assert "gvisor, does not hold any more" in page
+    assert "use route every tenant, every language" in page
+    assert "gvisor, no longer applies" in page
     shown = admin_client.get(reverse("admin:providers_route_change", args=[alone.pk]))
-    assert "Without it: Code of wonderland" in shown.content.decode()
+    assert "If deactivated: Runs of route wonderland" in shown.content.decode()
 
 
 def test_deleting_the_price_of_a_class_names_what_else_had_it(
@@ -274,14 +274,14 @@ def test_deleting_the_price_of_a_class_names_what_else_had_it(
     price = ProviderPrice.objects.create(provider_id="e2b", per_second=1)
     page = reverse("admin:providers_providerprice_delete", args=[price.pk])
     shown = admin_client.get(page).content.decode()
-    assert "What e2b runs is counted as costing nothing, and no budget stops it." in shown
-    assert "So is what those run that have no price of their own: e2b@eu, e2b@us." in shown
+    assert "Runs on e2b will be unpriced, and not limited by budgets." in shown
+    assert "The same applies to configurations without a price: e2b@eu, e2b@us." in shown
 
     ProviderPrice.objects.exclude(pk=price.pk).delete()
     named = ProviderPrice.objects.create(provider_id="e2b@eu", per_second=1)
     page = reverse("admin:providers_providerprice_delete", args=[named.pk])
     shown = admin_client.get(page).content.decode()
-    assert "What e2b@eu runs is counted as what e2b costs." in shown
+    assert "Runs on e2b@eu will be priced as e2b." in shown
     assert "So is what" not in shown
 
 

@@ -170,7 +170,7 @@ def test_a_state_that_is_none_is_refused_and_claims_are_shown_as_text(
     monkeypatch.setattr(kept_here.Kept, "state", lambda _: claimed)
     page = page_of(auditor, session, "now")
     assert "&lt;script&gt; a[U+202E]" in page
-    assert "not told" in page
+    assert "unknown" in page
     assert page.count("&lt;script&gt;") == 200
     monkeypatch.setattr(kept_here.Kept, "state", lambda _: {"memory_bytes": 1})
     assert auditor.get(at(session, "now")).status_code in (502, 503)
@@ -230,7 +230,7 @@ def test_an_operator_extends_resets_and_closes(alice: Caller) -> None:
     by_operator = [e.stated["action"] for e in entries if e.stated.get("by") == "user:operator"]
     assert by_operator == ["changed", "changed", "reset", "closed"]
     noted = LogEntry.objects.filter(object_id=session["id"]).order_by("pk")
-    assert [entry.change_message for entry in noted][-2:] == ["Reset it.", "Closed it."]
+    assert [entry.change_message for entry in noted][-2:] == ["Reset.", "Closed."]
     assert [str(finding) for finding in verify().findings] == []
     assert 'name="minutes"' not in page_of(operator, session)
 

@@ -68,7 +68,13 @@ def test_each_part_is_for_who_may_see_its_page(alice: Caller, django_user_model:
     client.force_login(clerk)
     page = client.get(of(alice.tenant)).content.decode()
     assert "Quotas" in page
-    for hidden in (str(run.pk), alice.api_key.prefix, "Use over", "Latest executions", "Budget<"):
+    for hidden in (
+        str(run.pk),
+        alice.api_key.prefix,
+        "Usage, last",
+        "Latest executions",
+        "Budget<",
+    ):
         assert hidden not in page
 
     clerk.user_permissions.clear()
@@ -130,12 +136,12 @@ def test_the_form_says_what_follows_from_making_it_inactive(
 ) -> None:
     waiting(alice)
     page = admin_client.get(of(alice.tenant)).content.decode()
-    assert "Without it: 1 key is refused from the next request on." in page
-    assert "1 queued execution is not run." in page
+    assert "If deactivated: 1 key is rejected from the next request on." in page
+    assert "1 queued execution will not run." in page
     asked = admin_client.get(of(alice.tenant).replace("change", "delete")).content.decode()
-    assert "What will happen then" in asked
+    assert "Consequences:" in asked
     assert "its keys, schedules and saved files go with it" in asked
 
     ApiKey.objects.update(revoked_at=timezone.now())
     Tenant.objects.update(is_active=False)
-    assert "Without it" not in admin_client.get(of(alice.tenant)).content.decode()
+    assert "If deactivated" not in admin_client.get(of(alice.tenant)).content.decode()

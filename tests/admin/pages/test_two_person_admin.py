@@ -48,9 +48,9 @@ def test_a_first_configuration_waits_and_is_noted_as_asked_for() -> None:
     ann, ben = administrator("ann"), administrator("ben")
     data = SENT | {"_version": "0", "_activate": "x", "_reason": "New."}
     answer = ann.post(f"{ADD}?provider=probe", data, follow=True)
-    assert "waits for a second administrator" in answer.content.decode()
+    assert "submitted for approval" in answer.content.decode()
     assert not ProviderConfig.objects.exists()
-    assert LogEntry.objects.get().change_message == "Asked for a first configuration."
+    assert LogEntry.objects.get().change_message == "Requested a first configuration."
 
     change = PendingChange.objects.get()
     assert decide(ann, "approve", change) == 302
@@ -74,7 +74,7 @@ def test_a_change_a_removal_and_a_switch_wait() -> None:
     asked = PendingChange.objects.order_by("pk").values_list("action", flat=True)
     assert list(asked) == ["save", "remove", "activate"]
     messages = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
-    assert list(messages) == ["Asked for a change.", "Asked for removal.", "Asked for: Activate."]
+    assert list(messages) == ["Requested a change.", "Requested removal.", "Requested: Activate."]
     assert set(LogEntry.objects.values_list("action_flag", flat=True)) == {2}
 
 
