@@ -96,7 +96,8 @@ class Tenant(models.Model):
         "record retention (days)",
         null=True,
         blank=True,
-        help_text="The whole record; its ledger entry stays. At least SANDBOX_MIN_RECORD_RETENTION_DAYS.",
+        help_text="The whole record; its ledger entry stays. "
+        "At least SANDBOX_MIN_RECORD_RETENTION_DAYS.",
     )
 
     minimum_isolation = models.CharField(
