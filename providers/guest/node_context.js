@@ -230,8 +230,7 @@ module.exports = function serve (shared, header) {
   function compiled (source, code) {
     const loader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
     function load (name, _, attributes) {
-      const { esmLoader } = require('internal/process/esm_loader')
-      return esmLoader.import(name, pathToFileURL(path.resolve('main.js')).href, attributes)
+      return ownLoader().import(name, pathToFileURL(path.resolve('main.js')).href, attributes)
     }
     let script
     try {
@@ -244,6 +243,14 @@ module.exports = function serve (shared, header) {
     }
     if (!loader && /\bimport\b/.test(source)) importers.push(script)
     return script
+  }
+
+  function ownLoader () {
+    try {
+      return require('internal/process/esm_loader').esmLoader
+    } catch {
+      return require('internal/modules/esm/loader').getOrInitializeCascadedLoader()
+    }
   }
 
   // Node's own error for what is no JavaScript, with what to do where it may be TypeScript.
