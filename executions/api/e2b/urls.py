@@ -1,6 +1,6 @@
 """Where E2B's clients find what. All of it is beside what is there otherwise, but `/health`."""
 
-from django.urls import path, re_path
+from django.urls import path, re_path, register_converter
 
 from executions.api.e2b.files import FilesView
 from executions.api.e2b.filesystem import FilesystemView
@@ -22,6 +22,21 @@ from executions.api.e2b.sandboxes import (
 )
 from executions.api.e2b.snapshots import ForkView, SnapshotsView, SnapshotView, TakeView
 
+
+class SnapshotId:
+    """The id of a snapshot, with or without a tag. Those of E2B's templates are shorter."""
+
+    regex = "[0-9a-f]{32}(?::[a-z]+)?"
+
+    def to_python(self, value: str) -> str:
+        return value
+
+    def to_url(self, value: object) -> str:
+        return str(value).replace("-", "")
+
+
+register_converter(SnapshotId, "e2b_snapshot")
+
 _PROCESS = ProcessView.as_view()
 _ONE = "sandboxes/<str:sandbox_id>"
 _NOT_HERE = (
@@ -42,12 +57,8 @@ urlpatterns = [
     path(f"{_ONE}/snapshots", TakeView.as_view(), name="e2b-snapshot-take"),
     path(f"{_ONE}/fork", ForkView.as_view(), name="e2b-fork"),
     path("snapshots", SnapshotsView.as_view(), name="e2b-snapshots"),
-    # To clients a snapshot is a template. Those of E2B have shorter names.
-    re_path(
-        r"^templates/(?P<snapshot_id>[0-9a-f]{32}(?::[a-z]+)?)$",
-        SnapshotView.as_view(),
-        name="e2b-snapshot",
-    ),
+    # To clients a snapshot is a template.
+    path("templates/<e2b_snapshot:snapshot_id>", SnapshotView.as_view(), name="e2b-snapshot"),
     # What only looks takes another scope.
     path("process.Process/List", _PROCESS, {"method": "List"}, name="e2b-process-list"),
     path("process.Process/Connect", _PROCESS, {"method": "Connect"}, name="e2b-process-connect"),
