@@ -53,7 +53,7 @@ export interface Cell {
   tools?: Array<{
     name: string;
     description?: string;
-    parameters: Record<string, unknown>;
+    parameters: { type: unknown };
     writes?: boolean;
   }> | null;
 }
@@ -62,7 +62,7 @@ export interface Command {
   command?: string[] | null;
   /** What bash is given to run. */
   shell?: string | null;
-  /** Below the workspace. */
+  /** Relative to the workspace, or absolute. */
   cwd?: string | null;
   env?: Record<string, string> | null;
   user?: string | null;
@@ -85,7 +85,7 @@ export interface Command {
 
 export interface ContextRequest {
   language: string;
-  /** Below the workspace. */
+  /** Relative to the workspace, or absolute. */
   cwd?: string | null;
   /** One of the sandbox's choice without it. */
   id?: string | null;
@@ -155,7 +155,7 @@ export interface ExecutionRequest {
   tools?: Array<{
     name: string;
     description?: string;
-    parameters: Record<string, unknown>;
+    parameters: { type: unknown };
     writes?: boolean;
   }> | null;
 }
