@@ -29,6 +29,7 @@ from executions.models import ApiKey, Execution
 from executions.services import ongoing
 from executions.services.declared import Rule, declared, refuse, shown
 from executions.services.following import Listener, following
+from executions.services.kinds import END
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
@@ -42,6 +43,7 @@ _LARGEST = 10**15 - 1
 
 
 _EXECUTION_FIELDS = tuple(schema.ExecutionSerializer().fields)
+_ONE_FIELD = f"({'|'.join(_EXECUTION_FIELDS)})"
 
 
 def _check_fields(text: str) -> str:
@@ -55,7 +57,7 @@ def _check_fields(text: str) -> str:
 
 Fields = Annotated[
     str,
-    Rule(_check_fields),
+    Rule(_check_fields, {"pattern": f"^{_ONE_FIELD}(,{_ONE_FIELD})*{END}"}),
     Field(
         min_length=1,
         max_length=1000,

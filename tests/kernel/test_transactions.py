@@ -216,6 +216,10 @@ DOORS = {
     "e2b-contexts": ("session-contexts", "POST"),
     "e2b-context": ("session-context", "DELETE"),
     "e2b-context-restart": ("session-context-restart", "POST"),
+    "e2b-snapshot-take": ("session-snapshot", "POST"),
+    "e2b-snapshot": ("snapshot", "DELETE"),
+    # A snapshot, and sessions that begin with it.
+    "e2b-fork": ("sessions", "POST"),
     # Each of its tools stands for an endpoint.
     "mcp": ("executions", "POST"),
 }

@@ -47,7 +47,7 @@ def changed_entry() -> None:
 def test_an_auditor_has_it_verified_and_sees_what_came_of_it(alice: Caller) -> None:
     ended(alice)
     auditor = member(AUDITOR)
-    assert "Nobody has had it verified" in auditor.get(STATE).content.decode()
+    assert "Not verified yet." in auditor.get(STATE).content.decode()
 
     assert auditor.post(START).status_code == 302
     noted = LogEntry.objects.get(content_type__model="ledgercheck")
@@ -57,7 +57,7 @@ def test_an_auditor_has_it_verified_and_sees_what_came_of_it(alice: Caller) -> N
     )
     assert LedgerEntry.objects.filter(kind="admin_action").exists()
     waiting = auditor.get(STATE).content.decode()
-    assert "waits for a worker" in waiting
+    assert "Verification queued" in waiting
     assert "every 2s" in waiting
     assert "<button" not in waiting
 
@@ -94,7 +94,7 @@ def test_of_two_presses_one_counts_and_of_two_hosts_one_reads(
     assert ask("ada") is not None
     assert ask("ben") is None
     again = admin_client.post(START, follow=True).content.decode()
-    assert "being verified already" in again
+    assert "A verification is already running." in again
     assert LedgerCheck.objects.count() == 1
     assert not LogEntry.objects.filter(content_type__model="ledgercheck").exists()
 
