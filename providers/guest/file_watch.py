@@ -314,8 +314,7 @@ class _Watched:
     def _look(self) -> "Generator[Any, Any, States]":
         seen: "States" = {}
         if self._listener is not None:
-            for number in self._noticed:
-                self._listener.drop(number)
+            self._listener.begin()
         self._noticed.clear()
         may_listen = self._listener is not None
 

@@ -86,6 +86,15 @@ class Notices:
         """How many folders all listeners together watch, each counted for itself."""
         return sum(len(each._numbers) for each in self._all)
 
+    def begin(self) -> None:
+        """Forget what happened before now. A folder may have been watched for another already, or
+        for a process that is gone, and what was said of it still be in the queue."""
+        for number in list(self._numbers):
+            self.drop(number)
+        self.take()
+        self._told.clear()
+        self._is_lost = False
+
     def watch(self, folder: int) -> int:
         """The number under which is told of it from now on. Raises OSError."""
         try:

@@ -306,7 +306,7 @@ def test_numbers_are_not_used_twice_and_the_last_that_ended_are_listed(
     rooms = open_rooms()
     stays = rooms.spawn("sleep", "1000")
     pids = [rooms.spawn("true") for _ in range(70)]
-    assert [stays, *pids] == list(range(1, 72))
+    assert len({stays, *pids}) == 71
     for pid in pids[-64:]:
         rooms.follow(pid)
     listed = [each["pid"] for each in rooms.call("process.list")["processes"]]
