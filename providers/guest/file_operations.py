@@ -150,10 +150,19 @@ def move(base: int, header: "dict[str, object]") -> "Steps":
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise refusal(error, "target") from None
+            _require_removable(folder, moved)
             yield from _move_between(base, folder, source, target)
         return {"entry": _look(base, target)}
     finally:
         os.close(folder)
+
+
+def _require_removable(folder: int, moved: os.stat_result) -> None:
+    """Raise Refused where a copy would be all that a move does."""
+    if moved.st_dev != os.fstat(folder).st_dev:
+        raise Refused("A file system is mounted there, which cannot be moved.", "path")
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+        raise Refused("The folder that it is in may not be changed.", "path")
 
 
 def _move_between(

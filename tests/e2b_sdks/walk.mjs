@@ -144,7 +144,7 @@ async function walkCommands ({ commands }) {
   const script = 'echo $OF_SANDBOX $OWN; pwd; echo e >&2'
   const options = { envs: { OWN: '2' }, cwd: '/home/user/made', onStdout: (text) => { heard += text } }
   const done = await commands.run(script, options)
-  assert.deepEqual([done.stdout, done.stderr, done.exitCode], ['1 2\n/workspace/made\n', 'e\n', 0])
+  assert.deepEqual([done.stdout, done.stderr, done.exitCode], ['1 2\n/home/user/made\n', 'e\n', 0])
   assert.equal(heard, done.stdout)
   await assert.rejects(commands.run('exit 3', { user: 'user' }), (error) => error instanceof sdk.CommandExitError && error.exitCode === 3)
   works('commands.run')
@@ -207,11 +207,11 @@ async function walkGit ({ git, files }) {
   await git.restore(at, { paths: ['a.txt'] })
   assert.equal(await files.read(`${at}/a.txt`), 'a')
   await git.reset(at, { mode: 'hard' })
-  await git.remoteAdd(at, 'origin', 'file:///workspace/repository.git')
+  await git.remoteAdd(at, 'origin', 'file:///home/user/repository.git')
   assert(await git.remoteGet(at, 'origin'))
   await git.push(at, { remote: 'origin', branch: 'main' })
   await git.pull(at, { remote: 'origin', branch: 'main' })
-  await git.clone('file:///workspace/repository.git', { path: '/home/user/cloned' })
+  await git.clone('file:///home/user/repository.git', { path: '/home/user/cloned' })
   await git.dangerouslyAuthenticate({ username: 'u', password: 'p', host: 'git.example.org' })
   works([...publicOf(Object.getPrototypeOf(git), 'git')].sort().join(' '))
 }
@@ -235,7 +235,7 @@ async function walkCells (sandbox) {
   assert.deepEqual((await sandbox.runCode('echo hi', { language: 'bash' })).logs.stdout, ['hi\n'])
   works('Sandbox.runCode')
   const made = await sandbox.createCodeContext({ cwd: '/home/user/made', language: 'python' })
-  assert.equal((await sandbox.runCode('import os; z = 1; os.getcwd()', { context: made })).text, "'/workspace/made'")
+  assert.equal((await sandbox.runCode('import os; z = 1; os.getcwd()', { context: made })).text, '/home/user/made')
   assert((await sandbox.listCodeContexts()).some((each) => each.id === made.id))
   await sandbox.restartCodeContext(made)
   assert.equal((await sandbox.runCode('z', { context: made })).error.name, 'NameError')

@@ -202,7 +202,7 @@ async def walk_commands(sandbox: Any) -> None:
     done = await got(
         commands.run(script, envs={"OWN": "2"}, cwd="/home/user/made", on_stdout=heard.append)
     )
-    assert (done.stdout, done.stderr, done.exit_code) == ("1 2\n/workspace/made\n", "e\n", 0)
+    assert (done.stdout, done.stderr, done.exit_code) == ("1 2\n/home/user/made\n", "e\n", 0)
     assert "".join(heard) == done.stdout
     with raises(e2b.CommandExitException) as failed:
         await got(commands.run("exit 3", user="user"))
@@ -290,11 +290,11 @@ async def walk_git(sandbox: Any) -> None:
     await got(git.restore(at, ["a.txt"]))
     assert await got(sandbox.files.read(f"{at}/a.txt")) == "a"
     await got(git.reset(at, mode="hard"))
-    await got(git.remote_add(at, "origin", f"file://{at}.git".replace("/home/user", "/workspace")))
+    await got(git.remote_add(at, "origin", f"file://{at}.git"))
     assert await got(git.remote_get(at, "origin"))
     await got(git.push(at, "origin", "main"))
     await got(git.pull(at, "origin", "main"))
-    await got(git.clone("file:///workspace/repository.git", path="/home/user/cloned"))
+    await got(git.clone("file:///home/user/repository.git", path="/home/user/cloned"))
     await got(git.dangerously_authenticate("u", "p", host="git.example.org"))
     works(" ".join(sorted(public(type(git), "git"))))
 
@@ -330,7 +330,7 @@ async def walk_cells(sandbox: Any) -> None:
     works("Sandbox.run_code")
     made = await got(sandbox.create_code_context(cwd="/home/user/made", language="python"))
     where = await got(sandbox.run_code("import os; z = 1; os.getcwd()", context=made))
-    assert where.text == "'/workspace/made'"
+    assert where.text == "/home/user/made"
     assert made.id in {each.id for each in await got(sandbox.list_code_contexts())}
     await got(sandbox.restart_code_context(made))
     assert (await got(sandbox.run_code("z", context=made))).error.name == "NameError"

@@ -3,6 +3,7 @@ has a second name, which programs may have for their home."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,7 @@ def test_all_is_done_with_the_rights_of_a_program(places: Rooms) -> None:
     for path in ("/usr", "/etc/passwd", "/workspace", "/home/user", "/tmp", "/proc/1", "/dev/null"):
         assert refused(places, "remove", path=path)[0] in ("refused", "missing"), path
         assert refused(places, "move", path=path, target="/tmp/moved")[0] == "refused", path
+        assert places.call("file.stat", path="/tmp/moved")["entry"] is None, path
     for path in ("/", "//", "/."):
         for op in ("remove", "write", "mkdir", "read"):
             assert refused(places, op, path=path)[0] == "refused", (op, path)
@@ -208,8 +210,9 @@ def test_a_folder_elsewhere_is_watched(places: Rooms) -> None:
     watch = places.begin("file.watch", path="/tmp/w", credit=protocol.CREDIT)
     assert places.event(watch)[0]["event"] == "ready"
     places.write("/tmp/w/new", b"x")
-    header, _ = places.event(watch, 30)
-    assert (header["type"], header["path"]) == ("created", "/tmp/w/new")
+    header, parts = places.event(watch, 30)
+    first = json.loads(parts["data"])[0]
+    assert (header["event"], first["type"], first["path"]) == ("changes", "created", "/tmp/w/new")
     places.send({"op": "stop", "target": watch})
 
 
