@@ -33,8 +33,7 @@ def test_whatever_a_program_kills_the_sandbox_goes_on() -> None:
         ).stdout
         assert len(shown.splitlines()) < 30, shown
         assert sandbox.commands.run("kill -9 1; echo here").stdout == "here\n"
-        with pytest.raises(CommandExitException):
-            sandbox.commands.run("kill -9 -1")
+        sandbox.commands.run("kill -9 -1")
         assert sandbox.files.read("before") == "kept"
         assert sandbox.commands.run("echo here").stdout == "here\n"
 
@@ -77,9 +76,9 @@ def test_a_text_is_uploaded_without_a_file_name(sandbox: Sandbox) -> None:
     binary = bytes(range(256))
     httpx.post(sandbox.upload_url("bytes"), files={"file": (None, binary)})
     assert bytes(sandbox.files.read("bytes", format="bytes")) == binary
-    named = httpx.post(sandbox.upload_url(), files={"file": ("\u00e9", b"x")})
+    named = httpx.post(sandbox.upload_url(""), files={"file": ("\u00e9", b"x")})
     assert named.json()[0]["path"] == "/home/user/\u00e9"
-    assert httpx.post(sandbox.upload_url(), files=sent).status_code == 400
+    assert httpx.post(sandbox.upload_url(""), files=sent).status_code == 400
     assert httpx.post(sandbox.upload_url("none"), data={"other": "x"}).status_code == 400
     large = httpx.post(sandbox.upload_url("large"), files={"file": (None, b"x" * 2_700_000)})
     assert (large.status_code, "file name" in large.text) == (413, True)
