@@ -79,7 +79,7 @@ def test_a_text_is_uploaded_without_a_file_name(sandbox: Sandbox) -> None:
     named = httpx.post(sandbox.upload_url(""), files={"file": ("\u00e9", b"x")})
     assert named.json()[0]["path"] == "/home/user/\u00e9"
     assert httpx.post(sandbox.upload_url(""), files=sent).status_code == 400
-    assert httpx.post(sandbox.upload_url("none"), data={"other": "x"}).status_code == 400
+    assert httpx.post(sandbox.upload_url("none"), files={"other": (None, "x")}).status_code == 400
     large = httpx.post(sandbox.upload_url("large"), files={"file": (None, b"x" * 2_700_000)})
     assert (large.status_code, "file name" in large.text) == (413, True)
 
