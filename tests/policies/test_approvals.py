@@ -230,7 +230,7 @@ def test_what_is_rejected_changed_or_left_alone_does_not_run(
     row = Execution.objects.get(pk=moved.execution_id)
     row.pending = {**row.pending, "arguments": {"n": 2}}
     row.save()
-    assert "not what was asked for" in approver.get(page("change", moved)).content.decode()
+    assert "or differs from the request. It will not run." in approver.get(page("change", moved)).content.decode()
     decided(approver, moved, "approve", request_hash="0" * 64)
     assert moved.status == "waiting"
 

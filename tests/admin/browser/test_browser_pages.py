@@ -111,7 +111,7 @@ def test_an_authenticator_is_set_up_and_asked_for(page: Page, other_page: Page) 
     assert page.locator(".qr").evaluate("image => image.naturalWidth") > 0
     keep_picture(page, "authenticator")
     device = TOTPDevice.objects.get()
-    page.get_by_label("Number").fill(code_of(device))
+    page.get_by_label("Code", exact=True).fill(code_of(device))
     page.get_by_role("button", name="Set up").click()
     expect(page.get_by_text("The authenticator was set up.")).to_be_visible()
 
