@@ -181,7 +181,7 @@ def test_hidden_characters_make_no_page_longer_than_it_may_be() -> None:
 def test_streams_in_many_pieces_are_not_cut_up_for_a_page(admin_client: Client) -> None:
     order = [[1, 1], [2, 1]] * 12_000
     row = make_rows(1, stdout="o" * 24_000, stderr="e" * 24_000, output_order=order)[0]
-    assert "Too long to show in order. stdout and stderr are shown separately." in drawn(admin_client, page_of(row))
+    assert "Too long to show in order." in drawn(admin_client, page_of(row))
 
 
 def test_without_a_free_process_texts_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:

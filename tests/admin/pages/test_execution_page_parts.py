@@ -45,7 +45,7 @@ def headings(page: str) -> list[str]:
 def test_what_is_empty_is_left_out(auditor: Client) -> None:
     bare = page(auditor, provider="")
     assert headings(bare) == ["Record", "Caller", "Environment", "Times", "Receipt"]
-    assert "No output." in bare
+    assert "No output is stored." in bare
     for name in re.findall(r"<dd>(.*?)</dd>", bare):
         assert name.strip("- –"), bare
     waits = page(auditor, status="queued", finished_at=None)
