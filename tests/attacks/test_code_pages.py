@@ -142,7 +142,7 @@ def test_a_notebook_of_slow_cells_has_the_time_of_one_page(
     apart.clear()
     page = drawn(admin_client, address)
     assert page.count('<article class="cell"') == 20
-    assert "rich outputs are large" in page
+    assert "Rich outputs are large. See the execution." in page
     assert sum(apart) < APART_SECONDS
 
 
@@ -181,7 +181,7 @@ def test_hidden_characters_make_no_page_longer_than_it_may_be() -> None:
 def test_streams_in_many_pieces_are_not_cut_up_for_a_page(admin_client: Client) -> None:
     order = [[1, 1], [2, 1]] * 12_000
     row = make_rows(1, stdout="o" * 24_000, stderr="e" * 24_000, output_order=order)[0]
-    assert "Too long to be shown in its order" in drawn(admin_client, page_of(row))
+    assert "Too long to show in order." in drawn(admin_client, page_of(row))
 
 
 def test_without_a_free_process_texts_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:

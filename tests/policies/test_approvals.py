@@ -224,7 +224,8 @@ def test_what_is_rejected_changed_or_left_alone_does_not_run(
     row = Execution.objects.get(pk=moved.execution_id)
     row.pending = {**row.pending, "arguments": {"n": 2}}
     row.save()
-    assert "not what was asked for" in approver.get(page("change", moved)).content.decode()
+    told = approver.get(page("change", moved)).content.decode()
+    assert "The execution has ended, or differs from the request. It will not run." in told
     decided(approver, moved, "approve", request_hash="0" * 64)
     assert moved.status == "waiting"
 

@@ -40,14 +40,14 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
     menu = page.locator("#nav-sidebar")
     expect(menu.get_by_role("link", name="Pending changes 1")).to_be_visible()
     ledger = page.locator("section", has=page.get_by_role("heading", name="Ledger"))
-    expect(ledger).to_contain_text("Nobody has had it verified")
+    expect(ledger).to_contain_text("Not verified yet.")
     keep_picture(page, "attention")
     page.set_viewport_size({"width": 390, "height": 860})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 860})
 
     ledger.get_by_role("button", name="Verify").press("Enter")
-    expect(ledger).to_contain_text("waits for a worker")
+    expect(ledger).to_contain_text("Verification queued")
     lease.take()
 
     def seen_halfway(report: object) -> Verification:

@@ -71,7 +71,7 @@ def test_the_front_page_draws_what_happened(page: Page, caller: Caller) -> None:
         page.get_by_role("img", name="Executions by tenant").locator("rect").first
     ).to_be_visible()
     pool = page.locator("section", has=page.get_by_role("heading", name="Pool of Local"))
-    expect(pool).to_contain_text(re.compile(r"\d+ busy, \d+ warm"))
+    expect(pool).to_contain_text(re.compile(r"\d+ busy, \d+ idle"))
     expect(page.get_by_role("row", name=re.compile("SB005"))).to_contain_text("Execution timeout")
     fill = page.locator("rect.series-1").first.evaluate("bar => getComputedStyle(bar).fill")
     assert fill != "rgb(0, 0, 0)"

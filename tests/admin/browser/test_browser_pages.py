@@ -111,7 +111,7 @@ def test_an_authenticator_is_set_up_and_asked_for(page: Page, other_page: Page) 
     assert page.locator(".qr").evaluate("image => image.naturalWidth") > 0
     keep_picture(page, "authenticator")
     device = TOTPDevice.objects.get()
-    page.get_by_label("Number").fill(code_of(device))
+    page.get_by_label("Code", exact=True).fill(code_of(device))
     page.get_by_role("button", name="Set up").click()
     expect(page.get_by_text("The authenticator was set up.")).to_be_visible()
 
@@ -173,3 +173,47 @@ def test_the_processes_are_listed_and_open_nothing(page: Page) -> None:
     expect(page.get_by_role("row").filter(has_text="web-1")).to_contain_text("ended")
     expect(page.get_by_role("row").get_by_role("link", name="web-2")).to_have_count(0)
     keep_picture(page, "processes")
+
+
+def test_the_sign_of_what_the_ledger_does_not_cover_opens_by_mouse_and_keyboard(
+    page: Page, complaints: list[str]
+) -> None:
+    page.goto("/admin/executions/process/")
+    sign = page.get_by_role("button", name="Not covered by the ledger")
+    note = page.get_by_role("note", name="Not covered by the ledger")
+    told = "Current state, updated every few seconds."
+    expect(sign).to_be_visible()
+    expect(note).to_be_hidden()
+    sign.click()
+    expect(note).to_contain_text(told)
+    expect(note).to_be_in_viewport(ratio=1)
+    sign.click()
+    expect(note).to_be_hidden()
+    # A click elsewhere closes it too.
+    sign.click()
+    expect(note).to_be_visible()
+    page.mouse.click(1200, 800)
+    expect(note).to_be_hidden()
+
+    page.set_viewport_size({"width": 390, "height": 860})
+    page.get_by_role("button", name="Menu").and_(page.locator(":visible")).focus()
+    page.keyboard.press("Tab")
+    expect(sign).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(note).to_contain_text(told)
+    expect(note).to_be_in_viewport(ratio=1)
+    page.keyboard.press("Escape")
+    expect(note).to_be_hidden()
+    expect(sign).to_be_focused()
+    page.keyboard.press("Space")
+    expect(note).to_be_visible()
+    page.set_viewport_size({"width": 1280, "height": 860})
+
+    # A column is named where the rest of its page is covered, and a covered page has no sign.
+    page.goto("/admin/executions/schedule/")
+    sign.click()
+    expect(note).to_contain_text("Next run: Updated for each run, and checked against the schedule")
+    page.goto("/admin/executions/tenant/")
+    expect(page.locator("h1")).to_be_visible()
+    expect(sign).to_have_count(0)
+    assert complaints == []

@@ -77,7 +77,7 @@ def test_a_connection_is_tested_with_unsaved_values_without_leaving_the_page(pag
     row = save_config("local", {"launcher": "auto", "pool_size": 2})
     page.goto(f"{LIST}{row.pk}/change/")
     marker = page.evaluate("window.marker = Math.random()")
-    page.get_by_label("Isolation", exact=True).select_option("bubblewrap")
+    page.get_by_label("Runtime", exact=True).select_option("bubblewrap")
     page.get_by_role("button", name="Test connection").click()
     result = page.locator("#test-result")
     expect(result).to_contain_text("Works", timeout=20_000)

@@ -19,15 +19,15 @@ def test_a_report_is_asked_for_and_shows_by_itself_when_it_is_made(
 
     page.goto("/admin/executions/report/add/")
     page.get_by_label("Tenant").fill("wonderland")
-    page.get_by_label("With code").check()
+    page.get_by_label("Include code").check()
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("link", name="PDF")).to_be_visible()
-    expect(page.get_by_text("intact", exact=True)).to_be_visible()
+    expect(page.get_by_text("no problems found", exact=True)).to_be_visible()
     keep_picture(page, "report")
 
     report = Report.objects.create(tenant_slug="wonderland", made_by="user:admin")
     page.goto(f"/admin/executions/report/{report.pk}/change/")
-    expect(page.get_by_text("Waiting")).to_be_visible()
+    expect(page.get_by_text("Queued")).to_be_visible()
     assert asking.make_one(report.pk)
     with page.expect_download() as download:
         page.get_by_role("link", name="JSON").click()

@@ -40,7 +40,7 @@ def test_a_tenant_is_given_a_floor_and_the_record_says_what_it_had(
     expect(page.locator("#content")).to_contain_text("minimum_isolation is gvisor")
     page.goto(f"/admin/executions/execution/{answer['id']}/change/")
     expect(page.locator("#content")).to_contain_text("Isolation namespaces")
-    expect(page.locator("#content")).to_contain_text("Sharing execution")
+    expect(page.locator("#content")).to_contain_text("Sandbox sharing execution")
     keep_picture(page, "execution-where")
     page.goto("/admin/executions/execution/")
     expect(page.get_by_role("row").filter(has_text="Succeeded")).to_contain_text("namespaces")

@@ -176,7 +176,7 @@ def test_the_pool_is_shown_as_it_is(
     run(alice, "print(1)")
     piece = admin_client.get("/admin/pool/").content.decode()
     assert "Pool of Local" in piece
-    assert re.search(r"\d+ busy, \d+ warm", piece)
+    assert re.search(r"\d+ busy, \d+ idle", piece)
     assert "below target" in piece
     assert "every 5s" in piece
 
@@ -189,5 +189,5 @@ def test_a_provider_without_a_pool_is_not_asked_again(
     scripted: Callable[[], list[str]], admin_client: Client
 ) -> None:
     piece = admin_client.get("/admin/pool/").content.decode()
-    assert "keeps no pool" in piece
+    assert "No pool on this machine." in piece
     assert "every 5s" not in piece

@@ -41,7 +41,7 @@ def test_code_and_output_are_shown_as_they_were_and_escaped(
     assert "&lt;u&gt;arg&lt;/u&gt;" in page
     # Code, arguments, stdout, stderr and what was left out.
     assert page.count('<pre class="record') == 5
-    assert page.count("What followed was dropped") == 1
+    assert page.count("Truncated: the rest exceeded the limit.") == 1
     assert "wonderland" in page
     assert "alice" in page
 

@@ -123,7 +123,7 @@ def test_streams_whose_order_is_unknown_erased_or_too_long_are_shown_one_after_t
         "answer.output_order = [[1, 1], [2, 1]] * 2000",
     ).json()
     assert "stream-name" not in (page := page_of(auditor, body["id"]))
-    assert "Too long to be shown in its order" in page
+    assert "Too long to show in order. stdout and stderr are shown separately." in page
     Execution.objects.filter(pk=body["id"]).update(stdout="", stderr="")
     assert "Too long" not in page_of(auditor, body["id"])
 

@@ -45,7 +45,7 @@ def headings(page: str) -> list[str]:
 def test_what_is_empty_is_left_out(auditor: Client) -> None:
     bare = page(auditor, provider="")
     assert headings(bare) == ["Record", "Caller", "Environment", "Times", "Receipt"]
-    assert "No output." in bare
+    assert "No output is stored." in bare
     for name in re.findall(r"<dd>(.*?)</dd>", bare):
         assert name.strip("- –"), bare
     waits = page(auditor, status="queued", finished_at=None)
@@ -146,7 +146,7 @@ def test_a_page_of_huge_texts_stays_small(auditor: Client) -> None:
     order = [[1, 10_000_000], [2, 10_000_000]]
     found = page(auditor, stdout=ten, stderr="y\n" * 5_000_000, output_order=order, status="failed")
     assert len(found) < 200_000
-    assert "Too long to be shown in its order" in found
+    assert "Too long to show in order. stdout and stderr are shown separately." in found
     assert '<p class="run-error">y</p>' in found
     lines = page(auditor, code="\n" * 100_000)
     assert len(lines) < 200_000

@@ -104,7 +104,7 @@ def test_a_route_without_steps_is_refused(admin_client: Client, services: Servic
     form = {"owner": "", "language": "", "strategy": "priority", "is_active": "on"}
     nothing = {"steps-TOTAL_FORMS": "0", "steps-INITIAL_FORMS": "0"}
     answer = admin_client.post(reverse("admin:providers_route_add"), form | nothing)
-    assert "Name one provider at least" in answer.content.decode()
+    assert "A route needs at least one provider." in answer.content.decode()
     assert not Route.objects.exists()
     # Nor is the last one taken from it.
     route = make_route("e2b")
@@ -121,7 +121,7 @@ def test_a_route_without_steps_is_refused(admin_client: Client, services: Servic
     }
     page = reverse("admin:providers_route_change", args=[route.pk])
     answer = admin_client.post(page, form | removed)
-    assert "Name one provider at least" in answer.content.decode()
+    assert "A route needs at least one provider." in answer.content.decode()
     assert route.steps.get() == step
 
 
@@ -250,7 +250,7 @@ def test_a_page_that_asks_whether_to_delete_says_what_happens_then(
     page = admin_client.get(
         reverse("admin:providers_providerconfig_delete", args=[e2b.pk])
     ).content.decode()
-    assert "It is the active provider" in page
+    assert "This is the active provider. Runs without a route are rejected" in page
     assert "wonderland, every language: have no provider and are rejected" in page
     assert "elsewhere, every language: continue with aliyun_codeinterpreter" in page
 

@@ -116,7 +116,7 @@ def test_outputs_too_large_for_a_notebook_are_left_to_the_execution(alice: Calle
     big = '[{"text/plain": "' + "y" * 3_000_000 + '"}]'
     Execution.objects.filter(pk=answer["id"]).update(outputs=big)
     page = page_of(member(AUDITOR), session)
-    assert "rich outputs are large" in page
+    assert "Rich outputs are large. See the execution." in page
     assert "yyyy" not in page
 
 
