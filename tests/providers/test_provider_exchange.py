@@ -207,7 +207,7 @@ def test_nobody_makes_more_than_what_was_looked_at(
         assert "too long ago" in answer
     save_config("probe", GOOD | {"size": 9})
     answer = admin_client.post(IMPORT, {"_looked_at": token}).content.decode()
-    assert "changed by somebody else" in answer
+    assert "Another user changed the configuration of" in answer
     assert config()["size"] == 9
 
 
