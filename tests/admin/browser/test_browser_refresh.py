@@ -89,7 +89,7 @@ def test_the_dashboard_gets_on_and_stops_for_who_is_signed_out(
     expect(page.get_by_role("heading", name="First steps")).to_have_count(0)
     expect(chosen).to_be_focused()
     # What renews itself is not put back to its beginning.
-    expect(page.get_by_text("Asking…")).to_have_count(0)
+    expect(page.get_by_text("Loading…")).to_have_count(0)
     expect(chosen).to_have_attribute("aria-current", "true")
 
     page.context.clear_cookies()

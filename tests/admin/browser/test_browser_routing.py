@@ -100,6 +100,7 @@ def test_a_breaker_is_seen_and_put_back_into_service(page: Page) -> None:
 
 def test_a_budget_is_set_and_alerts_are_listed(page: Page) -> None:
     page.goto("/admin/")
+    open_group(page, "Tenants")
     page.get_by_role("link", name="Budgets").click()
     page.goto("/admin/executions/budget/add/")
     page.get_by_label("Limit").fill("25")

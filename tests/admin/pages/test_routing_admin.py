@@ -282,7 +282,7 @@ def test_deleting_the_price_of_a_class_names_what_else_had_it(
     page = reverse("admin:providers_providerprice_delete", args=[named.pk])
     shown = admin_client.get(page).content.decode()
     assert "Runs on e2b@eu will be priced as e2b." in shown
-    assert "So is what" not in shown
+    assert "The same applies" not in shown
 
 
 def test_who_may_not_delete_it_is_told_nothing(client: Client, services: Services) -> None:
