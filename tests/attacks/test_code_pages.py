@@ -116,13 +116,13 @@ def test_what_is_slow_to_colour_is_shown_plain_and_says_so(
     drawn(admin_client, page_of(honest))  # the first page of all loads what pages need
     apart.clear()
     page = drawn(admin_client, page_of(first))
-    assert "Shown without colours" in page
+    assert "Too long for syntax highlighting." in page
     assert len(page) < 1_000_000
     assert page.count('class="line"') <= 5_000
     assert sum(apart) < APART_SECONDS
     # It is known by now, and not tried again.
     apart.clear()
-    assert "Shown without colours" in drawn(admin_client, page_of(again))
+    assert "Too long for syntax highlighting." in drawn(admin_client, page_of(again))
     assert apart == []
     assert '<span class="hl-kn">import</span>' in drawn(admin_client, page_of(honest))
 
