@@ -238,6 +238,6 @@ def _update(row: ProviderConfig, config: dict[str, Any]) -> ProviderConfig | Non
 
 def _conflict(provider_id: str) -> ConfigurationConflict:
     return ConfigurationConflict(
-        f"The configuration of {provider_id!r} was changed by somebody else in the meantime. "
-        "Nothing was saved: reload the page and make your change again."
+        f"Another user changed the configuration of {provider_id!r} in the meantime. "
+        "Nothing was saved. Reload the page and make your change again."
     )

@@ -22,7 +22,7 @@ os.symlink('00.csv', 'artifacts/link')
 os.makedirs('artifacts/a/b/c/d/e')
 open('artifacts/a/b/c/d/e/deep.txt', 'w').write('x')
 for n in range(22): display(n)
-print('x' * 300_000)
+print('x' * 1_100_000)
 """
 FILES = [
     {"name": "20.csv", "reason": "too many files: at most 20 are kept"},
@@ -33,7 +33,7 @@ FILES = [
     },
 ]
 OUTPUTS = [
-    {"name": "stdout", "reason": "cut: the first 200000 bytes are kept"},
+    {"name": "stdout", "reason": "cut: the first 1000000 bytes are kept"},
     {"name": "output 21", "reason": "too many outputs: at most 20 are kept"},
     {"name": "output 22", "reason": "too many outputs: at most 20 are kept"},
 ]

@@ -142,6 +142,14 @@ def sign_in(page: Page, name: str, password: str = PASSWORD, code: str = "") -> 
     expect(page.locator("#nav-sidebar")).to_be_attached()
 
 
+def open_group(page: Page, name: str) -> None:
+    """Open a closed group of the menu by the keyboard."""
+    group = page.locator("#nav-sidebar details", has=page.get_by_text(name, exact=True))
+    expect(group).not_to_have_attribute("open", "")
+    group.locator("summary").press("Enter")
+    expect(group).to_have_attribute("open", "")
+
+
 def keep_picture(page: Page, name: str, *, whole: bool = False) -> None:
     """With SCREENSHOTS=folder, a picture of the page."""
     if folder := os.environ.get("SCREENSHOTS"):

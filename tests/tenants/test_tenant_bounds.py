@@ -216,7 +216,7 @@ def test_an_administrator_sets_them_and_the_ledger_says_so(
     opened(alice)
     opened(alice, "async")
     shown = admin_client.get(page).content.decode()
-    assert "apply across all processes" in shown
+    assert "Limits apply across all processes." in shown
     bars = dict(re.findall(r"<dt>([^<]+)</dt>.*?<span>([^<]*)</span>", shown, re.DOTALL))
     assert bars["Running"] == "1 of 10"
     assert bars["Queued"] == "1 of 100"

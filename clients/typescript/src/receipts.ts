@@ -53,7 +53,7 @@ export async function checkReceipt(
   }
 }
 
-const FORMAT = "1";
+const FORMAT = 1;
 // What is signed starts with it.
 const DOMAIN = "cofferdam-ledger-1\n";
 // The fields whose words are others in the receipt. What is not here is compared by its own name.
@@ -259,7 +259,7 @@ const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$
 /** Null where nobody can have signed it: it names no format, or has no form that is signed. */
 async function signedMessage(receipt: Members): Promise<Uint8Array | null> {
   const ledger = receipt.get("ledger");
-  if (!(ledger instanceof Numeral) || ledger.text !== FORMAT) return null;
+  if (!(ledger instanceof Numeral) || Number(ledger.text) !== FORMAT) return null;
   const statement: Members = new Map(receipt);
   statement.delete("signature");
   let said: string;

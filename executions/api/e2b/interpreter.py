@@ -16,7 +16,6 @@ from executions.api.e2b.cells import CellEvents
 from executions.api.e2b.envelopes import object_in
 from executions.api.e2b.errors import Refused, invalid, text_error, told
 from executions.api.e2b.paths import shown, to_folder
-from executions.api.e2b.process_stream import has_ended
 from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.models import Session
@@ -29,6 +28,7 @@ from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.run import running
 from executions.services.sessions import control
 from executions.services.sessions.errors import Conflict
+from executions.services.sessions.finding import has_ended
 from executions.services.sessions.place import lender_of
 from executions.services.sessions.requests import ContextRequest
 from executions.services.waiting import Waits

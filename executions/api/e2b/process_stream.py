@@ -11,11 +11,12 @@ from uuid import UUID
 
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
-from executions.models import Execution, Session
+from executions.models import Execution
 from executions.services import polling
 from executions.services.following import Listener, Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
 from executions.services.sessions.background import record_if_ended
+from executions.services.sessions.finding import has_ended
 from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
@@ -181,12 +182,6 @@ def _until_recorded(
     if record.ended.done():
         record.ended.result()
     execution.refresh_from_db()
-
-
-def has_ended(session_id: UUID | None) -> bool:
-    """Whether a session was closed or lost."""
-    living = Session.objects.filter(closed_at=None)
-    return session_id is None or not living.filter(pk=session_id).exists()
 
 
 def _late() -> dict[str, Any]:

@@ -100,6 +100,12 @@ def living_session_of(tenant: Tenant | None, session_id: UUID) -> Session:
     return session
 
 
+def has_ended(session_id: UUID | None) -> bool:
+    """Whether the session was closed or lost, or is no longer there."""
+    living = Session.objects.filter(closed_at=None)
+    return session_id is None or not living.filter(pk=session_id).exists()
+
+
 def list_sessions(tenant: Tenant, wanted: SessionFilter) -> Page:
     """A page of the tenant's sessions, newest first.
 

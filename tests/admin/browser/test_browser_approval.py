@@ -96,7 +96,7 @@ def test_recovery_codes_are_shown_when_an_authenticator_is_set_up(
     page: Page, other_page: Page
 ) -> None:
     page.goto("/admin/authenticator/")
-    page.get_by_label("Number").fill(code_of(TOTPDevice.objects.get()))
+    page.get_by_label("Code", exact=True).fill(code_of(TOTPDevice.objects.get()))
     page.get_by_role("button", name="Set up").click()
     codes = page.locator(".recovery-codes code")
     expect(codes).to_have_count(recovery.CODES)

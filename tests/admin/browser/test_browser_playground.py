@@ -60,6 +60,14 @@ def editor_of(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Code")
 
 
+def write(page: Page, editor: Locator, code: str) -> None:
+    """Put `code` in place of all that is in the editor. Chrome styles what it puts over lines that
+    are selected, which the page forbids and complains of: they are deleted before."""
+    editor.press("Control+a")
+    page.keyboard.press("Delete")
+    editor.fill(code)
+
+
 @pytest.mark.usefixtures("worker")
 def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     page: Page, complaints: list[str]
@@ -68,7 +76,8 @@ def test_code_is_typed_run_cancelled_and_shown_as_a_request(
     page.goto("/admin/")
     page.get_by_role("link", name="Playground").click()
     editor = editor_of(page)
-    editor.fill(CODE)
+    expect(editor).to_contain_text("Hello from the sandbox")
+    write(page, editor, CODE)
     page.get_by_label("Tenant").fill("wonderland")
     arguments = page.get_by_label("Arguments (JSON)")
     arguments.fill("{numbers}")
@@ -119,15 +128,13 @@ def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
     editor = editor_of(page)
     button = page.get_by_role("button", name="Run", exact=True)
     told = page.locator("#play-output article")
-    editor.fill("print('x')")
+    write(page, editor, "print('x')")
     button.click()
     expect(told).to_contain_text("It waits until somebody approves it.")
     expect(button).to_be_enabled()
 
     # Nobody works here, either.
-    editor.press("Control+a")
-    page.keyboard.press("Delete")
-    editor.fill(QUICK)
+    write(page, editor, QUICK)
     button.click()
     expect(told).not_to_contain_text("It waits")
     expect(button).to_be_disabled()
@@ -145,9 +152,7 @@ def test_a_run_that_waits_for_somebody_does_not_lock_the_playground(
     page.unroute("**/events?*")
 
     # What comes back is spelled out and cut as everywhere.
-    editor.press("Control+a")
-    page.keyboard.press("Delete")
-    editor.fill(MUCH)
+    write(page, editor, MUCH)
     button.click()
     expect(button).to_be_disabled()
     while run_queued():

@@ -15,7 +15,7 @@ from providers.errors import ConnectionFailed
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker, save_config
 from tests.conftest import Caller
-from tests.support.browser import keep_picture
+from tests.support.browser import keep_picture, open_group
 from tests.support.running import LOCAL, run
 
 
@@ -77,7 +77,8 @@ def test_a_route_is_made_and_what_ran_on_it_is_compared(page: Page, caller: Call
     page.get_by_role("link", name="7 days").click()
     expect(page.locator("#content")).to_contain_text("local")
     keep_picture(page, "comparison")
-    page.get_by_role("link", name="Spending").first.click()
+    open_group(page, "Tenants")
+    page.get_by_role("link", name="Spending", exact=True).first.click()
     expect(page.get_by_role("row").filter(has_text="wonderland")).to_be_visible()
 
 
@@ -99,6 +100,7 @@ def test_a_breaker_is_seen_and_put_back_into_service(page: Page) -> None:
 
 def test_a_budget_is_set_and_alerts_are_listed(page: Page) -> None:
     page.goto("/admin/")
+    open_group(page, "Tenants")
     page.get_by_role("link", name="Budgets").click()
     page.goto("/admin/executions/budget/add/")
     page.get_by_label("Limit").fill("25")

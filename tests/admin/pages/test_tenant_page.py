@@ -54,10 +54,10 @@ def test_it_shows_use_quotas_budget_keys_sessions_and_runs(
     assert "&lt;i&gt;[U+202E]wonder" in listed
     sent = {"slug": "other", "name": "a\u202eb", "is_active": "on"}
     refused = admin_client.post("/admin/executions/tenant/add/", sent).content.decode()
-    assert "invisible characters" in refused
+    assert "Must not contain invisible characters" in refused
     key = {"tenant": alice.tenant.pk, "name": "a\u202eb", "scopes": ["read"]}
     refused = admin_client.post("/admin/executions/apikey/add/", key).content.decode()
-    assert "invisible characters" in refused
+    assert "Must not contain invisible characters" in refused
 
 
 def test_each_part_is_for_who_may_see_its_page(alice: Caller, django_user_model: Any) -> None:
