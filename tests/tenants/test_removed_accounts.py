@@ -118,7 +118,7 @@ def test_who_has_acted_is_deactivated_in_place_of_being_deleted(ann: User, ada: 
     acts(ada)
     client = signed_in(ann)
     shown = client.get(page(ada)).content.decode()
-    assert "log is kept" in shown
+    assert "in the admin log, which is kept" in shown
     assert "Deactivate ada" in shown
     client.post(page(ada), {"post": "yes"})
     assert User.objects.get(pk=ada.pk).is_active
@@ -161,7 +161,7 @@ def test_who_acts_while_her_removal_waits_keeps_her_entries(
     waiting = PendingChange.objects.get()
     url = reverse("admin:providers_approve", args=[waiting.pk])
     answer = signed_in(ben).post(url, follow=True)
-    assert "log is kept" in answer.content.decode()
+    assert "in the admin log, which is kept" in answer.content.decode()
     assert User.objects.filter(pk=ada.pk).exists()
     assert LogEntry.objects.filter(user=ada).exists()
 
