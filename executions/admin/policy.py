@@ -59,7 +59,8 @@ class PolicyAdmin(GuardedAdmin, _PolicyAdmin):
             {
                 "fields": RULES[RULES.index("analysis") :],
                 "classes": ("tab", "columns"),
-                "description": "It catches mistakes; it is not a security boundary. Code in other "
+                "description": "It catches mistakes; it is not a security boundary, because code "
+                "can hide from it. The boundary is the sandbox and the kernel. Code in other "
                 "languages is not analyzed. Separate modules and calls with spaces or lines.",
             },
         ),

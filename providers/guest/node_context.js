@@ -230,7 +230,7 @@ module.exports = function serve (shared, header) {
   function compiled (source, code) {
     const loader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER
     function load (name, _, attributes) {
-      return ownLoader().import(name, pathToFileURL(path.resolve('main.js')).href, attributes)
+      return loaderOfOurs().import(name, pathToFileURL(path.resolve('main.js')).href, attributes)
     }
     let script
     try {
@@ -245,7 +245,7 @@ module.exports = function serve (shared, header) {
     return script
   }
 
-  function ownLoader () {
+  function loaderOfOurs () {
     try {
       return require('internal/process/esm_loader').esmLoader
     } catch {
