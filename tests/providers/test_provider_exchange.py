@@ -89,7 +89,7 @@ def test_a_file_is_shown_before_it_does_anything(admin_client: Client) -> None:
         record("sandbox.local", {"pool_size": 3}),
         record("sandbox.nothere", {"a": "<script>"}),
     )
-    assert "will become the active provider" in page
+    assert "will become the active provider." in page
     assert "nothere is skipped" in page
     assert "ends in wxyz" in page
     assert TOKEN not in page
@@ -150,7 +150,7 @@ def test_under_the_two_person_rule_an_import_waits(admin_client: Client, setting
         record("sandbox.probe", GOOD),
         record("sandbox.local", {"pool_size": 3}),
     )
-    assert "A second administrator must approve" in page
+    assert "A second administrator must approve the import." in page
     admin_client.post(IMPORT, {"_looked_at": token_of(page)})
     assert not ProviderConfig.objects.filter(provider_id="probe").exists()
     waiting = {change.subject: change for change in PendingChange.objects.all()}
@@ -222,7 +222,7 @@ def test_what_was_active_when_it_was_looked_at_is_not_made_active_again(
         record("sandbox.provider_type", "probe"),
         record("sandbox.local", {"pool_size": 3}),
     )
-    assert "will become the active provider" not in page
+    assert "will become the active provider." not in page
     activate("local")
     answer = admin_client.post(IMPORT, {"_looked_at": token_of(page)}).content.decode()
     assert "Another provider was activated" in answer

@@ -131,7 +131,7 @@ def test_who_has_acted_is_deactivated_in_place_of_being_deleted(ann: User, ada: 
     assert LogEntry.objects.filter(user=ada).exists()
     latest = ConfigVersion.objects.filter(subject=f"auth.user:{ada.pk}").latest("version")
     assert (latest.author, latest.reason) == ("user:ann", "left")
-    assert "deactivated already" in client.get(page(ada)).content.decode()
+    assert "already deactivated" in client.get(page(ada)).content.decode()
 
 
 def test_deactivating_waits_under_the_two_person_rule(ann: User, ada: User, settings: Any) -> None:

@@ -161,7 +161,7 @@ def test_nobody_approves_what_the_row_says_instead(at: At, shown: dict[str, str]
 
     assert ">Approve<" in whole
     assert ">Approve<" not in altered
-    assert "does not match the ledger" in altered
+    assert "This row does not match the ledger: it was changed. It cannot be approved." in altered
     call.refresh_from_db()
     assert decided(ada, call, "approve") == "held"
     assert not LedgerEntry.objects.filter(statement__contains='"step":"approved"').exists()
