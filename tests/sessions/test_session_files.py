@@ -159,6 +159,7 @@ def test_a_page_may_end_at_a_name_that_is_no_utf8_or_looks_like_one_that_is_esca
     listed = alice.client.post(
         "/filesystem.Filesystem/ListDir", {"path": ""}, headers={"E2b-Sandbox-Id": sandbox}
     )
+    assert listed.status_code == 200, listed.content
     assert len(listed.json()["entries"]) == len(names)
 
 

@@ -11,11 +11,7 @@ from pathlib import Path
 
 from providers.archives import pack
 from providers.errors import InvalidConfiguration, KeptSandboxLost
-from providers.sandbox import (
-    FileChange,
-    FileEntry,
-    Files,
-)
+from providers.sandbox import FileChange, FileEntry, Files, below_workspace
 
 
 @contextmanager
@@ -32,9 +28,10 @@ class FolderFiles(Files):
         self._folder = folder
 
     def _at(self, path: str) -> Path:
-        if path.startswith("/"):
+        below = below_workspace(path)
+        if below is None:
             raise InvalidConfiguration("path: Lies outside of the workspace.", field="path")
-        return self._folder / path
+        return self._folder / below
 
     def _entry(self, path: Path) -> FileEntry:
         seen = path.lstat()
