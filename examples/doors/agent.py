@@ -23,7 +23,7 @@ CELLS = (
     f'open("sales.csv", "w").write("{SALES}")',
     'import csv\nrows = list(csv.DictReader(open("sales.csv")))\nlen(rows)',
     'max(rows, key=lambda row: row["sales"])["month"]',
-    'best = max(rows, key=lambda row: int(row["sold"]))\nbest["month"]',
+    'best = max(rows, key=lambda row: int(row["sold"]))\n[best["month"]]',
     '{"best": best["month"], "total": sum(int(row["sold"]) for row in rows)}',
 )
 

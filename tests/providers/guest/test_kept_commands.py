@@ -55,7 +55,7 @@ WRONG = {
         {"argv": ["a\ud800"]},
     ],
     "shell": [{"shell": 1}, {"shell": "a\0b"}],
-    "cwd": [{"shell": "true", "cwd": cwd} for cwd in ("..", "/tmp", "a\0", 7)],
+    "cwd": [{"shell": "true", "cwd": cwd} for cwd in ("..", "/tmp/..", "a\0", 7)],
     "environment": [
         {"shell": "true", "environment": given}
         for given in ([1], {"a": 1}, {"": "x"}, {"a=b": "x"}, {"a": "\0"})
