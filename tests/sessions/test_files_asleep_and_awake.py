@@ -70,11 +70,32 @@ def asked(caller: Caller, session: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield told(f"list {query}", listed(**query))
     for path in ("nothing", "f", "l", "d/inner/x", "l/inner", "a/../b", "/workspace/d"):
         yield told(f"list {path}", listed(path=path))
-    for path in ("f", "d", "l", "d/away", "nothing", "nothing/x", "f/x", "l/inner/x", "..", "/workspace/f"):
+    for path in (
+        "f",
+        "d",
+        "l",
+        "d/away",
+        "nothing",
+        "nothing/x",
+        "f/x",
+        "l/inner/x",
+        "..",
+        "/workspace/f",
+    ):
         yield told(f"read {path}", got(caller, session, path))
     for part in ("bytes=0-0", "bytes=-3", "bytes=5-", "bytes=99-", "bytes=4-2"):
         yield told(part, got(caller, session, "f", HTTP_RANGE=part))
-    for path in ("f", "new/er/file", "d", "l", "l/x", "f/x", "x" * 256, "/workspace/abs", "a//b/./c"):
+    for path in (
+        "f",
+        "new/er/file",
+        "d",
+        "l",
+        "l/x",
+        "f/x",
+        "x" * 256,
+        "/workspace/abs",
+        "a//b/./c",
+    ):
         yield told(f"write {path}", put(caller, session, path, b"written"))
     for path in ("m/n", "m/n", "m", "f", "l", "l/x", "f/x", "m//o/"):
         yield told(f"mkdir {path}", client.post(f"{url}/mkdir", {"path": path}))
