@@ -13,7 +13,7 @@ TEST_SETTINGS := DJANGO_SETTINGS_MODULE=tests.settings
 
 # A lane is named by LANE, tests by ARGS; without them every lane runs, in processes side by side.
 LANE :=
-WORKERS := 3
+WORKERS := 4
 PYTEST = $(PY) -m pytest -m "$(or $(LANE),not slow)" $(if $(ARGS),,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(ARGS)
 # Of the tests that are named none may be about the database: pytest's 5 says so.
 ON_SERVERS = .ci/with-servers $(PY) -m pytest -m "$(if $(LANE),$(LANE) and )database and not slow" $(ARGS) || [ $$? -eq 5 ]
