@@ -268,7 +268,7 @@ def test_a_secret_is_removed_only_by_name() -> None:
 def test_the_second_of_two_admins_gets_a_conflict() -> None:
     version = save_config("probe", GOOD).version
     save_config("probe", GOOD | {"size": 1}, expected_version=version)
-    with pytest.raises(ConfigurationConflict, match="somebody else"):
+    with pytest.raises(ConfigurationConflict, match="Another user changed"):
         save_config("probe", GOOD | {"size": 2}, expected_version=version)
     assert ProviderConfig.objects.get().config["size"] == 1
 

@@ -13,7 +13,7 @@ import pytest
 
 from executions.api.e2b import process_stream
 from executions.api.e2b.process_stream import ProcessEvents, told_of
-from executions.api.e2b.watchers import WatchEvents
+from executions.api.e2b.watchers import Told, WatchEvents
 from executions.api.streams import NDJSON, EventStream
 from executions.models import Execution
 from executions.services import following, ongoing
@@ -134,7 +134,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
 
 def test_who_watches_a_folder_hears_of_its_end_and_of_leaving_it() -> None:
     for end in (lambda watch, _: tell([watch.ended]), lambda _, changes: changes.leave()):
-        watch, changes = Watch(), WatchEvents("", is_recursive=False)
+        watch, changes = Watch(), WatchEvents(Told(""))
         seen = changes.follow(watch, None)
         over = next(seen)
         assert not over.done()
