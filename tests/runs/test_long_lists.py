@@ -293,8 +293,8 @@ def test_a_short_search_and_what_the_index_lacks_are_told(auditor: Client) -> No
     page = auditor.get(LIST, {"q": "pr"}).content.decode()
     assert "Code search needs at least three characters." in page
     page = auditor.get(LIST, {"q": "print"}).content.decode()
-    assert re.search(r"does not hold what was asked for since [-0-9: ]+UTC yet: 2 exec", page)
-    assert "does not hold" not in auditor.get(LIST, {"q": "agent:coder"}).content.decode()
+    assert re.search(r"does not include executions requested since [-0-9: ]+UTC yet: 2 exec", page)
+    assert "does not include" not in auditor.get(LIST, {"q": "agent:coder"}).content.decode()
 
 
 def test_a_shared_filter_leads_nowhere_but_into_the_list(auditor: Client) -> None:
