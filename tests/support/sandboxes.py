@@ -98,7 +98,7 @@ class Local:
         tools = self.tools()
         running = tools.union(*map(family, tools))
         self.provider.close()
-        wait_until(lambda: gone(running), seconds=30)
+        wait_until_gone(running)
 
 
 class LocalProcess:
@@ -153,13 +153,23 @@ class LocalProcess:
         """Let it end by itself, and see to it that nothing of it is left."""
         running = family(self.process.pid)
         self.process.communicate(timeout=60)
-        wait_until(lambda: gone(running), seconds=30)
+        wait_until_gone(running)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.01)
+
+
+def wait_until_gone(pids: set[int], seconds: float = 60) -> None:
+    """Wait until all of them have ended. Raises AssertionError with the commands of the rest."""
+    deadline = time.monotonic() + seconds
+    while not gone(pids):
+        if time.monotonic() > deadline:
+            rest = {pid: " ".join(command(pid)) for pid in pids if not gone({pid})}
+            raise AssertionError(f"they still run: {rest}")
         time.sleep(0.01)
 
 

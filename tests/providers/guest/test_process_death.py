@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
-from tests.support.sandboxes import LocalProcess, family, gone, wait_until
+from tests.support.sandboxes import LocalProcess, family, wait_until, wait_until_gone
 
 DAEMON = """
     import os, time
@@ -40,7 +40,7 @@ def test_nothing_survives_the_owner_of_the_pool(
     running = family(owner.process.pid)
     owner.process.send_signal(how)
     owner.process.wait(30)
-    wait_until(lambda: gone(running), seconds=30)
+    wait_until_gone(running)
 
 
 @pytest.mark.parametrize(("launcher", "tool"), [("bubblewrap", "bwrap"), ("gvisor", "runsc")])

@@ -14,7 +14,13 @@ from providers.pool.guest_files import find_python
 from providers.pool.subordinate_users import BLOCK, SubordinateUsers
 from tests.conftest import require
 from tests.support.lent_users import COUNT, first_lent, ordinary_user
-from tests.support.sandboxes import LocalProcess, children, family, gone, wait_until
+from tests.support.sandboxes import (
+    LocalProcess,
+    children,
+    family,
+    wait_until,
+    wait_until_gone,
+)
 from tests.support.without_root import without_root
 
 USERS = "uid per sandbox (subordinate)"
@@ -141,7 +147,7 @@ def test_nothing_survives_a_killed_service(user: int) -> None:
         _wait_for_warm(service, 3)
         running = family(service.process.pid)
         service.process.kill()
-        wait_until(lambda: gone(running), seconds=30)
+        wait_until_gone(running)
 
 
 def test_a_kept_sandbox_is_clean_for_the_owners_next_run(user: int) -> None:

@@ -19,7 +19,7 @@ from providers.pool.sandbox import Sandbox
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Kernels
 from tests.support.processes import ROOT
-from tests.support.sandboxes import gone, wait_until
+from tests.support.sandboxes import gone, wait_until, wait_until_gone
 
 SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
@@ -35,7 +35,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
 def ended(kernel: Any) -> None:
     """The kernel is gone, and its processes with it."""
     pid = kernel.sentry._process.pid
-    wait_until(lambda: gone({pid}), seconds=30)
+    wait_until_gone({pid})
 
 
 def test_a_result_says_where_it_ran(kernels: Kernels) -> None:

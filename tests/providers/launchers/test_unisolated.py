@@ -17,7 +17,14 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from tests.support.processes import ROOT
-from tests.support.sandboxes import Local, LocalProcess, command, family, gone, wait_until
+from tests.support.sandboxes import (
+    Local,
+    LocalProcess,
+    command,
+    family,
+    wait_until,
+    wait_until_gone,
+)
 
 UID = 60_124
 
@@ -152,7 +159,7 @@ def test_the_opt_out_ends_with_its_owner(tmp_path: Path) -> None:
     assert len(running) >= 3
     owner.process.kill()
     owner.process.wait(30)
-    wait_until(lambda: gone(running), seconds=30)
+    wait_until_gone(running)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

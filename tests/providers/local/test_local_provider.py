@@ -29,7 +29,7 @@ from providers.pool.guest_files import find_python
 from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require
-from tests.support.sandboxes import Local, family, gone, wait_until
+from tests.support.sandboxes import Local, family, wait_until_gone
 
 LAUNCHERS = {"bubblewrap": "bwrap", "gvisor": "runsc"}
 
@@ -39,7 +39,7 @@ def end_bubblewrap(local: Local) -> None:
     (tool,) = local.tools()
     inside = family(tool)
     os.kill(tool, signal.SIGKILL)
-    wait_until(lambda: gone(inside), seconds=30)
+    wait_until_gone(inside)
 
 
 def test_an_instance_runs_code_once_and_is_gone(bubblewrap: Local) -> None:
