@@ -133,6 +133,10 @@ class Cell:
         if header.get("number") != self.number:
             return False
         kind = header.get("type")
+        if kind in ("output", "call"):
+            # Its text up to here stands in the pipes, and comes first.
+            self.stdout.read()
+            self.stderr.read()
         if kind == "began" and not self.began:
             self.began = True
             if self.interrupted or self.timed_out:

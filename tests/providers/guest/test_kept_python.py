@@ -150,6 +150,20 @@ def test_an_interrupt_in_the_middle_of_a_report_keeps_the_state(kept: KeptGuest)
     assert kept.run("x").shown == ["'kept'"]
 
 
+def test_text_comes_before_the_outputs_that_follow_it(kept: KeptGuest) -> None:
+    number = kept.begin_run("for n in range(20):\n    print(n)\n    display(n)", credit=10**9)
+    kept.read_until(lambda: kept.is_over(number))
+
+    text, outputs = b"", 0
+    for header, parts in kept.events(number)[:-1]:
+        if header["event"] == "output":
+            assert b"%d\n" % outputs in text
+            outputs += 1
+        else:
+            text += parts["data"]
+    assert outputs == 20
+
+
 def test_an_interrupt_before_the_first_line_is_not_lost(kept: KeptGuest) -> None:
     padding = b"#" * 2_000_000
     number = kept.begin_run("import time; time.sleep(60)", ("padding", padding))
