@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from providers.manager import manager
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run
@@ -31,7 +33,12 @@ STATEMENTS_OF_A_CELL = 19
 @pytest.fixture(autouse=True)
 def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for a second would be looked up once more on a slow machine."""
-    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
+    for name in (
+        "providers.services.kept.KEPT_SECONDS",
+        "executions.services.rights.CHECK_SECONDS",
+        "executions.services.disk.LOOKED_AT_SECONDS",
+    ):
+        monkeypatch.setattr(name, 3600)
 
 
 @contextmanager
@@ -56,7 +63,7 @@ def shortest(act: Callable[[], None]) -> tuple[set[str], list[dict[str, str]]]:
     once a second falls into one of them."""
     found = []
     for _ in range(3):
-        with traced() as (files, statements):
+        with patch.object(manager, "_check_seconds", 3600), traced() as (files, statements):
             act()
         found.append((files, statements.captured_queries))
     return min(found, key=lambda each: (len(each[1]), len(each[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,15 @@ def _few_authorities(_authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(_authority))
 
 
+@pytest.fixture(scope="session")
+def _sdks() -> None:
+    """A busy machine needs longer to load the vendors' SDKs than a request waits for a provider."""
+    import_module("providers.e2b.client")
+    import_module("providers.aliyun_codeinterpreter.client")
+
+
 @pytest.fixture
-def e2b_server(_few_authorities: None) -> Iterator[E2BServer]:
+def e2b_server(_few_authorities: None, _sdks: None) -> Iterator[E2BServer]:
     server = E2BServer()
     yield server
     server.close()
@@ -101,7 +109,7 @@ def aliyun_config(server: AgentRunServer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def aliyun_server(_few_authorities: None) -> Iterator[AgentRunServer]:
+def aliyun_server(_few_authorities: None, _sdks: None) -> Iterator[AgentRunServer]:
     server = AgentRunServer()
     yield server
     server.close()
