@@ -16,6 +16,7 @@ import pytest
 
 from providers.local.provider import LocalProvider
 from providers.manager import manager
+from providers.named import close_all
 from providers.values import ExecutionResult
 from tests.conftest import require
 
@@ -231,7 +232,8 @@ def _opened() -> Iterator[Callable[[str], Local]]:
     opened: dict[str, Local] = {}
 
     def get(launcher: str) -> Local:
-        # What it keeps from one test to the next would be taken for a remainder of these.
+        # What these keep from one test to the next would be counted as processes of the others.
+        close_all()
         manager.close()
         if launcher not in opened:
             size = 1 if launcher == "gvisor" else 2
@@ -239,6 +241,7 @@ def _opened() -> Iterator[Callable[[str], Local]]:
         return opened[launcher]
 
     yield get
+    close_all()
     manager.close()
     for local in opened.values():
         local.close()
