@@ -85,7 +85,7 @@ def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
             retry_after=exc.retry_after,
         )
     if isinstance(exc, Http404):
-        exc = exceptions.NotFound("There is nothing here, or it is not yours.")
+        exc = exceptions.NotFound("Not found.")
     elif isinstance(exc, PermissionDenied):
         exc = exceptions.PermissionDenied()
     if isinstance(exc, exceptions.APIException):
@@ -115,7 +115,7 @@ def known_to_run(outcome: Outcome) -> Iterator[None]:
             raise
         execution = outcome.execution
         raise DatabaseAway(
-            f"{problem} Ask for the execution by its id.",
+            f"{problem} Read the execution by its id.",
             ran=None if execution.is_open or execution.status == "error" else True,
             record_id=execution.pk,
         ) from failure
