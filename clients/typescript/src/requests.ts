@@ -1,27 +1,27 @@
 /** What the service is asked. Made by make_shapes.py: do not edit. */
 
 export interface AdminActive {
-  /** The provider's id; of another configuration of it, `id@name`. */
+  /** The provider's id; for a further configuration of it, `id@name`. */
   provider: string;
   reason?: string;
 }
 
 export interface AdminConfig {
-  /** The provider's id; of another configuration of it, `id@name`. */
+  /** The provider's id; for a further configuration of it, `id@name`. */
   provider_type: string;
-  /** A secret that is masked or left out stays what it is. */
+  /** A masked or missing secret keeps its stored value. */
   config: Record<string, unknown>;
   set_active?: boolean;
   test_connection?: boolean;
-  /** Kept with the version. */
+  /** The reason for the change, stored with the version. */
   reason?: string;
 }
 
 export interface AdminTest {
   provider_type?: string | null;
-  /** As `provider_type`. */
+  /** Another name for `provider_type`. */
   provider?: string | null;
-  /** The stored one where none is given. */
+  /** Default: the stored configuration. */
   config?: Record<string, unknown> | null;
 }
 
