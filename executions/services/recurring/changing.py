@@ -143,4 +143,4 @@ def _set(schedule: Schedule, paused_because: str) -> None:
 
 
 def _no_such() -> NoSuchSchedule:
-    return NoSuchSchedule("There is no such schedule, or it is not yours.")
+    return NoSuchSchedule("Schedule not found.")
