@@ -115,7 +115,7 @@ def known_to_run(outcome: Outcome) -> Iterator[None]:
             raise
         execution = outcome.execution
         raise DatabaseAway(
-            f"{problem} Read the execution by its id.",
+            f"{problem} Ask for the execution by its id.",
             ran=None if execution.is_open or execution.status == "error" else True,
             record_id=execution.pk,
         ) from failure

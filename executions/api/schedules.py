@@ -40,7 +40,8 @@ class ScheduleSerializer(serializers.Serializer[Any]):
     next_at = serializers.DateTimeField(allow_null=True)
     last_at = serializers.DateTimeField(allow_null=True)
     last_problem = serializers.CharField(
-        allow_null=True, help_text="Why the last due run was skipped; null if it started."
+        allow_null=True,
+        help_text="Why a due run was skipped since the last run that started; null if none was.",
     )
     created_at = serializers.DateTimeField()
 

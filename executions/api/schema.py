@@ -246,7 +246,7 @@ class ExecutionSerializer(PlaceSerializer):
     )
     result = AnyJson(help_text="The return value of `main`.")
     has_result = serializers.BooleanField(
-        help_text="Whether `main` returned a value. It tells the result null from no result."
+        help_text="Whether there is a result: it distinguishes the result null from no result."
     )
     stdout = serializers.CharField()
     stderr = serializers.CharField()
@@ -365,7 +365,10 @@ class LedgerKeysSerializer(serializers.Serializer[Any]):
 
 
 class ErrorBodySerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="SB001 to SB009, or the name of an HTTP error.")
+    code = serializers.CharField(
+        help_text="SB001 to SB009, or a name such as `not_found`. SB002 "
+        "is the code of an invalid request."
+    )
     message = serializers.CharField()
     field = serializers.CharField(allow_null=True)
     ran = serializers.BooleanField(

@@ -65,7 +65,7 @@ class Execution(Shape):
     sharing: str
     # The return value of `main`.
     result: Any
-    # Whether `main` returned a value. It tells the result null from no result.
+    # Whether there is a result: it distinguishes the result null from no result.
     has_result: bool
     stdout: str
     stderr: str

@@ -66,7 +66,7 @@ export interface Execution {
   sharing: string;
   /** The return value of `main`. */
   result: unknown;
-  /** Whether `main` returned a value. It tells the result null from no result. */
+  /** Whether there is a result: it distinguishes the result null from no result. */
   has_result: boolean;
   stdout: string;
   stderr: string;
