@@ -123,6 +123,8 @@ CHOOSE = Body(ActiveRequest, "AdminActive", has_null=True)
 
 
 class _AdminView(ApiView):
+    """For administrators, and for API keys with the scope admin."""
+
     authentication_classes = (AdminAuthentication,)
     permission_classes = (MayAdministrate,)
     needs: Mapping[str, str] = {}

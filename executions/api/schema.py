@@ -147,7 +147,7 @@ class OmissionSerializer(serializers.Serializer[Any]):
 
 
 class VerdictSerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="SB001 to SB009.")
+    code = serializers.CharField(help_text="The error code, SB001 to SB009.")
     message = serializers.CharField()
 
 

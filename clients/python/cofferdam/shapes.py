@@ -351,6 +351,6 @@ class Usage(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Shape):
-    # SB001 to SB009.
+    # The error code, SB001 to SB009.
     code: str
     message: str

@@ -350,7 +350,7 @@ export interface Usage {
 }
 
 export interface Verdict {
-  /** SB001 to SB009. */
+  /** The error code, SB001 to SB009. */
   code: string;
   message: string;
 }

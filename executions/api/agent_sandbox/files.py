@@ -60,7 +60,7 @@ class UploadView(_FilesView):
 
     @extend_schema(
         operation_id="agent_sandbox_upload",
-        summary="Put a file into a conversation",
+        summary="Upload a file to a conversation",
         tags=TAGS,
         request={
             "multipart/form-data": {
