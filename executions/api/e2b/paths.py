@@ -57,4 +57,6 @@ def shown(path: str) -> str:
 def require_user(name: object) -> None:
     """Nobody but the sandbox's own user is to be had. Raises Refused."""
     if name not in ("", None, USER):
-        raise Refused(401, "unauthenticated", f"There is no user {str(name)[:64]!r}. Use {USER!r}.")
+        raise Refused(
+            401, "unauthenticated", f"There is no user {str(name)[:64]!r} here. Use {USER!r}."
+        )
