@@ -41,7 +41,7 @@ class AdminAuthentication(SessionAuthentication):
 class MayAdministrate(BasePermission):
     """A key needs the scope, a user the permission that the view names for the method."""
 
-    message = "This needs an administrator, or an API key of scope admin."
+    message = "This needs an administrator, or an API key with the scope admin."
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         if isinstance(request.auth, ApiKey):

@@ -55,7 +55,7 @@ ProviderId = Annotated[
     str,
     Field(
         min_length=1,
-        description="The provider's id; of another configuration of it, `id@name`.",
+        description="The provider's id; for a further configuration of it, `id@name`.",
     ),
 ]
 Reason = Annotated[str, Field(max_length=500), STORABLE]
@@ -77,11 +77,13 @@ class ConfigRequest:
     provider_type: ProviderId
     config: Annotated[
         Mapping[str, Any],
-        Field(description="A secret that is masked or left out stays what it is."),
+        Field(description="A masked or missing secret keeps its stored value."),
     ]
     set_active: bool = True
     test_connection: bool = False
-    reason: Annotated[Reason, Field(description="Kept with the version.")] = ""
+    reason: Annotated[
+        Reason, Field(description="The reason for the change, stored with the version.")
+    ] = ""
 
 
 @declared
@@ -89,9 +91,11 @@ class TrialRequest:
     """A provider to be tried: with this configuration, or with the stored one."""
 
     provider_type: ProviderId | None = None
-    provider: Annotated[ProviderId | None, Field(description="As `provider_type`.")] = None
+    provider: Annotated[
+        ProviderId | None, Field(description="Another name for `provider_type`.")
+    ] = None
     config: Annotated[
-        Mapping[str, Any] | None, Field(description="The stored one where none is given.")
+        Mapping[str, Any] | None, Field(description="Default: the stored configuration.")
     ] = None
 
 
@@ -119,6 +123,8 @@ CHOOSE = Body(ActiveRequest, "AdminActive", has_null=True)
 
 
 class _AdminView(ApiView):
+    """For administrators, and for API keys with the scope admin."""
+
     authentication_classes = (AdminAuthentication,)
     permission_classes = (MayAdministrate,)
     needs: Mapping[str, str] = {}
@@ -157,7 +163,7 @@ class ConfigView(_AdminView):
 
     @extend_schema(
         operation_id="get_config",
-        summary="Every provider's configuration, secrets masked",
+        summary="Get the configuration of every provider, with masked secrets",
         tags=["administration"],
         responses={200: schema.AdminDataSerializer, **schema.errors()},
     )
@@ -183,8 +189,9 @@ class ConfigView(_AdminView):
     @extend_schema(
         operation_id="set_config",
         summary="Configure a provider",
-        description="Tests it first with `test_connection`; makes it the active one unless "
-        "`set_active` is false. 202 where a second administrator has to approve.",
+        description="With `test_connection`, the provider is tested first. It becomes the active "
+        "provider unless `set_active` is false. 202 if a second administrator has to approve the "
+        "change.",
         tags=["administration"],
         request=CONFIGURE,
         responses={
@@ -215,8 +222,8 @@ class TestView(_AdminView):
 
     @extend_schema(
         operation_id="test_connection",
-        summary="Start a sandbox and run code in it",
-        description="With the stored configuration, or with the one given, which is not saved.",
+        summary="Test a provider: start a sandbox and run code in it",
+        description="Uses the stored configuration, or the one in the request, which is not saved.",
         tags=["administration"],
         request=TRY,
         responses={200: schema.AdminTrialSerializer, **schema.errors(413, 415)},
@@ -228,7 +235,7 @@ class TestView(_AdminView):
         if wanted.config is not None:
             # Values of one's own could send a stored secret to an address of one's own.
             if not may(request, CHANGE):
-                raise _Refused("You may only test what is stored", status=403)
+                raise _Refused("You may only test the stored configuration", status=403)
             config = dict(wanted.config)
         trial = try_provider(provider_id, config, author=author_of(request))
         outcome = "worked" if trial.success else f"failed with {trial.code}"
@@ -270,14 +277,16 @@ def _change(
 ) -> HttpResponse:
     if two_person_rule() and isinstance(request.auth, ApiKey):
         # Whoever holds a key could approve as a user what was asked for with it.
-        raise _Refused("Under the two-person rule a change needs a signed-in person", status=403)
+        raise _Refused(
+            "With two-person approval, a change needs a signed-in user, not an API key", status=403
+        )
     author = author_of(request)
     account = getattr(request.user, "pk", None)
     change = request_change(
         provider_id, action, config, author=author, author_id=account, reason=reason
     )
     if isinstance(change, PendingChange):
-        log_action(request.user, provider_id, f"Asked for: {change.get_action_display()}.")
+        log_action(request.user, provider_id, f"Requested: {change.get_action_display()}.")
         message = "Waiting for a second administrator"
         return json_response({"message": message, "pending": change.pk}, 202)
     log_action(request.user, provider_id, f"{done}.")

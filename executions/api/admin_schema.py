@@ -19,14 +19,14 @@ class AdminMessageSerializer(serializers.Serializer[Any]):
 
 
 class AdminPendingSerializer(AdminMessageSerializer):
-    pending = serializers.IntegerField(help_text="The change that waits for approval.")
+    pending = serializers.IntegerField(help_text="Id of the change that waits for approval.")
 
 
 class AdminRefusedSerializer(serializers.Serializer[Any]):
-    """What is refused in RAGFlow's own shape."""
+    """An error in RAGFlow's format."""
 
     error = serializers.CharField()
-    details = AnyJson(required=False, help_text="By field, or as a text.")
+    details = AnyJson(required=False, help_text="One problem per field, or a text.")
 
 
 # A body that cannot be read, and a key without the scope, are told as everywhere in this API.
@@ -50,6 +50,8 @@ class AdminTrialSerializer(serializers.Serializer[Any]):
     runtime = serializers.CharField(allow_null=True)
     isolation = serializers.CharField(allow_null=True)
     language = serializers.CharField(allow_null=True)
-    code = serializers.CharField(allow_null=True, help_text="SB001 to SB009 on failure.")
+    code = serializers.CharField(
+        allow_null=True, help_text="The error code, SB001 to SB009; null on success."
+    )
     field = serializers.CharField(allow_null=True)
-    errors = JsonObject(help_text="Refused fields and why.")  # type: ignore[assignment]
+    errors = JsonObject(help_text="The refused fields, with the reason for each.")  # type: ignore[assignment]

@@ -78,7 +78,7 @@ def _together(body: Any, said: Mapping[str, Any]) -> Any:
         # An empty claim is none, here as in a header.
         if body.get(name) not in (None, value) and (body[name] != "" or name not in _HEADERS):
             header = _HEADERS.get(name, IDEMPOTENCY_KEY)
-            refuse(name, f"The header {header} says otherwise. Send one of them.")
+            refuse(name, f"The header {header} has another value. Send only one of them.")
     return {**body, **given}
 
 

@@ -85,7 +85,7 @@ def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
             retry_after=exc.retry_after,
         )
     if isinstance(exc, Http404):
-        exc = exceptions.NotFound("There is nothing here, or it is not yours.")
+        exc = exceptions.NotFound("Not found.")
     elif isinstance(exc, PermissionDenied):
         exc = exceptions.PermissionDenied()
     if isinstance(exc, exceptions.APIException):

@@ -38,7 +38,7 @@ def download_response(artifact: Artifact) -> FileResponse:
     except OSError as error:
         logger.exception("artifact %s cannot be read", artifact.pk)
         raise ProviderUnavailable(
-            "The artifact is kept, but its storage does not answer now. Try again later."
+            "The artifact exists, but its storage does not answer. Try again later."
         ) from error
     response = FileResponse(
         opened, as_attachment=True, content_type=artifact.mime_type, headers=INERT
@@ -64,7 +64,7 @@ def _for_holder(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     try:
         return answer()
     except (BadLink, Http404):
-        return error_response(404, "not_found", "The link is not valid, or not any more.")
+        return error_response(404, "not_found", "The link is invalid or has expired.")
     except ProviderUnavailable as error:
         return error_response(error.http_status, error.code, error.message)
 
@@ -93,5 +93,5 @@ def _begun(blob: Blob, start: int, length: int) -> Iterator[bytes]:
     except OSError as error:
         logger.exception("blob %s cannot be read", blob.pk)
         raise ProviderUnavailable(
-            "The file is kept, but its storage does not answer now. Try again later."
+            "The file exists, but its storage does not answer. Try again later."
         ) from error

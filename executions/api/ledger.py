@@ -21,8 +21,8 @@ class LedgerKeysView(ApiView):
 
     @extend_schema(
         operation_id="list_ledger_keys",
-        summary="Public keys of the ledger",
-        description="Keep them: a receipt is checked offline, with the key it names.",
+        summary="List the public keys of the ledger",
+        description="Store them: a receipt is verified offline, with the key that it names.",
         tags=["ledger"],
         auth=[],
         responses={200: schema.LedgerKeysSerializer, **schema.errors(400, 503)},

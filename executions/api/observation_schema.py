@@ -14,6 +14,7 @@ class ObservationSerializer(serializers.Serializer[Any]):
         tuple(KINDS), help_text="; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
     )
     seen_by = serializers.ChoiceField(
-        WITNESSES, help_text="The host, from outside of the sandbox, or the supervisor within it."
+        WITNESSES,
+        help_text="Who saw it: the host, outside the sandbox, or the supervisor, inside it.",
     )
     count = serializers.IntegerField()

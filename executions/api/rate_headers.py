@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 _WHAT = {
-    "X-RateLimit-Limit": "Requests that the tenant may send in a minute.",
-    "X-RateLimit-Remaining": "How many of them are left.",
-    "X-RateLimit-Reset": "When there are as many again, in seconds since 1970.",
+    "X-RateLimit-Limit": "Requests that the tenant may send per minute.",
+    "X-RateLimit-Remaining": "Requests that are left in this minute.",
+    "X-RateLimit-Reset": "When the full number is available again, in seconds since 1970.",
 }
 _RETRY = {
-    "description": "Seconds after which it may be tried again.",
+    "description": "Seconds to wait before the next try.",
     "schema": {"type": "integer"},
 }
 _REFUSED = {
-    "description": "The tenant has sent as many requests in this minute as it may.",
+    "description": "The tenant has used up its requests for this minute.",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 

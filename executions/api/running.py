@@ -61,7 +61,7 @@ Fields = Annotated[
     Field(
         min_length=1,
         max_length=1000,
-        description="Names of fields, separated by commas. The answer has these fields only.",
+        description="Names of fields, separated by commas. The answer contains only these fields.",
     ),
 ]
 
@@ -77,7 +77,9 @@ class FieldsRequest:
 class StreamRequest(FieldsRequest):
     """How a run is told of while it goes on."""
 
-    detach: Annotated[bool, Field(description="Of a stream: the run goes on.")] = False
+    detach: Annotated[
+        bool, Field(description="For a stream: the run continues after the client leaves it.")
+    ] = False
 
 
 @declared
@@ -85,7 +87,10 @@ class EventsRequest(FieldsRequest):
     """Where to go on. A browser that connects again says so in the header, and asks as before."""
 
     after: Annotated[
-        int, Field(ge=0, le=_LARGEST, description="The number of an event, 0 for all of them.")
+        int,
+        Field(
+            ge=0, le=_LARGEST, description="Only events after the one with this number; 0 for all."
+        ),
     ] = 0
     last: Annotated[Annotated[int, Field(ge=0, le=_LARGEST)] | None, Field(alias=LAST_EVENT)] = None
 
@@ -112,7 +117,7 @@ def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
     if wanted.tools and wanted.mode == Execution.Mode.SYNC:
         refuse(
             "tools",
-            "Nobody would hear of a call: accept a stream of events, or ask for mode async.",
+            "Tools need a stream of events (Accept: application/x-ndjson) or mode async.",
         )
     return wanted
 
@@ -176,9 +181,9 @@ class EventsView(RunningView):
     @extend_schema(
         operation_id="follow_execution",
         summary="Follow an execution",
-        description="Its events from the first on, or after the one that `after` or "
-        "`Last-Event-ID` numbers, until it has ended. Server-sent events where "
-        "`text/event-stream` is accepted, lines of JSON otherwise.",
+        description="Sends its events from the first one, or after the one that `after` or "
+        "`Last-Event-ID` names, until the execution has ended. Server-sent events if "
+        "`text/event-stream` is accepted, else lines of JSON.",
         tags=["executions"],
         parameters=[
             OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),

@@ -24,21 +24,24 @@ SCHEDULE_ID = OpenApiParameter("schedule_id", OpenApiTypes.UUID, OpenApiParamete
 
 
 class ScheduleSerializer(serializers.Serializer[Any]):
-    """What is run again and again. Its code is not told; the hash of it is."""
+    """Code that runs at the times of a cron expression. Only the hash of the code is shown."""
 
     id = serializers.CharField()
     name = serializers.CharField()
     cron = serializers.CharField()
     timezone = serializers.CharField()
     paused = serializers.BooleanField()
-    paused_because = serializers.CharField(allow_null=True)
+    paused_because = serializers.CharField(
+        allow_null=True, help_text="Why it is paused; null if it is active."
+    )
     language = serializers.CharField()
     code_hash = serializers.CharField()
-    api_key = serializers.CharField(help_text="The first characters of the key it runs by.")
+    api_key = serializers.CharField(help_text="The first characters of the key that it runs with.")
     next_at = serializers.DateTimeField(allow_null=True)
     last_at = serializers.DateTimeField(allow_null=True)
     last_problem = serializers.CharField(
-        allow_null=True, help_text="Why a time was left out since it began something last."
+        allow_null=True,
+        help_text="Why a due run was skipped since the last run that started; null if none was.",
     )
     created_at = serializers.DateTimeField()
 
@@ -69,9 +72,9 @@ def schedule_detail(schedule: Schedule) -> dict[str, Any]:
 class SchedulesView(ApiView):
     @extend_schema(
         operation_id="create_schedule",
-        summary="Run code again and again",
-        description="At each time of the cron expression one execution with mode async is made, "
-        "by the power of the key that made or changed the schedule last.",
+        summary="Create a schedule",
+        description="At each time of the cron expression, one execution with mode async is "
+        "created. It has the permissions of the key that last created or changed the schedule.",
         tags=TAGS,
         request=CREATE,
         responses={201: ScheduleSerializer, **schema.errors(400, 401, 413, 415, 429)},
@@ -86,7 +89,7 @@ class SchedulesView(ApiView):
     @extend_schema(
         operation_id="list_schedules",
         summary="List schedules",
-        description="The tenant's own, newest first.",
+        description="The tenant's schedules, newest first.",
         tags=TAGS,
         parameters=schema.parameters(LIST),
         responses={200: SchedulePageSerializer, **schema.errors(400, 401)},
@@ -102,7 +105,7 @@ class SchedulesView(ApiView):
 class ScheduleView(ApiView):
     @extend_schema(
         operation_id="get_schedule",
-        summary="One schedule",
+        summary="Get a schedule",
         tags=TAGS,
         parameters=[SCHEDULE_ID],
         responses={200: ScheduleSerializer, **schema.errors(401, 404)},
@@ -115,7 +118,7 @@ class ScheduleView(ApiView):
     @extend_schema(
         operation_id="change_schedule",
         summary="Change, pause or resume a schedule",
-        description="It runs by the power of the key that changes it from then on.",
+        description="From then on it runs with the permissions of the key that changed it.",
         tags=TAGS,
         parameters=[SCHEDULE_ID],
         request=CHANGE,
@@ -128,7 +131,7 @@ class ScheduleView(ApiView):
     @extend_schema(
         operation_id="delete_schedule",
         summary="Delete a schedule",
-        description="What it has begun stays.",
+        description="Executions that it has started are kept.",
         tags=TAGS,
         parameters=[SCHEDULE_ID],
         responses={204: None, **schema.errors(401, 404)},

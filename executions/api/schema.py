@@ -18,15 +18,15 @@ from executions.services.requests import MODES, PRIORITIES
 from executions.services.shapes import Body, Query
 
 ERRORS = {
-    400: "Refused: the field at fault is named, nothing was run.",
+    400: "The request is invalid. The error names the field. No code ran.",
     401: "The API key is missing, wrong, revoked or expired.",
-    403: "The key has not the scope for this, or is held to something else.",
-    404: "There is nothing here, or it is another tenant's.",
+    403: "The key lacks the required scope, or a restriction of the key forbids this.",
+    404: "Not found, or it belongs to another tenant.",
     409: "The idempotency key was used with another request, or the session has ended or is busy.",
     413: "The body is too large.",
-    415: "The body is of another type.",
-    416: "The range begins behind the end.",
-    429: "A quota is used up, `field` says which. Retry-After says when to try again.",
+    415: "The media type of the body is not supported.",
+    416: "The range begins after the end of the file.",
+    429: "A quota is used up; `field` names it. Retry-After says when to try again.",
     502: "The provider cannot be reached.",
     503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
 }
@@ -137,17 +137,17 @@ class ArtifactSerializer(serializers.Serializer[Any]):
 
 
 class OmissionSerializer(serializers.Serializer[Any]):
-    """What code has left or shown, and the answer has not. The last one may say how many more."""
+    """A file or an output that the answer does not contain. The last one may give their number."""
 
     name = serializers.CharField(
-        help_text="Of a file, its path below `artifacts/`; of an output, its number and type, or "
-        "the stream. A byte that is no text is told as `\\xNN`."
+        help_text="For a file, its path below `artifacts/`; for an output, its number and type, "
+        "or the name of the stream. A byte that is not text is written as `\\xNN`."
     )
     reason = serializers.CharField()
 
 
 class VerdictSerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="SB001 to SB009.")
+    code = serializers.CharField(help_text="The error code, SB001 to SB009.")
     message = serializers.CharField()
 
 
@@ -159,20 +159,24 @@ class TimingsSerializer(serializers.Serializer[Any]):
 
 
 class PolicyRemarkSerializer(serializers.Serializer[Any]):
-    line = serializers.IntegerField(help_text="Of the code, from 1; 0 is all of it.")
-    kind = serializers.CharField(help_text="import, call, code, remark or note.")
+    line = serializers.IntegerField(
+        help_text="The line of the code, from 1; 0 for all of the code."
+    )
+    kind = serializers.CharField(help_text="`import`, `call`, `code`, `remark` or `note`.")
     name = serializers.CharField()
 
 
 class PolicySerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField(allow_null=True)
-    version = serializers.IntegerField(allow_null=True, help_text="In the policy's history.")
+    version = serializers.IntegerField(
+        allow_null=True, help_text="The version in the policy's history."
+    )
     warnings = PolicyRemarkSerializer(many=True)
-    approved = JsonObject(allow_null=True, help_text="Who has approved which code, and when.")
+    approved = JsonObject(allow_null=True, help_text="The approval: which code, by whom, and when.")
 
 
 class LateResultSerializer(serializers.Serializer[Any]):
-    """What came of a run after its record had been closed."""
+    """The result of a run that ended after its record was closed."""
 
     status = serializers.ChoiceField(Execution.Status.values)
     result = AnyJson()
@@ -184,101 +188,125 @@ class LateResultSerializer(serializers.Serializer[Any]):
     exit_code = serializers.IntegerField(allow_null=True)
     outputs = serializers.ListField(child=JsonObject())
     artifacts = serializers.ListField(
-        child=JsonObject(), help_text="Names and hashes; the bytes were not kept."
+        child=JsonObject(), help_text="Names and hashes only; the bytes were not kept."
     )
     error = VerdictSerializer(allow_null=True)
     finished_at = serializers.DateTimeField()
 
 
 class PlaceSerializer(serializers.Serializer[Any]):
-    """Which execution it is, and where it ran."""
+    """The execution, with its session and its caller."""
 
     id = serializers.CharField()
     status = serializers.ChoiceField(Execution.Status.values)
-    session = serializers.CharField(allow_null=True, help_text="Where it ran; null: by itself.")
+    session = serializers.CharField(
+        allow_null=True, help_text="The session that it ran in; null for a run outside of sessions."
+    )
     context = serializers.CharField(allow_null=True)  # type: ignore[assignment]
     context_kept = serializers.BooleanField(
-        allow_null=True, help_text="Whether the context still has its state."
+        allow_null=True,
+        help_text="Whether the context still has its state, such as variables. "
+        "If false, it was restarted.",
     )
-    pid = serializers.IntegerField(allow_null=True, help_text="Of a command in a session.")
-    agent = serializers.CharField(allow_null=True, help_text="Who asked, by the caller's word.")
+    pid = serializers.IntegerField(
+        allow_null=True, help_text="The process id of a command in a session."
+    )
+    agent = serializers.CharField(allow_null=True, help_text="The agent, as claimed by the caller.")
     model = serializers.CharField(allow_null=True)
     conversation = serializers.CharField(allow_null=True)
     on_behalf_of = serializers.CharField(
-        allow_null=True, help_text="Null also where it was erased with the code."
+        allow_null=True,
+        help_text="The person, as claimed by the caller. Null also after it was "
+        "erased with the code.",
     )
     traceparent = serializers.CharField(allow_null=True)
 
 
 class ProgramExceptionSerializer(serializers.Serializer[Any]):
-    """What ended the program, by its own account."""
+    """The exception that ended the program, as the program reported it."""
 
-    type = serializers.CharField(help_text="Such as ValueError; Error where there are no types.")
+    type = serializers.CharField(
+        help_text="For example ValueError; Error in a language without exception types."
+    )
     message = serializers.CharField()
     traceback = serializers.CharField(
-        help_text="With notes, causes and members of groups; empty where there is none."
+        help_text="With notes, causes and the members of exception groups; empty if there is none."
     )
 
 
 class ExecutionSerializer(PlaceSerializer):
     language = serializers.CharField()
     provider = serializers.CharField()
-    runtime = serializers.CharField(help_text="The tool that isolated.")
+    runtime = serializers.CharField(help_text="The tool that isolated the sandbox.")
     isolation = serializers.CharField(
-        help_text="How strongly: microvm, gvisor, namespaces or none; empty when nothing ran."
+        help_text="The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran."
     )
     sharing = serializers.CharField(
-        help_text="Whom the sandbox served: execution, this run alone; tenant, its others too."
+        help_text="Who shared the sandbox: execution, only this run; tenant, also its other runs."
     )
-    result = AnyJson(help_text="What `main` returned.")
-    has_result = serializers.BooleanField()
+    result = AnyJson(help_text="The return value of `main`.")
+    has_result = serializers.BooleanField(
+        help_text="Whether there is a result: it distinguishes the result null from no result."
+    )
     stdout = serializers.CharField()
     stderr = serializers.CharField()
     stdout_truncated = serializers.BooleanField()
     stderr_truncated = serializers.BooleanField()
     exit_code = serializers.IntegerField(allow_null=True)
     outputs = serializers.ListField(
-        child=JsonObject(), help_text="Rich outputs, each a map from MIME type to data."
+        child=JsonObject(),
+        help_text="Rich outputs. Each is an object with the data for each MIME type.",
     )
     artifacts = ArtifactSerializer(many=True)
     artifacts_skipped = OmissionSerializer(
-        many=True, help_text="Files that the code left and that were not kept, and why."
+        many=True, help_text="Files in `artifacts/` that were not kept, with the reason."
     )
     outputs_skipped = OmissionSerializer(
-        many=True, help_text="Rich outputs and ends of streams that were not kept, and why."
+        many=True, help_text="Rich outputs and ends of streams that were not kept, with the reason."
     )
     error = VerdictSerializer(allow_null=True)
     exception = ProgramExceptionSerializer(
         allow_null=True,
-        help_text="What ended a program that failed; null where it has not, or said nothing.",
+        help_text="The exception that ended the program; null if it did not fail or reported none.",
     )
     hops = serializers.ListField(
-        child=JsonObject(), help_text="The providers that were tried or passed over, and why."
+        child=JsonObject(),
+        help_text="The providers that were tried or skipped, in order, each "
+        "with the outcome and the reason.",
     )
     cost = serializers.CharField(
-        allow_null=True, help_text="Estimated; null where the provider has no price."
+        allow_null=True, help_text="The estimated cost; null if the provider has no price."
     )
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
-    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    run_at = serializers.DateTimeField(
+        allow_null=True, help_text="The execution does not start before this time."
+    )
     schedule = serializers.CharField(allow_null=True)
     receipt = JsonObject(
         allow_null=True,
-        help_text="The signed entry of the ledger, once ended. See examples/receipts.",
+        help_text="The signed entry of the ledger, after the end. See examples/receipts.",
     )
     late_result = LateResultSerializer(
         allow_null=True,
-        help_text="What came of it after the record had been closed as lost; changes nothing else.",
+        help_text="A result that arrived after the execution was recorded as lost. It changes no "
+        "other field.",
     )
     files_saved = serializers.BooleanField(
         allow_null=True,
-        help_text="Whether the files of its session are in storage as it left them.",
+        help_text="Whether the files of its session were saved to storage as they were after the "
+        "run; null outside of sessions.",
     )
     restored = serializers.BooleanField(
-        help_text="The first since its session was woken: files are there, variables are not."
+        help_text="Whether it is the first run after its session was resumed from storage. Files "
+        "were restored, variables were lost."
     )
-    policy = PolicySerializer(allow_null=True, help_text="Which held, and what was found by it.")
-    observations = ObservationSerializer(many=True, help_text="What was seen of it.")
+    policy = PolicySerializer(
+        allow_null=True, help_text="The policy that applied, with its findings."
+    )
+    observations = ObservationSerializer(
+        many=True, help_text="Security events that were seen during the run."
+    )
 
 
 class ExecutionSummarySerializer(PlaceSerializer):
@@ -293,7 +321,9 @@ class ExecutionSummarySerializer(PlaceSerializer):
     error = VerdictSerializer(allow_null=True)
     timings = TimingsSerializer()
     created_at = serializers.DateTimeField()
-    run_at = serializers.DateTimeField(allow_null=True, help_text="Nobody takes it before.")
+    run_at = serializers.DateTimeField(
+        allow_null=True, help_text="The execution does not start before this time."
+    )
     schedule = serializers.CharField(allow_null=True)
 
 
@@ -304,44 +334,56 @@ class ExecutionPageSerializer(serializers.Serializer[Any]):
 
 class PackagesSerializer(serializers.Serializer[Any]):
     state = serializers.ChoiceField(["ready", "preparing", "failed"])
-    reason = serializers.CharField(allow_blank=True, help_text="Why they could not be installed.")
-    versions = serializers.DictField(child=serializers.CharField(), help_text="By name.")
+    reason = serializers.CharField(
+        allow_blank=True, help_text="Why the packages could not be installed; else empty."
+    )
+    versions = serializers.DictField(
+        child=serializers.CharField(), help_text="The version of each package, by name."
+    )
 
 
 class LanguagesSerializer(serializers.Serializer[Any]):
     languages = serializers.ListField(child=serializers.CharField())
     packages = serializers.DictField(
         child=PackagesSerializer(),
-        help_text="What Python programs can import, by the id of a provider that knows its own.",
+        help_text="The packages that Python code can import, by provider id. Providers that do "
+        "not know theirs are missing.",
     )
 
 
 class LedgerKeySerializer(serializers.Serializer[Any]):
     key_id = serializers.CharField()
     algorithm = serializers.CharField()
-    public_key = serializers.CharField(help_text="32 bytes in base64.")
+    public_key = serializers.CharField(help_text="The key: 32 bytes in base64.")
 
 
 class LedgerKeysSerializer(serializers.Serializer[Any]):
-    domain = serializers.CharField(help_text="What is signed starts with it and a line feed.")
+    domain = serializers.CharField(
+        help_text="The signed text starts with this domain and a line feed."
+    )
     keys = LedgerKeySerializer(many=True)
 
 
 class ErrorBodySerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="SB001 to SB009, or the name of an HTTP error.")
+    code = serializers.CharField(
+        help_text="SB001 to SB009, or a name such as `not_found`. SB002 "
+        "is the code of an invalid request."
+    )
     message = serializers.CharField()
     field = serializers.CharField(allow_null=True)
     ran = serializers.BooleanField(
         required=False,
         allow_null=True,
-        help_text="Only where the database cannot be used: whether any code ran; null: unknown.",
+        help_text="Only if the database cannot be used: whether any code ran; null if unknown.",
     )
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
     error = ErrorBodySerializer()
-    id = serializers.CharField(allow_null=True, help_text="Of the record, where there is one.")
-    receipt = JsonObject(required=False, help_text="Of an execution that ended so.")
+    id = serializers.CharField(
+        allow_null=True, help_text="The id of the execution, if one was recorded."
+    )
+    receipt = JsonObject(required=False, help_text="The receipt of the failed execution.")
 
 
 class AgentSandboxArtifactSerializer(serializers.Serializer[Any]):
@@ -352,7 +394,7 @@ class AgentSandboxArtifactSerializer(serializers.Serializer[Any]):
 
 
 class AgentSandboxAnswerSerializer(serializers.Serializer[Any]):
-    """Either `output` and `artifacts`, or `error` alone."""
+    """Either `output` and `artifacts`, or only `error`."""
 
     output = serializers.CharField(required=False)
     artifacts = AgentSandboxArtifactSerializer(many=True, required=False)

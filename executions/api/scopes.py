@@ -154,4 +154,4 @@ def require_scopes(request: Request, scopes: Sequence[Scope]) -> None:
         detail=f"{request.method} {name} needs {needed}",
         address=request.META.get("REMOTE_ADDR", ""),
     )
-    raise PermissionDenied(f"The API key has not the scope for this: {needed}.")
+    raise PermissionDenied(f"The API key lacks the required scope: {needed}.")

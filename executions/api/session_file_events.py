@@ -24,11 +24,12 @@ from providers.errors import SandboxError
 class FileEventsView(SessionApiView):
     @extend_schema(
         operation_id="watch_session_files",
-        summary="What changes in a folder of a session",
-        description="Told while it happens, with all that is below the folder: created, modified, "
-        "deleted, moved or attributes, and the path; of what was moved the former one as well. "
-        "Server-sent events where `text/event-stream` is accepted, lines of JSON otherwise. The "
-        "last one is `done`, or `error` with the reason. It is no use of the session.",
+        summary="Watch a folder of a session",
+        description="Sends each change in the folder and below it when it happens: `created`, "
+        "`modified`, `deleted`, `moved` or `attributes`, with the path, and for `moved` also the "
+        "former path. Server-sent events if `text/event-stream` is accepted, else lines of JSON. "
+        "The last event is `done`, or `error` with the reason. A watch does not count as use of "
+        "the session.",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FOLDER)],
         responses={

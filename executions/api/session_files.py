@@ -80,7 +80,7 @@ class FilesView(SessionApiView):
 
     @extend_schema(
         operation_id="list_session_files",
-        summary="What is in a folder of a session",
+        summary="List a folder of a session",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(LIST)],
         responses={200: session_schema.FilePageSerializer, **schema.errors(*_OF_SANDBOX)},
@@ -99,7 +99,7 @@ class FilesView(SessionApiView):
 
     @extend_schema(
         operation_id="remove_session_file",
-        summary="Remove a file, or a folder and all in it",
+        summary="Delete a file, or a folder with its content",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FILE)],
         responses={204: None, **schema.errors(*_OF_SANDBOX)},
@@ -117,8 +117,8 @@ class FileContentView(SessionApiView):
 
     @extend_schema(
         operation_id="read_session_file",
-        summary="A file's bytes",
-        description="`Range` is honoured for one range.",
+        summary="Download a file",
+        description="The header `Range` may name one range.",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FILE)],
         responses={
@@ -144,8 +144,9 @@ class FileContentView(SessionApiView):
 
     @extend_schema(
         operation_id="write_session_file",
-        summary="Put a file",
-        description="Folders above it are made. Readers see the former file or the whole new one.",
+        summary="Write a file",
+        description="Missing parent folders are created. Readers see the old file or the complete "
+        "new one.",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FILE)],
         request=BYTES,
@@ -188,7 +189,7 @@ class FileMkdirView(SessionApiView):
 
     @extend_schema(
         operation_id="make_session_directory",
-        summary="Make a folder, and those above it",
+        summary="Create a folder and its parents",
         tags=TAGS,
         parameters=[SESSION_ID],
         request=MKDIR,
@@ -211,7 +212,7 @@ class FileArchiveView(SessionApiView):
 
     @extend_schema(
         operation_id="read_session_archive",
-        summary="A folder as a tar archive",
+        summary="Download a folder as a tar archive",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FOLDER)],
         responses={(200, "application/x-tar"): OpenApiTypes.BINARY, **schema.errors(*_OF_SANDBOX)},
@@ -227,7 +228,7 @@ class FileArchiveView(SessionApiView):
 
     @extend_schema(
         operation_id="write_session_archive",
-        summary="Unpack a tar archive below a folder",
+        summary="Unpack a tar archive into a folder",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FOLDER)],
         request=TAR,

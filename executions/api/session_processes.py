@@ -52,9 +52,9 @@ class ProcessesView(SessionApiView):
     @extend_schema(
         operation_id="start_process",
         summary="Run a command in a session",
-        description="200 with the execution when it has ended; with `background`, 201 at once. "
-        "One that is waited for is told as a stream of events where one is accepted, as single "
-        "executions are.",
+        description="200 with the execution when the command has ended; with `background`, 201 at "
+        "once. Without `background`, the answer can be a stream of events, as for single "
+        "executions.",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(STREAM, CLAIMS)],
         request=START,
@@ -91,8 +91,8 @@ class ProcessesView(SessionApiView):
 
     @extend_schema(
         operation_id="list_processes",
-        summary="The commands of a session",
-        description="Those that run, and those that ended lately.",
+        summary="List the commands of a session",
+        description="Running commands, and commands that ended recently.",
         tags=TAGS,
         parameters=[SESSION_ID],
         responses={200: session_schema.ProcessPageSerializer, **schema.errors(*_OF_SANDBOX)},
@@ -116,7 +116,7 @@ class ProcessStdinView(_ProcessView):
     @extend_schema(
         operation_id="write_to_process",
         summary="Send bytes to a command's input",
-        description="At most 1 MiB. With `close=1` the input ends after them.",
+        description="At most 1 MiB. With `close=1`, the input is closed after these bytes.",
         tags=TAGS,
         parameters=[SESSION_ID, PID, *schema.parameters(STDIN)],
         request={"application/octet-stream": OpenApiTypes.BINARY},
@@ -158,7 +158,7 @@ class ProcessSignalView(_ProcessView):
 class ProcessResizeView(_ProcessView):
     @extend_schema(
         operation_id="resize_process",
-        summary="Give a command's terminal another size",
+        summary="Resize the terminal of a command",
         tags=TAGS,
         parameters=[SESSION_ID, PID],
         request=RESIZE,
@@ -175,8 +175,8 @@ class ProcessEventsView(SessionApiView):
     @extend_schema(
         operation_id="follow_process",
         summary="Follow a command in the background",
-        description="As its execution is followed, from its first event on or after `after`. One "
-        "that is waited for is followed under its execution's id until it has ended.",
+        description="Sends the events of its execution, from the first one or after `after`. A "
+        "command without `background` is followed by the id of its execution, until it has ended.",
         tags=TAGS,
         parameters=[
             SESSION_ID,

@@ -13,7 +13,9 @@ from executions.models import Session
 class ContextSerializer(serializers.Serializer[Any]):
     id = serializers.CharField()
     language = serializers.CharField()
-    cwd = serializers.CharField(allow_blank=True, help_text="Below the workspace.")
+    cwd = serializers.CharField(
+        allow_blank=True, help_text="The working folder, relative to the workspace."
+    )
 
 
 class ContextPageSerializer(serializers.Serializer[Any]):
@@ -22,15 +24,15 @@ class ContextPageSerializer(serializers.Serializer[Any]):
 
 
 class SavedFilesSerializer(serializers.Serializer[Any]):
-    """What is in storage of a session's files."""
+    """The files of a session in storage."""
 
-    count = serializers.IntegerField(help_text="Files, folders and links.")
+    count = serializers.IntegerField(help_text="The number of files, folders and links.")
     bytes = serializers.IntegerField()
     saved_at = serializers.DateTimeField(allow_null=True)
     unsaved_since = serializers.DateTimeField(
-        allow_null=True, help_text="Null where all that is in its sandbox is saved."
+        allow_null=True, help_text="Since when changes are unsaved; null if everything is saved."
     )
-    problem = serializers.CharField(allow_null=True, help_text="Why it is not.")
+    problem = serializers.CharField(allow_null=True, help_text="Why the changes are not saved.")
 
 
 class SessionSerializer(serializers.Serializer[Any]):
@@ -48,14 +50,23 @@ class SessionSerializer(serializers.Serializer[Any]):
     max_seconds = serializers.IntegerField()
     created_at = serializers.DateTimeField()
     used_at = serializers.DateTimeField()
-    expires_at = serializers.DateTimeField(help_text="The earlier of both ages.")
+    expires_at = serializers.DateTimeField(
+        help_text="When its idle time or its total time ends, whichever is earlier."
+    )
     closed_at = serializers.DateTimeField(allow_null=True)
-    closed_because = serializers.CharField(allow_null=True)
+    closed_because = serializers.CharField(
+        allow_null=True, help_text="Why it was closed or lost; null while it is not."
+    )
     contexts = ContextSerializer(many=True)
-    saves = serializers.ChoiceField(Session.Saves.values)
+    saves = serializers.ChoiceField(
+        Session.Saves.values,
+        help_text="When its files are saved to storage: before the answer, after it, or never.",
+    )
     files = SavedFilesSerializer()
     woken_at = serializers.DateTimeField(
-        allow_null=True, help_text="Its files were restored then; variables were not."
+        allow_null=True,
+        help_text="When it was last resumed from storage. Its files were "
+        "restored, its variables were lost.",
     )
 
 
@@ -65,7 +76,7 @@ class SessionPageSerializer(serializers.Serializer[Any]):
 
 
 class InterruptedSerializer(serializers.Serializer[Any]):
-    interrupted = serializers.BooleanField(help_text="False when nothing ran.")
+    interrupted = serializers.BooleanField(help_text="False if nothing was running.")
 
 
 class FileSerializer(serializers.Serializer[Any]):
@@ -74,7 +85,7 @@ class FileSerializer(serializers.Serializer[Any]):
     size_bytes = serializers.IntegerField()
     mode = serializers.IntegerField()
     modified_at = serializers.DateTimeField(allow_null=True)
-    target = serializers.CharField(required=False, help_text="What a symbolic link says.")
+    target = serializers.CharField(required=False, help_text="The target of a symbolic link.")
 
 
 class FilePageSerializer(serializers.Serializer[Any]):
@@ -84,7 +95,7 @@ class FilePageSerializer(serializers.Serializer[Any]):
 
 class MadeSerializer(serializers.Serializer[Any]):
     path = serializers.CharField()
-    created = serializers.BooleanField(help_text="False when it was there.")
+    created = serializers.BooleanField(help_text="False if the folder already existed.")
 
 
 class UnpackedSerializer(serializers.Serializer[Any]):
@@ -104,4 +115,4 @@ class ProcessPageSerializer(serializers.Serializer[Any]):
 
 
 class SignalledSerializer(serializers.Serializer[Any]):
-    signalled = serializers.BooleanField(help_text="False when it had ended.")
+    signalled = serializers.BooleanField(help_text="False if the command had already ended.")

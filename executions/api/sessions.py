@@ -66,8 +66,9 @@ TAGS = ["sessions"]
 
 
 class LoggedView(RunningView):
-    """An endpoint of sessions. `operations` are the methods whose use has a line in the log."""
+    """An endpoint of sessions."""
 
+    # The methods whose use has a line in the log.
     operations: ClassVar[Mapping[str, str]] = {}
     of_session: Session | None = None
 
@@ -117,8 +118,9 @@ class SessionsView(SessionApiView):
     @extend_schema(
         operation_id="open_session",
         summary="Open a session",
-        description="A sandbox that stays: variables, files and processes are kept in it. With "
-        "`from` it begins with the files of a snapshot, and with nothing else of its session.",
+        description="The sandbox of a session persists: it keeps variables, files and processes "
+        "between calls. With `from`, the session starts with the files of a snapshot or of an "
+        "ended session, without its variables.",
         tags=TAGS,
         request=OPEN,
         responses={
@@ -137,7 +139,7 @@ class SessionsView(SessionApiView):
     @extend_schema(
         operation_id="list_sessions",
         summary="List sessions",
-        description="The tenant's own, newest first.",
+        description="The tenant's sessions, newest first.",
         tags=TAGS,
         parameters=schema.parameters(LIST),
         responses={200: session_schema.SessionPageSerializer, **schema.errors(400, 401)},
@@ -153,7 +155,7 @@ class SessionsView(SessionApiView):
 class SessionView(SessionApiView):
     @extend_schema(
         operation_id="get_session",
-        summary="One session",
+        summary="Get a session",
         tags=TAGS,
         parameters=[SESSION_ID],
         responses={200: session_schema.SessionSerializer, **schema.errors(401, 404)},
@@ -180,7 +182,7 @@ class SessionView(SessionApiView):
     @extend_schema(
         operation_id="close_session",
         summary="Close a session",
-        description="What runs in it ends as cancelled. To close it again is no error.",
+        description="Running code ends as `cancelled`. It is no error to close a session twice.",
         tags=TAGS,
         parameters=[SESSION_ID],
         responses={204: None, **schema.errors(401, 404)},
@@ -199,9 +201,9 @@ class SessionExecutionsView(SessionApiView):
     @extend_schema(
         operation_id="run_in_session",
         summary="Run code in a session",
-        description="In one of its contexts, after what was sent there before. With "
-        "`Accept: text/event-stream` or `application/x-ndjson` the answer is a stream of events, "
-        "as for a run by itself.",
+        description="Runs in one of its contexts, after all code that was sent there before. With "
+        "`Accept: text/event-stream` or `application/x-ndjson`, the answer is a stream of events, "
+        "as for a single execution.",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(STREAM, CLAIMS, KEY)],
         request=CELL,
@@ -231,8 +233,8 @@ class SessionExecutionsView(SessionApiView):
 class InterruptView(SessionApiView):
     @extend_schema(
         operation_id="interrupt_session",
-        summary="Stop what runs in a context",
-        description="Its state is kept.",
+        summary="Interrupt the code in a context",
+        description="The context keeps its state.",
         tags=TAGS,
         parameters=[SESSION_ID],
         request=INTERRUPT,
@@ -252,8 +254,8 @@ class InterruptView(SessionApiView):
 class ResetView(SessionApiView):
     @extend_schema(
         operation_id="reset_session",
-        summary="Begin anew in a session",
-        description="Processes and contexts end, files stay.",
+        summary="Reset a session",
+        description="Processes and contexts end; files are kept.",
         tags=TAGS,
         parameters=[SESSION_ID],
         request=RESET,
@@ -274,7 +276,7 @@ class ResetView(SessionApiView):
 class ContextsView(SessionApiView):
     @extend_schema(
         operation_id="create_context",
-        summary="Another interpreter of a session",
+        summary="Create a context (an interpreter) in a session",
         tags=TAGS,
         parameters=[SESSION_ID],
         request=CREATE_CONTEXT,
@@ -293,7 +295,7 @@ class ContextsView(SessionApiView):
 
     @extend_schema(
         operation_id="list_contexts",
-        summary="The interpreters of a session",
+        summary="List the contexts of a session",
         tags=TAGS,
         parameters=[SESSION_ID],
         responses={200: session_schema.ContextPageSerializer, **schema.errors(401, 404, 409)},
@@ -305,7 +307,7 @@ class ContextsView(SessionApiView):
 class ContextView(SessionApiView):
     @extend_schema(
         operation_id="end_context",
-        summary="End an interpreter",
+        summary="End a context",
         tags=TAGS,
         parameters=[SESSION_ID, OTHER_CONTEXT],
         responses={204: None, **schema.errors(401, 404, 409, 502, 503)},
@@ -321,7 +323,7 @@ class ContextView(SessionApiView):
 class ContextRestartView(SessionApiView):
     @extend_schema(
         operation_id="restart_context",
-        summary="Begin anew in an interpreter",
+        summary="Restart a context",
         tags=TAGS,
         parameters=[SESSION_ID, CONTEXT_ID],
         request=None,

@@ -25,12 +25,12 @@ SNAPSHOT_ID = OpenApiParameter("snapshot_id", OpenApiTypes.UUID, OpenApiParamete
 
 
 class SnapshotSerializer(serializers.Serializer[Any]):
-    """The files of a session as they were once. Variables and processes are no part of it."""
+    """The files of a session at one time, without its variables and processes."""
 
     id = serializers.CharField()
     name = serializers.CharField(allow_null=True)
-    session = serializers.CharField(help_text="Whose files these were.")
-    files = serializers.IntegerField(help_text="Files, folders and links.")
+    session = serializers.CharField(help_text="The session that the files are from.")
+    files = serializers.IntegerField(help_text="The number of files, folders and links.")
     bytes = serializers.IntegerField()
     created_at = serializers.DateTimeField()
 
@@ -54,10 +54,10 @@ def snapshot_detail(snapshot: Snapshot) -> dict[str, Any]:
 class SessionSnapshotView(SessionApiView):
     @extend_schema(
         operation_id="take_snapshot",
-        summary="Keep the files of a session as they are now",
-        description="Other sessions begin with them: `POST /api/v1/sessions` with `from`. Only "
-        "files, folders and links are kept: variables, contexts and processes are not. It stays "
-        "when the session ends, until it is deleted.",
+        summary="Take a snapshot of the files of a session",
+        description="Other sessions can start with these files: `POST /api/v1/sessions` with "
+        "`from`. A snapshot has only files, folders and links, no variables, contexts or "
+        "processes. It is kept after the session ends, until it is deleted.",
         tags=TAGS,
         parameters=[SESSION_ID],
         request=snapshots.TAKE,
@@ -81,7 +81,7 @@ class SnapshotsView(SessionApiView):
     @extend_schema(
         operation_id="list_snapshots",
         summary="List snapshots",
-        description="The tenant's own, newest first.",
+        description="The tenant's snapshots, newest first.",
         tags=TAGS,
         parameters=schema.parameters(snapshots.LIST),
         responses={200: SnapshotPageSerializer, **schema.errors(400, 401)},
@@ -98,7 +98,7 @@ class SnapshotsView(SessionApiView):
 class SnapshotView(SessionApiView):
     @extend_schema(
         operation_id="get_snapshot",
-        summary="One snapshot",
+        summary="Get a snapshot",
         tags=TAGS,
         parameters=[SNAPSHOT_ID],
         responses={200: SnapshotSerializer, **schema.errors(401, 404)},
@@ -111,8 +111,8 @@ class SnapshotView(SessionApiView):
     @extend_schema(
         operation_id="delete_snapshot",
         summary="Delete a snapshot",
-        description="Sessions that began with it keep their files. Under a legal hold of the "
-        "tenant it is kept: 409.",
+        description="Sessions that started with it keep their files. 409 if the tenant has a "
+        "legal hold.",
         tags=TAGS,
         parameters=[SNAPSHOT_ID],
         responses={204: None, **schema.errors(401, 404, 409)},

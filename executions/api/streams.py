@@ -20,7 +20,7 @@ SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 LOST_RIGHT = {
     "code": "unauthenticated",
-    "message": "The key, or the person signed in, may not receive this any more.",
+    "message": "The API key or the signed-in user no longer has access.",
 }
 # How much is taken from a run at once. The client has to read it before more is taken.
 PIECE_BYTES = 64 * 1024
@@ -65,7 +65,7 @@ def _on_disk(content: bytes) -> IO[bytes]:
             source.close()
             raise
     except OSError as error:
-        logger.warning("an answer could not be put on disk, and stays in memory: %s", error)
+        logger.warning("an answer could not be written to disk and stays in memory: %s", error)
         return BytesIO(content)
     return source
 

@@ -27,10 +27,17 @@ EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter
 class ToolCallSerializer(serializers.Serializer[Any]):
     id = serializers.UUIDField()
     name = serializers.CharField()
-    arguments = serializers.DictField(allow_null=True)
+    arguments = serializers.DictField(
+        allow_null=True, help_text="Null unless the call may be carried out."
+    )
     arguments_hash = serializers.CharField()
-    writes = serializers.BooleanField()
-    state = serializers.ChoiceField(choices=ToolCall.State.choices)
+    writes = serializers.BooleanField(
+        help_text="Whether the tool changes data. Then each call needs approval."
+    )
+    state = serializers.ChoiceField(
+        choices=ToolCall.State.choices,
+        help_text="`held`: it waits for approval. `given_up`: the run ended before its answer.",
+    )
     asked_at = serializers.DateTimeField()
     answered_at = serializers.DateTimeField(allow_null=True)
 
@@ -42,9 +49,9 @@ class ToolCallsSerializer(serializers.Serializer[Any]):
 class ToolCallsView(ApiView):
     @extend_schema(
         operation_id="list_tool_calls",
-        summary="Calls of tools that an execution has made",
-        description="In their order. The arguments of one that is held are told once it is "
-        "approved.",
+        summary="List the tool calls of an execution",
+        description="In the order of the calls. The arguments of a call that waits for approval "
+        "are shown once it is approved.",
         tags=["executions"],
         parameters=[EXECUTION],
         responses={200: ToolCallsSerializer, **schema.errors(401, 404)},
@@ -63,9 +70,9 @@ class ToolCallView(ApiView):
 
     @extend_schema(
         operation_id="answer_tool_call",
-        summary="Answer a call of a tool",
-        description="By the key that has the code run, once: the same answer sent again is no "
-        "second one. 409 for a call that does not wait for an answer.",
+        summary="Answer a tool call",
+        description="Only the key that runs the code can answer, and only once: sending the same "
+        "answer again has no effect. 409 if the call does not wait for an answer.",
         tags=["executions"],
         parameters=[
             EXECUTION,

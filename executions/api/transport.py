@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _TOO_LONG = {
-    "query": ("414", "The address is longer than the web server reads."),
-    "header": ("431", "A header is longer than the web server reads."),
+    "query": ("414", "The URL is too long for the web server."),
+    "header": ("431", "A header is too long for the web server."),
 }
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 

@@ -17,10 +17,13 @@ from executions.services.usage import usage_of
 
 
 class QuotaSerializer(serializers.Serializer[Any]):
-    limit = serializers.FloatField(allow_null=True, help_text="Null: a budget that nobody has set.")
-    used = serializers.FloatField(help_text="With what is reserved for what has not ended.")
+    limit = serializers.FloatField(allow_null=True, help_text="Null if no budget is set.")
+    used = serializers.FloatField(
+        help_text="Includes the amounts that are reserved for work that has not ended."
+    )
     resets_at = serializers.DateTimeField(
-        allow_null=True, help_text="Null where it is given back by itself, as by what ends."
+        allow_null=True,
+        help_text="Null if the use decreases by itself, for example when executions end.",
     )
 
 
@@ -32,9 +35,9 @@ class UsageSerializer(serializers.Serializer[Any]):
 class UsageView(ApiView):
     @extend_schema(
         operation_id="get_usage",
-        summary="Quotas and their use",
-        description="Of the tenant, all of its keys together. Each is under the word that a "
-        "refusal with SB008 has in `field`. Days are of UTC.",
+        summary="Get quotas and usage",
+        description="The quotas of the tenant, with the usage of all of its keys. Each quota has "
+        "the name that an SB008 error gives in `field`. Days are UTC days.",
         tags=["usage"],
         responses={200: UsageSerializer, **schema.errors(401, 503)},
     )

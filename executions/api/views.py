@@ -55,10 +55,11 @@ class ExecutionsView(RunningView):
     @extend_schema(
         operation_id="run_execution",
         summary="Run code",
-        description="200 when the code ran, whatever came of it; 202 when it was queued. With "
-        "`Accept: text/event-stream` or `application/x-ndjson` the answer is a stream of events: "
-        "`started`, `stdout`, `stderr`, `output` as they come, and `done` with the execution. "
-        "Whoever leaves the stream cancels the run, unless it was asked for with `?detach=1`.",
+        description="200 if the code ran, with any result; 202 if it was queued. With `Accept: "
+        "text/event-stream` or `application/x-ndjson`, the answer is a stream of events: "
+        "`started`, then each `stdout`, `stderr` and `output` when it occurs, and at the end "
+        "`done` with the execution. If the client leaves the stream, the run is cancelled, unless "
+        "the request has `?detach=1`.",
         tags=["executions"],
         parameters=schema.parameters(STREAM, CLAIMS, KEY),
         request=RUN,
@@ -87,7 +88,7 @@ class ExecutionsView(RunningView):
     @extend_schema(
         operation_id="list_executions",
         summary="List executions",
-        description="The tenant's own, newest first, without what may be large.",
+        description="The tenant's executions, newest first, without the fields that can be large.",
         tags=["executions"],
         parameters=schema.parameters(LIST),
         responses={200: schema.ExecutionPageSerializer, **schema.errors(400, 401)},
@@ -136,8 +137,8 @@ def _error(outcome: Outcome) -> HttpResponse:
 class ExecutionView(ApiView):
     @extend_schema(
         operation_id="get_execution",
-        summary="One execution",
-        description="What is recorded of it by now.",
+        summary="Get an execution",
+        description="The current record of the execution.",
         tags=["executions"],
         parameters=[
             OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
@@ -158,8 +159,8 @@ class CancelView(RunningView):
     @extend_schema(
         operation_id="cancel_execution",
         summary="Cancel an execution",
-        description="One that is queued or runs ends as `cancelled`, with the output there was. A "
-        "key without the scope `read` is told of the output of its own runs alone.",
+        description="A queued or running execution ends as `cancelled` and keeps its output until "
+        "then. A key without the scope `read` gets the output of its own runs only.",
         tags=["executions"],
         parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
         request=None,
@@ -184,7 +185,7 @@ class ArtifactView(ApiView):
     @extend_schema(
         operation_id="get_artifact",
         summary="Download an artifact",
-        description="Its bytes, as a file to be saved.",
+        description="The bytes of the file, as a download.",
         tags=["executions"],
         parameters=[
             OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
@@ -204,7 +205,7 @@ class LanguagesView(ApiView):
     @extend_schema(
         operation_id="list_languages",
         summary="List languages",
-        description="What the providers that would serve the caller can run now.",
+        description="The languages that the caller's providers can run now.",
         tags=["executions"],
         responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
     )

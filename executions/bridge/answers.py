@@ -127,7 +127,11 @@ def _artifact(
         try:
             return {**told, "path": str(_put(folder / str(artifact.execution_id), number, content))}
         except OSError as error:
-            logger.error("an artifact comes in the answer, %s: %s", folder, error.strerror)
+            logger.error(
+                "an artifact is sent in the answer, because it cannot be written to %s: %s",
+                folder,
+                error.strerror,
+            )
     return {**told, "content_b64": base64.b64encode(content).decode()}
 
 

@@ -46,7 +46,7 @@ class Bridge:
         if settings.CODE_EXEC_PROVIDER_TYPE:
             registry.get(settings.CODE_EXEC_PROVIDER_TYPE)
         if self.folder is not None and not self.folder.is_dir():
-            raise InvalidConfiguration(f"{self.folder} is no directory.", field="artifacts")
+            raise InvalidConfiguration(f"{self.folder} is not a directory.", field="artifacts")
 
     def call(self, body: Mapping[str, Any], log: EventLog | None = None) -> dict[str, Any]:
         """The answer, whatever happens. `log` is told what comes of the run while it runs."""
@@ -91,14 +91,14 @@ def _caller() -> Caller:
         key = authenticate(settings.CODE_EXEC_API_KEY)
     except Unauthenticated:
         raise InvalidConfiguration(
-            "CODE_EXEC_API_KEY: Is not valid. Set a key that was neither revoked nor has expired, "
-            "of a tenant that is active.",
+            "CODE_EXEC_API_KEY: Is not valid. Set a key of an active tenant that is not revoked "
+            "and has not expired.",
             field="CODE_EXEC_API_KEY",
         ) from None
     if not key.has_scope(Scope.EXECUTE):
         note_refusal(key, "scope", detail="the bridge needs execute")
         raise BeyondKey(
-            "CODE_EXEC_API_KEY: The key has not the scope for this: execute.",
+            "CODE_EXEC_API_KEY: The API key lacks the required scope: execute.",
             field="CODE_EXEC_API_KEY",
         )
     return Caller.of_key(key)

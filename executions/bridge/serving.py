@@ -134,7 +134,7 @@ class Serving:
     def _begin(self, call: _Call) -> None:
         with self._changed:
             if self._find(call.frame.id) is not None:
-                refuse("id", "Is that of a call which has not been answered.")
+                refuse("id", "Another call with this id has no answer yet.")
             self._calls.add(call)
             self._held += call.size
         self._waiting.put(call)
@@ -147,7 +147,7 @@ class Serving:
     def _cancel(self, frame: Frame) -> None:
         """One that has ended is not to be found any more, which is what was wanted."""
         if len(frame.body) > 1 or frame.body["cancel"] is None:
-            refuse("cancel", "Must be the id of a call, and alone.")
+            refuse("cancel", "Must be the id of a call, without other fields.")
         with self._changed:
             call = self._find(frame.body["cancel"])
         if call is not None:

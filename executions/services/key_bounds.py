@@ -129,4 +129,4 @@ def none_of_this_name(word: str, there: Iterable[str]) -> str:
     names = list(there)
     more = ", …" if len(names) > MOST_NAMED else ""
     told = ", ".join(names[:MOST_NAMED]) or "none"
-    return f"{visible(word[:100])}: There is none of this name. There are: {told}{more}"
+    return f"{visible(word[:100])}: Unknown name. Available: {told}{more}"

@@ -95,21 +95,21 @@ class ExecutionRequest:
     that somebody signed in has chosen in place of the tenant's route.
     """
 
-    code: Annotated[Code, Field(description="Its bound is bytes of UTF-8.")]
+    code: Annotated[Code, Field(description="The limit counts the bytes of its UTF-8.")]
     language: Annotated[
         LanguageName,
         Field(
-            description="`python` where none is named; in a session, that of its context.",
+            description="The default is `python`; in a session, the language of the context.",
             json_schema_extra=lambda schema: schema.pop("default", None),
         ),
     ] = ""
     arguments: Annotated[
         Mapping[str, Any] | None,
-        Field(description=f"What `main` is called with: at most {MAX_ARGUMENTS_BYTES} bytes."),
+        Field(description=f"The arguments of `main`: at most {MAX_ARGUMENTS_BYTES} bytes."),
     ] = None
     entrypoint: Entrypoint = "auto"
     timeout: Annotated[
-        Timeout | None, Field(description="Seconds. Left out, it is the provider's own.")
+        Timeout | None, Field(description="In seconds. The default is the provider's.")
     ] = None
     files: Files = ()
     mode: Annotated[str, one_of(MODES)] = "sync"
@@ -118,7 +118,7 @@ class ExecutionRequest:
     session: Annotated[Id | None, Field(description="An open session to run in.")] = None
     context: Annotated[
         ContextId,
-        Field(description="Of the session's contexts; `default` where none is named."),
+        Field(description="A context of the session; without it, the context `default`."),
     ] = ""
     background: bool = False
     usual_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -132,18 +132,25 @@ class ExecutionRequest:
     traceparent: Traceparent = ""
     priority: Annotated[
         Annotated[str, one_of(PRIORITIES)],
-        Field(description="In the queue, among the tenant's own; only with mode async."),
+        Field(
+            description="The priority in the queue, among the tenant's executions; only with "
+            "mode async."
+        ),
     ] = "normal"
     webhook: Annotated[
-        Webhook | None, Field(description="Told when it has ended; only with mode async.")
+        Webhook | None,
+        Field(description="Gets a request when the execution has ended; only with mode async."),
     ] = None
     run_at: Annotated[
         Moment | None,
-        Field(description="Not before this time, which is to come; only with mode async."),
+        Field(
+            description="Start not before this time, which must be in the future; only with "
+            "mode async."
+        ),
     ] = None
     tools: Annotated[
         Tools,
-        Field(description="Functions of the caller's, for code in Python and JavaScript to call."),
+        Field(description="Functions of the caller that Python and JavaScript code can call."),
     ] = ()
     provider: ShortName = ""
     arguments_json: str = field(init=False, default="")

@@ -67,7 +67,7 @@ REFUSED = (
     ),
     Refusal(CELLS, "Name one that runs", "the session's context decides"),
     Refusal((*CELLS, "interrupt_session"), "The session has no context of this id", STATE),
-    Refusal(RUNS, "says otherwise. Send one of them.", "a header and the body together"),
+    Refusal(RUNS, "has another value. Send only one of them.", "a header and the body together"),
     Refusal((*RUNS, *SCHEDULES), "must be a schema for a tool", "of any JSON Schema"),
     Refusal((*RUNS, *SCHEDULES), "cannot be the name of a tool", "Python's own words"),
     Refusal((*RUNS, *SCHEDULES), "Must be a time with its zone", "not every day is in the year"),

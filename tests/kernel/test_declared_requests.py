@@ -38,7 +38,7 @@ QUERIES = {
 UNSAID = (
     *("bytes", "Another file has this path", "lead to the internet"),
     *("schema for a tool", "cannot be the name of a tool"),
-    *("Must be a time with its zone", "It is no cron expression", "It is no time zone"),
+    *("Must be a time with its zone", "cron expression", "Unknown time zone"),
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 ANY_JSON = st.recursive(

@@ -32,9 +32,9 @@ def test_a_mistyped_name_is_refused_with_what_there_is(
 ) -> None:
     sent = {**sent, "tenant": alice.tenant.pk}
     told = refused(admin_client.post(page, {**sent, "languages": "python pyton"}), "languages")
-    assert told.startswith("pyton: There is none of this name. There are: bash, command, go,")
+    assert told.startswith("pyton: Unknown name. Available: bash, command, go,")
     told = refused(admin_client.post(page, {**sent, "providers": "\u202elocla"}), "providers")
-    assert told.startswith("[U+202E]locla: There is none")
+    assert told.startswith("[U+202E]locla: Unknown name")
     assert "local" in told.split(", ")
     assert ApiKey.objects.count() == 1
     assert not Policy.objects.exists()

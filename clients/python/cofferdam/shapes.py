@@ -21,13 +21,13 @@ class Artifact(Shape):
 class Context(Shape):
     id: str
     language: str
-    # Below the workspace.
+    # The working folder, relative to the workspace.
     cwd: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Shape):
-    """Which execution it is, and where it ran."""
+    """The execution, with its session and its caller."""
 
     id: str
     status: Literal[
@@ -41,72 +41,75 @@ class Execution(Shape):
         "cancelled",
         "error",
     ]
-    # Where it ran; null: by itself.
+    # The session that it ran in; null for a run outside of sessions.
     session: str | None
     context: str | None
-    # Whether the context still has its state.
+    # Whether the context still has its state, such as variables. If false, it was restarted.
     context_kept: bool | None
-    # Of a command in a session.
+    # The process id of a command in a session.
     pid: int | None
-    # Who asked, by the caller's word.
+    # The agent, as claimed by the caller.
     agent: str | None
     model: str | None
     conversation: str | None
-    # Null also where it was erased with the code.
+    # The person, as claimed by the caller. Null also after it was erased with the code.
     on_behalf_of: str | None
     traceparent: str | None
     language: str
     provider: str
-    # The tool that isolated.
+    # The tool that isolated the sandbox.
     runtime: str
-    # How strongly: microvm, gvisor, namespaces or none; empty when nothing ran.
+    # The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran.
     isolation: str
-    # Whom the sandbox served: execution, this run alone; tenant, its others too.
+    # Who shared the sandbox: execution, only this run; tenant, also its other runs.
     sharing: str
-    # What `main` returned.
+    # The return value of `main`.
     result: Any
+    # Whether there is a result: it distinguishes the result null from no result.
     has_result: bool
     stdout: str
     stderr: str
     stdout_truncated: bool
     stderr_truncated: bool
     exit_code: int | None
-    # Rich outputs, each a map from MIME type to data.
+    # Rich outputs. Each is an object with the data for each MIME type.
     outputs: list[dict[str, Any]]
     artifacts: list[Artifact]
-    # Files that the code left and that were not kept, and why.
+    # Files in `artifacts/` that were not kept, with the reason.
     artifacts_skipped: list[Omission]
-    # Rich outputs and ends of streams that were not kept, and why.
+    # Rich outputs and ends of streams that were not kept, with the reason.
     outputs_skipped: list[Omission]
     error: Verdict | None
-    # What ended a program that failed; null where it has not, or said nothing.
+    # The exception that ended the program; null if it did not fail or reported none.
     exception: ProgramException | None
-    # The providers that were tried or passed over, and why.
+    # The providers that were tried or skipped, in order, each with the outcome and the reason.
     hops: list[dict[str, Any]]
-    # Estimated; null where the provider has no price.
+    # The estimated cost; null if the provider has no price.
     cost: str | None
     timings: Timings
     created_at: datetime
-    # Nobody takes it before.
+    # The execution does not start before this time.
     run_at: datetime | None
     schedule: str | None
-    # The signed entry of the ledger, once ended. See examples/receipts.
+    # The signed entry of the ledger, after the end. See examples/receipts.
     receipt: dict[str, Any] | None
-    # What came of it after the record had been closed as lost; changes nothing else.
+    # A result that arrived after the execution was recorded as lost. It changes no other field.
     late_result: LateResult | None
-    # Whether the files of its session are in storage as it left them.
+    # Whether the files of its session were saved to storage as they were after the run; null
+    # outside of sessions.
     files_saved: bool | None
-    # The first since its session was woken: files are there, variables are not.
+    # Whether it is the first run after its session was resumed from storage. Files were
+    # restored, variables were lost.
     restored: bool
-    # Which held, and what was found by it.
+    # The policy that applied, with its findings.
     policy: Policy | None
-    # What was seen of it.
+    # Security events that were seen during the run.
     observations: list[Observation]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionSummary(Shape):
-    """Which execution it is, and where it ran."""
+    """The execution, with its session and its caller."""
 
     id: str
     status: Literal[
@@ -120,18 +123,18 @@ class ExecutionSummary(Shape):
         "cancelled",
         "error",
     ]
-    # Where it ran; null: by itself.
+    # The session that it ran in; null for a run outside of sessions.
     session: str | None
     context: str | None
-    # Whether the context still has its state.
+    # Whether the context still has its state, such as variables. If false, it was restarted.
     context_kept: bool | None
-    # Of a command in a session.
+    # The process id of a command in a session.
     pid: int | None
-    # Who asked, by the caller's word.
+    # The agent, as claimed by the caller.
     agent: str | None
     model: str | None
     conversation: str | None
-    # Null also where it was erased with the code.
+    # The person, as claimed by the caller. Null also after it was erased with the code.
     on_behalf_of: str | None
     traceparent: str | None
     mode: Literal["sync", "async"]
@@ -145,7 +148,7 @@ class ExecutionSummary(Shape):
     error: Verdict | None
     timings: Timings
     created_at: datetime
-    # Nobody takes it before.
+    # The execution does not start before this time.
     run_at: datetime | None
     schedule: str | None
 
@@ -157,13 +160,13 @@ class File(Shape):
     size_bytes: int
     mode: int
     modified_at: datetime | None
-    # What a symbolic link says.
+    # The target of a symbolic link.
     target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateResult(Shape):
-    """What came of a run after its record had been closed."""
+    """The result of a run that ended after its record was closed."""
 
     status: Literal[
         "queued",
@@ -184,7 +187,7 @@ class LateResult(Shape):
     stderr_truncated: bool
     exit_code: int | None
     outputs: list[dict[str, Any]]
-    # Names and hashes; the bytes were not kept.
+    # Names and hashes only; the bytes were not kept.
     artifacts: list[dict[str, Any]]
     error: Verdict | None
     finished_at: datetime
@@ -196,17 +199,17 @@ class Observation(Shape):
     # process_limit: processes refused, or there at its end, as many as it may have;
     # process_burst: processes and threads started, or tried where a container may have no more
     kind: Literal["sigsys", "process_limit", "process_burst"]
-    # The host, from outside of the sandbox, or the supervisor within it.
+    # Who saw it: the host, outside the sandbox, or the supervisor, inside it.
     seen_by: Literal["host", "supervisor"]
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Omission(Shape):
-    """What code has left or shown, and the answer has not. The last one may say how many more."""
+    """A file or an output that the answer does not contain. The last one may give their number."""
 
-    # Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
-    # A byte that is no text is told as `\xNN`.
+    # For a file, its path below `artifacts/`; for an output, its number and type, or the name
+    # of the stream. A byte that is not text is written as `\xNN`.
     name: str
     reason: str
 
@@ -214,18 +217,18 @@ class Omission(Shape):
 @dataclass(frozen=True, kw_only=True)
 class Policy(Shape):
     id: int | None
-    # In the policy's history.
+    # The version in the policy's history.
     version: int | None
     warnings: list[PolicyRemark]
-    # Who has approved which code, and when.
+    # The approval: which code, by whom, and when.
     approved: dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRemark(Shape):
-    # Of the code, from 1; 0 is all of it.
+    # The line of the code, from 1; 0 for all of the code.
     line: int
-    # import, call, code, remark or note.
+    # `import`, `call`, `code`, `remark` or `note`.
     kind: str
     name: str
 
@@ -240,22 +243,22 @@ class Process(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramException(Shape):
-    """What ended the program, by its own account."""
+    """The exception that ended the program, as the program reported it."""
 
-    # Such as ValueError; Error where there are no types.
+    # For example ValueError; Error in a language without exception types.
     type: str
     message: str
-    # With notes, causes and members of groups; empty where there is none.
+    # With notes, causes and the members of exception groups; empty if there is none.
     traceback: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota(Shape):
-    # Null: a budget that nobody has set.
+    # Null if no budget is set.
     limit: float | None
-    # With what is reserved for what has not ended.
+    # Includes the amounts that are reserved for work that has not ended.
     used: float
-    # Null where it is given back by itself, as by what ends.
+    # Null if the use decreases by itself, for example when executions end.
     resets_at: datetime | None
 
 
@@ -277,15 +280,15 @@ class Quotas(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class SavedFiles(Shape):
-    """What is in storage of a session's files."""
+    """The files of a session in storage."""
 
-    # Files, folders and links.
+    # The number of files, folders and links.
     count: int
     bytes: int
     saved_at: datetime | None
-    # Null where all that is in its sandbox is saved.
+    # Since when changes are unsaved; null if everything is saved.
     unsaved_since: datetime | None
-    # Why it is not.
+    # Why the changes are not saved.
     problem: str | None
 
 
@@ -305,26 +308,28 @@ class Session(Shape):
     max_seconds: int
     created_at: datetime
     used_at: datetime
-    # The earlier of both ages.
+    # When its idle time or its total time ends, whichever is earlier.
     expires_at: datetime
     closed_at: datetime | None
+    # Why it was closed or lost; null while it is not.
     closed_because: str | None
     contexts: list[Context]
+    # When its files are saved to storage: before the answer, after it, or never.
     saves: Literal["answer", "background", "never"]
     files: SavedFiles
-    # Its files were restored then; variables were not.
+    # When it was last resumed from storage. Its files were restored, its variables were lost.
     woken_at: datetime | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Shape):
-    """The files of a session as they were once. Variables and processes are no part of it."""
+    """The files of a session at one time, without its variables and processes."""
 
     id: str
     name: str | None
-    # Whose files these were.
+    # The session that the files are from.
     session: str
-    # Files, folders and links.
+    # The number of files, folders and links.
     files: int
     bytes: int
     created_at: datetime
@@ -346,6 +351,6 @@ class Usage(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Shape):
-    # SB001 to SB009.
+    # The error code, SB001 to SB009.
     code: str
     message: str

@@ -1,55 +1,55 @@
 /** What the service is asked. Made by make_shapes.py: do not edit. */
 
 export interface AdminActive {
-  /** The provider's id; of another configuration of it, `id@name`. */
+  /** The provider's id; for a further configuration of it, `id@name`. */
   provider: string;
   reason?: string;
 }
 
 export interface AdminConfig {
-  /** The provider's id; of another configuration of it, `id@name`. */
+  /** The provider's id; for a further configuration of it, `id@name`. */
   provider_type: string;
-  /** A secret that is masked or left out stays what it is. */
+  /** A masked or missing secret keeps its stored value. */
   config: Record<string, unknown>;
   set_active?: boolean;
   test_connection?: boolean;
-  /** Kept with the version. */
+  /** The reason for the change, stored with the version. */
   reason?: string;
 }
 
 export interface AdminTest {
   provider_type?: string | null;
-  /** As `provider_type`. */
+  /** Another name for `provider_type`. */
   provider?: string | null;
-  /** The stored one where none is given. */
+  /** Default: the stored configuration. */
   config?: Record<string, unknown> | null;
 }
 
 export interface Cell {
-  /** Its bound is bytes of UTF-8. */
+  /** The limit counts the bytes of its UTF-8. */
   code: string;
-  /** What `main` is called with: at most 1048576 bytes. */
+  /** The arguments of `main`: at most 1048576 bytes. */
   arguments?: Record<string, unknown> | null;
-  /** Seconds. Left out, it is the provider's own. */
+  /** In seconds. The default is the provider's. */
   timeout?: number | null;
   files?: Array<{ path: string; content_base64: string }> | null;
   mode?: "sync" | "async" | null;
   idempotency_key?: string | null;
-  /** Of the session's contexts; `default` where none is named. */
+  /** A context of the session; without it, the context `default`. */
   context?: string | null;
   /** Only in a session. */
   env?: Record<string, string> | null;
-  /** Which agent asks. A claim of the caller's. */
+  /** The agent, as claimed by the caller. */
   agent?: string | null;
-  /** Which model wrote the code. A claim. */
+  /** The model that wrote the code, as claimed by the caller. */
   model?: string | null;
-  /** In which conversation. A claim. */
+  /** The conversation, as claimed by the caller. */
   conversation?: string | null;
-  /** For which person. A claim; it is erased when the code is. */
+  /** The person, as claimed by the caller. It is erased together with the code. */
   on_behalf_of?: string | null;
-  /** Told when it has ended; only with mode async. */
+  /** Gets a request when the execution has ended; only with mode async. */
   webhook?: { url: string } | null;
-  /** Functions of the caller's, for code in Python and JavaScript to call. */
+  /** Functions of the caller that Python and JavaScript code can call. */
   tools?: Array<{
     name: string;
     description?: string;
@@ -60,26 +60,26 @@ export interface Cell {
 
 export interface Command {
   command?: string[] | null;
-  /** What bash is given to run. */
+  /** A script for bash. */
   shell?: string | null;
   /** Relative to the workspace, or absolute. */
   cwd?: string | null;
   env?: Record<string, string> | null;
   user?: string | null;
-  /** Its input can be sent. */
+  /** Keep the input open, so that bytes can be sent to it. */
   stdin?: boolean | null;
-  /** A terminal of this size, in place of pipes. */
+  /** Run in a terminal of this size instead of with pipes. */
   pty?: { cols: number; rows: number } | null;
-  /** Seconds. */
+  /** In seconds. */
   timeout?: number | null;
   background?: boolean | null;
-  /** Which agent asks. A claim of the caller's. */
+  /** The agent, as claimed by the caller. */
   agent?: string | null;
-  /** Which model wrote the code. A claim. */
+  /** The model that wrote the code, as claimed by the caller. */
   model?: string | null;
-  /** In which conversation. A claim. */
+  /** The conversation, as claimed by the caller. */
   conversation?: string | null;
-  /** For which person. A claim; it is erased when the code is. */
+  /** The person, as claimed by the caller. It is erased together with the code. */
   on_behalf_of?: string | null;
 }
 
@@ -87,23 +87,23 @@ export interface ContextRequest {
   language: string;
   /** Relative to the workspace, or absolute. */
   cwd?: string | null;
-  /** One of the sandbox's choice without it. */
+  /** The default is an id that the sandbox chooses. */
   id?: string | null;
 }
 
 export interface ExecutionFilters {
-  /** Which agent asks. A claim of the caller's. */
+  /** The agent, as claimed by the caller. */
   agent?: string;
-  /** In which conversation. A claim. */
+  /** The conversation, as claimed by the caller. */
   conversation?: string;
   language?: string;
   limit?: number;
-  /** Which model wrote the code. A claim. */
+  /** The model that wrote the code, as claimed by the caller. */
   model?: string;
-  /** For which person. A claim; it is erased when the code is. */
+  /** The person, as claimed by the caller. It is erased together with the code. */
   on_behalf_of?: string;
   provider?: string;
-  /** By its id. */
+  /** The id of a schedule. */
   schedule?: string;
   status?:
     | "queued"
@@ -119,39 +119,39 @@ export interface ExecutionFilters {
 }
 
 export interface ExecutionRequest {
-  /** Its bound is bytes of UTF-8. */
+  /** The limit counts the bytes of its UTF-8. */
   code: string;
-  /** `python` where none is named; in a session, that of its context. */
+  /** The default is `python`; in a session, the language of the context. */
   language?: string | null;
-  /** What `main` is called with: at most 1048576 bytes. */
+  /** The arguments of `main`: at most 1048576 bytes. */
   arguments?: Record<string, unknown> | null;
   entrypoint?: "auto" | "main" | "script" | null;
-  /** Seconds. Left out, it is the provider's own. */
+  /** In seconds. The default is the provider's. */
   timeout?: number | null;
   files?: Array<{ path: string; content_base64: string }> | null;
   mode?: "sync" | "async" | null;
   idempotency_key?: string | null;
   /** An open session to run in. */
   session?: string | null;
-  /** Of the session's contexts; `default` where none is named. */
+  /** A context of the session; without it, the context `default`. */
   context?: string | null;
   /** Only in a session. */
   env?: Record<string, string> | null;
-  /** Which agent asks. A claim of the caller's. */
+  /** The agent, as claimed by the caller. */
   agent?: string | null;
-  /** Which model wrote the code. A claim. */
+  /** The model that wrote the code, as claimed by the caller. */
   model?: string | null;
-  /** In which conversation. A claim. */
+  /** The conversation, as claimed by the caller. */
   conversation?: string | null;
-  /** For which person. A claim; it is erased when the code is. */
+  /** The person, as claimed by the caller. It is erased together with the code. */
   on_behalf_of?: string | null;
-  /** In the queue, among the tenant's own; only with mode async. */
+  /** The priority in the queue, among the tenant's executions; only with mode async. */
   priority?: "low" | "normal" | "high" | null;
-  /** Told when it has ended; only with mode async. */
+  /** Gets a request when the execution has ended; only with mode async. */
   webhook?: { url: string } | null;
-  /** Not before this time, which is to come; only with mode async. */
+  /** Start not before this time, which must be in the future; only with mode async. */
   run_at?: string | null;
-  /** Functions of the caller's, for code in Python and JavaScript to call. */
+  /** Functions of the caller that Python and JavaScript code can call. */
   tools?: Array<{
     name: string;
     description?: string;
@@ -178,22 +178,22 @@ export interface SessionRequest {
   template?: string | null;
   /** A configuration on the tenant's route. */
   provider?: string | null;
-  /** Unused for so long, it goes to sleep. */
+  /** The idle time in seconds after which it goes to sleep. */
   idle_seconds?: number | null;
-  /** So long after it was opened, it is closed. */
+  /** The age in seconds at which it is closed. */
   max_seconds?: number | null;
-  /** Of all that runs in it. */
+  /** The environment variables of all code and commands in it. */
   env?: Record<string, string> | null;
-  /** The caller's own; at most 16384 bytes of JSON. */
+  /** Data of the caller; at most 16384 bytes of JSON. */
   metadata?: Record<string, unknown> | null;
   /**
-   * When its files are saved: before the answer, behind it, or never. Where they never are, it
-   * is closed in place of going to sleep.
+   * When its files are saved to storage: before the answer, after it, or never. Without saved
+   * files, it does not go to sleep but is closed.
    */
   saves?: "answer" | "background" | "never" | null;
   /**
-   * A snapshot whose files it begins with, or a session that has ended, where files are kept:
-   * it has them then. Variables are no part of either.
+   * The id of a snapshot, or of an ended session whose files were kept. The session starts
+   * with these files, without variables.
    */
   from?: string | null;
 }

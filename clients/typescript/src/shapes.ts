@@ -6,7 +6,7 @@ export interface AdminMessage {
 
 export interface AdminPending {
   message: string;
-  /** The change that waits for approval. */
+  /** Id of the change that waits for approval. */
   pending: number;
 }
 
@@ -17,10 +17,10 @@ export interface AdminTrial {
   runtime: string | null;
   isolation: string | null;
   language: string | null;
-  /** SB001 to SB009 on failure. */
+  /** The error code, SB001 to SB009; null on success. */
   code: string | null;
   field: string | null;
-  /** Refused fields and why. */
+  /** The refused fields, with the reason for each. */
   errors: Record<string, unknown>;
 }
 
@@ -34,93 +34,100 @@ export interface Artifact {
 export interface Context {
   id: string;
   language: string;
-  /** Below the workspace. */
+  /** The working folder, relative to the workspace. */
   cwd: string;
 }
 
-/** Which execution it is, and where it ran. */
+/** The execution, with its session and its caller. */
 export interface Execution {
   id: string;
   status: StatusEnum;
-  /** Where it ran; null: by itself. */
+  /** The session that it ran in; null for a run outside of sessions. */
   session: string | null;
   context: string | null;
-  /** Whether the context still has its state. */
+  /** Whether the context still has its state, such as variables. If false, it was restarted. */
   context_kept: boolean | null;
-  /** Of a command in a session. */
+  /** The process id of a command in a session. */
   pid: number | null;
-  /** Who asked, by the caller's word. */
+  /** The agent, as claimed by the caller. */
   agent: string | null;
   model: string | null;
   conversation: string | null;
-  /** Null also where it was erased with the code. */
+  /** The person, as claimed by the caller. Null also after it was erased with the code. */
   on_behalf_of: string | null;
   traceparent: string | null;
   language: string;
   provider: string;
-  /** The tool that isolated. */
+  /** The tool that isolated the sandbox. */
   runtime: string;
-  /** How strongly: microvm, gvisor, namespaces or none; empty when nothing ran. */
+  /** The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran. */
   isolation: string;
-  /** Whom the sandbox served: execution, this run alone; tenant, its others too. */
+  /** Who shared the sandbox: execution, only this run; tenant, also its other runs. */
   sharing: string;
-  /** What `main` returned. */
+  /** The return value of `main`. */
   result: unknown;
+  /** Whether there is a result: it distinguishes the result null from no result. */
   has_result: boolean;
   stdout: string;
   stderr: string;
   stdout_truncated: boolean;
   stderr_truncated: boolean;
   exit_code: number | null;
-  /** Rich outputs, each a map from MIME type to data. */
+  /** Rich outputs. Each is an object with the data for each MIME type. */
   outputs: Array<Record<string, unknown>>;
   artifacts: Artifact[];
-  /** Files that the code left and that were not kept, and why. */
+  /** Files in `artifacts/` that were not kept, with the reason. */
   artifacts_skipped: Omission[];
-  /** Rich outputs and ends of streams that were not kept, and why. */
+  /** Rich outputs and ends of streams that were not kept, with the reason. */
   outputs_skipped: Omission[];
   error: Verdict | null;
-  /** What ended a program that failed; null where it has not, or said nothing. */
+  /** The exception that ended the program; null if it did not fail or reported none. */
   exception: ProgramException | null;
-  /** The providers that were tried or passed over, and why. */
+  /** The providers that were tried or skipped, in order, each with the outcome and the reason. */
   hops: Array<Record<string, unknown>>;
-  /** Estimated; null where the provider has no price. */
+  /** The estimated cost; null if the provider has no price. */
   cost: string | null;
   timings: Timings;
   created_at: string;
-  /** Nobody takes it before. */
+  /** The execution does not start before this time. */
   run_at: string | null;
   schedule: string | null;
-  /** The signed entry of the ledger, once ended. See examples/receipts. */
+  /** The signed entry of the ledger, after the end. See examples/receipts. */
   receipt: Record<string, unknown> | null;
-  /** What came of it after the record had been closed as lost; changes nothing else. */
+  /** A result that arrived after the execution was recorded as lost. It changes no other field. */
   late_result: LateResult | null;
-  /** Whether the files of its session are in storage as it left them. */
+  /**
+   * Whether the files of its session were saved to storage as they were after the run; null
+   * outside of sessions.
+   */
   files_saved: boolean | null;
-  /** The first since its session was woken: files are there, variables are not. */
+  /**
+   * Whether it is the first run after its session was resumed from storage. Files were
+   * restored, variables were lost.
+   */
   restored: boolean;
-  /** Which held, and what was found by it. */
+  /** The policy that applied, with its findings. */
   policy: Policy | null;
-  /** What was seen of it. */
+  /** Security events that were seen during the run. */
   observations: Observation[];
 }
 
-/** Which execution it is, and where it ran. */
+/** The execution, with its session and its caller. */
 export interface ExecutionSummary {
   id: string;
   status: StatusEnum;
-  /** Where it ran; null: by itself. */
+  /** The session that it ran in; null for a run outside of sessions. */
   session: string | null;
   context: string | null;
-  /** Whether the context still has its state. */
+  /** Whether the context still has its state, such as variables. If false, it was restarted. */
   context_kept: boolean | null;
-  /** Of a command in a session. */
+  /** The process id of a command in a session. */
   pid: number | null;
-  /** Who asked, by the caller's word. */
+  /** The agent, as claimed by the caller. */
   agent: string | null;
   model: string | null;
   conversation: string | null;
-  /** Null also where it was erased with the code. */
+  /** The person, as claimed by the caller. Null also after it was erased with the code. */
   on_behalf_of: string | null;
   traceparent: string | null;
   mode: "sync" | "async";
@@ -134,7 +141,7 @@ export interface ExecutionSummary {
   error: Verdict | null;
   timings: Timings;
   created_at: string;
-  /** Nobody takes it before. */
+  /** The execution does not start before this time. */
   run_at: string | null;
   schedule: string | null;
 }
@@ -145,17 +152,20 @@ export interface File {
   size_bytes: number;
   mode: number;
   modified_at: string | null;
-  /** What a symbolic link says. */
+  /** The target of a symbolic link. */
   target?: string;
 }
 
 export interface Languages {
   languages: string[];
-  /** What Python programs can import, by the id of a provider that knows its own. */
+  /**
+   * The packages that Python code can import, by provider id. Providers that do not know
+   * theirs are missing.
+   */
   packages: Record<string, unknown>;
 }
 
-/** What came of a run after its record had been closed. */
+/** The result of a run that ended after its record was closed. */
 export interface LateResult {
   status: StatusEnum;
   result: unknown;
@@ -166,7 +176,7 @@ export interface LateResult {
   stderr_truncated: boolean;
   exit_code: number | null;
   outputs: Array<Record<string, unknown>>;
-  /** Names and hashes; the bytes were not kept. */
+  /** Names and hashes only; the bytes were not kept. */
   artifacts: Array<Record<string, unknown>>;
   error: Verdict | null;
   finished_at: string;
@@ -175,12 +185,12 @@ export interface LateResult {
 export interface LedgerKey {
   key_id: string;
   algorithm: string;
-  /** 32 bytes in base64. */
+  /** The key: 32 bytes in base64. */
   public_key: string;
 }
 
 export interface LedgerKeys {
-  /** What is signed starts with it and a line feed. */
+  /** The signed text starts with this domain and a line feed. */
   domain: string;
   keys: LedgerKey[];
 }
@@ -192,16 +202,16 @@ export interface Observation {
    * process_burst: processes and threads started, or tried where a container may have no more
    */
   kind: "sigsys" | "process_limit" | "process_burst";
-  /** The host, from outside of the sandbox, or the supervisor within it. */
+  /** Who saw it: the host, outside the sandbox, or the supervisor, inside it. */
   seen_by: "host" | "supervisor";
   count: number;
 }
 
-/** What code has left or shown, and the answer has not. The last one may say how many more. */
+/** A file or an output that the answer does not contain. The last one may give their number. */
 export interface Omission {
   /**
-   * Of a file, its path below `artifacts/`; of an output, its number and type, or the stream.
-   * A byte that is no text is told as `\xNN`.
+   * For a file, its path below `artifacts/`; for an output, its number and type, or the name
+   * of the stream. A byte that is not text is written as `\xNN`.
    */
   name: string;
   reason: string;
@@ -209,17 +219,17 @@ export interface Omission {
 
 export interface Policy {
   id: number | null;
-  /** In the policy's history. */
+  /** The version in the policy's history. */
   version: number | null;
   warnings: PolicyRemark[];
-  /** Who has approved which code, and when. */
+  /** The approval: which code, by whom, and when. */
   approved: Record<string, unknown> | null;
 }
 
 export interface PolicyRemark {
-  /** Of the code, from 1; 0 is all of it. */
+  /** The line of the code, from 1; 0 for all of the code. */
   line: number;
-  /** import, call, code, remark or note. */
+  /** `import`, `call`, `code`, `remark` or `note`. */
   kind: string;
   name: string;
 }
@@ -231,21 +241,21 @@ export interface Process {
   exit_code: number | null;
 }
 
-/** What ended the program, by its own account. */
+/** The exception that ended the program, as the program reported it. */
 export interface ProgramException {
-  /** Such as ValueError; Error where there are no types. */
+  /** For example ValueError; Error in a language without exception types. */
   type: string;
   message: string;
-  /** With notes, causes and members of groups; empty where there is none. */
+  /** With notes, causes and the members of exception groups; empty if there is none. */
   traceback: string;
 }
 
 export interface Quota {
-  /** Null: a budget that nobody has set. */
+  /** Null if no budget is set. */
   limit: number | null;
-  /** With what is reserved for what has not ended. */
+  /** Includes the amounts that are reserved for work that has not ended. */
   used: number;
-  /** Null where it is given back by itself, as by what ends. */
+  /** Null if the use decreases by itself, for example when executions end. */
   resets_at: string | null;
 }
 
@@ -264,15 +274,15 @@ export interface Quotas {
   budget_per_month: Quota;
 }
 
-/** What is in storage of a session's files. */
+/** The files of a session in storage. */
 export interface SavedFiles {
-  /** Files, folders and links. */
+  /** The number of files, folders and links. */
   count: number;
   bytes: number;
   saved_at: string | null;
-  /** Null where all that is in its sandbox is saved. */
+  /** Since when changes are unsaved; null if everything is saved. */
   unsaved_since: string | null;
-  /** Why it is not. */
+  /** Why the changes are not saved. */
   problem: string | null;
 }
 
@@ -291,24 +301,26 @@ export interface Session {
   max_seconds: number;
   created_at: string;
   used_at: string;
-  /** The earlier of both ages. */
+  /** When its idle time or its total time ends, whichever is earlier. */
   expires_at: string;
   closed_at: string | null;
+  /** Why it was closed or lost; null while it is not. */
   closed_because: string | null;
   contexts: Context[];
+  /** When its files are saved to storage: before the answer, after it, or never. */
   saves: "answer" | "background" | "never";
   files: SavedFiles;
-  /** Its files were restored then; variables were not. */
+  /** When it was last resumed from storage. Its files were restored, its variables were lost. */
   woken_at: string | null;
 }
 
-/** The files of a session as they were once. Variables and processes are no part of it. */
+/** The files of a session at one time, without its variables and processes. */
 export interface Snapshot {
   id: string;
   name: string | null;
-  /** Whose files these were. */
+  /** The session that the files are from. */
   session: string;
-  /** Files, folders and links. */
+  /** The number of files, folders and links. */
   files: number;
   bytes: number;
   created_at: string;
@@ -338,7 +350,7 @@ export interface Usage {
 }
 
 export interface Verdict {
-  /** SB001 to SB009. */
+  /** The error code, SB001 to SB009. */
   code: string;
   message: string;
 }

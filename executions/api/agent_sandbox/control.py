@@ -23,7 +23,7 @@ from providers.errors import SandboxError
 class ResetView(AgentSandboxView):
     @extend_schema(
         operation_id="agent_sandbox_reset",
-        summary="Forget a conversation's variables, and keep its files",
+        summary="Reset a conversation: delete its variables, keep its files",
         tags=TAGS,
         request=CONVERSATION,
         responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
@@ -47,7 +47,8 @@ class StopView(AgentSandboxView):
     @extend_schema(
         operation_id="agent_sandbox_stop",
         summary="End a conversation's sandbox",
-        description="Its files go with it, unless DELETE_S3_ON_CLEANUP=0 keeps them for the next.",
+        description="Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the "
+        "next sandbox.",
         tags=TAGS,
         request=CONVERSATION,
         responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},

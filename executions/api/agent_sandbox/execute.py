@@ -37,10 +37,11 @@ class ExecuteView(AgentSandboxView):
 
     @extend_schema(
         operation_id="agent_sandbox_execute",
-        summary="Run Python code in a conversation, in the shape of Agent Sandbox",
-        description="Variables and files stay. The last expression's value is printed. A failure "
-        "of the service is a 200 with `error`, as that API has it. The header `X-Execution-ID` "
-        "names the record, whose receipt `GET /api/v1/executions/{id}` gives.",
+        summary="Run Python code in a conversation, in the format of Agent Sandbox",
+        description="Variables and files are kept for the next call. The value of the last "
+        "expression is printed. If the service fails, the answer is a 200 with `error`, as Agent "
+        "Sandbox answers. The header `X-Execution-ID` has the id of the execution; `GET "
+        "/api/v1/executions/{id}` returns its receipt.",
         tags=TAGS,
         parameters=schema.parameters(CLAIMS),
         request=EXECUTE,

@@ -60,7 +60,7 @@ class UploadView(_FilesView):
 
     @extend_schema(
         operation_id="agent_sandbox_upload",
-        summary="Put a file into a conversation",
+        summary="Upload a file to a conversation",
         tags=TAGS,
         request={
             "multipart/form-data": {
@@ -94,7 +94,7 @@ class UploadView(_FilesView):
         detail = self.detail_of(request, session, path, wanted.presign_expires_in)
         if detail is None:
             return json_response(
-                {"detail": "The file is in the sandbox, and could not be saved. Try again."}, 503
+                {"detail": "The file is in the sandbox, but it could not be saved. Try again."}, 503
             )
         return json_response({"status": "success", **detail, "container_id": str(session.pk)})
 
@@ -114,7 +114,7 @@ class UploadUrlsView(AgentSandboxView):
     @extend_schema(
         operation_id="agent_sandbox_upload_urls",
         summary="Fetch files by URL into a conversation",
-        description="What comes is put there, whatever becomes of the others.",
+        description="Each file that can be fetched is stored, even if others fail.",
         tags=TAGS,
         request=FETCH,
         responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
@@ -144,7 +144,7 @@ class UploadUrlsView(AgentSandboxView):
 class ListView(AgentSandboxView):
     @extend_schema(
         operation_id="agent_sandbox_list_files",
-        summary="The saved files of a conversation",
+        summary="List the saved files of a conversation",
         tags=TAGS,
         parameters=schema.parameters(OF_CONVERSATION),
         responses={200: schema.AgentSandboxFilesSerializer, **schema.details(400, 401)},
@@ -170,7 +170,7 @@ class ListView(AgentSandboxView):
 class DownloadUrlView(_FilesView):
     @extend_schema(
         operation_id="agent_sandbox_download_url",
-        summary="A link to a saved file",
+        summary="Create a link to a saved file",
         tags=TAGS,
         parameters=schema.parameters(LINK),
         responses={200: schema.AgentSandboxLinkSerializer, **schema.details(400, 401, 404)},

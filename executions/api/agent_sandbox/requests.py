@@ -18,10 +18,16 @@ from executions.storage import MOST_LINK_SECONDS
 MAX_URLS, MAX_INPUTS = 200, 1000
 _LONGEST_ID, _LONGEST_URL = 4096, 8192
 
-UserId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID, description="Any text.")]
-SessionId = Annotated[str, Field(max_length=_LONGEST_ID, description="Any text.")]
+UserId = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_ID, description="The user's id: any text.")
+]
+SessionId = Annotated[
+    str, Field(max_length=_LONGEST_ID, description="The conversation's id: any text.")
+]
 Seconds = Annotated[
-    int, Field(ge=1, le=MOST_LINK_SECONDS, description="How long links last."), WHOLE
+    int,
+    Field(ge=1, le=MOST_LINK_SECONDS, description="How long links are valid, in seconds."),
+    WHOLE,
 ]
 
 
@@ -70,7 +76,7 @@ class ExecuteRequest(_Named):
     inputs: Annotated[
         Sequence[InputPath],
         Members(MAX_INPUTS),
-        Field(description="Files of the conversation that must be there."),
+        Field(description="Saved files of the conversation that the code needs."),
     ] = ()
     presign_expires_in: Seconds | None = None
 
@@ -105,7 +111,7 @@ class UploadRequest(_Named):
 
     user_id: UserId
     session_id: SessionId = DEFAULT
-    path: Annotated[NewPath, Field(description="The file's own name where none is given.")] = ""
+    path: Annotated[NewPath, Field(description="Default: the file's own name.")] = ""
     presign_expires_in: Seconds | None = None
 
 

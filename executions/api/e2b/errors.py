@@ -139,7 +139,7 @@ def _message(exc: Exception, known: HttpResponse) -> str:
     if isinstance(exc, SandboxError):
         return exc.message
     if isinstance(exc, Http404):
-        return "There is nothing here, or it is not yours."
+        return "Not found."
     if isinstance(exc, APIException):
         return str(exc.detail)
     return str(json.loads(known.content)["error"]["message"])

@@ -59,7 +59,7 @@ class FilesView(SandboxView):
         if entry is None:
             raise no_such_file(given)
         if (kind := (entry.end or entry).type) != "file":
-            raise invalid(f"path: {shown(path)!r} is no regular file, but: {kind}.")
+            raise invalid(f"path: {shown(path)!r} is not a regular file, but of type {kind}.")
         entry = yield from files.readable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(

@@ -68,7 +68,7 @@ class ExecuteView(InterpreterView):
         if context and language:
             raise invalid("Only one of context_id and language can be given.")
         if not isinstance(code, str):
-            raise invalid("code: Must be a text.")
+            raise invalid("code: Must be a string.")
         name, language = _context_of(session, context, language)
         made = executions_of(self.api_key.tenant).filter(session=session.pk, context=name)
         log = EventLog(run_limits())
@@ -186,7 +186,7 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     if not language:
         return DEFAULT_CONTEXT, known.get(DEFAULT_CONTEXT, session.language)
     if not isinstance(language, str):
-        raise invalid("language: Must be a text.")
+        raise invalid("language: Must be a string.")
     if not is_storable(language):
         # A context is looked for under its name, which no database can be asked for.
         raise invalid("language: Must hold neither NUL nor lone surrogates.")

@@ -23,7 +23,7 @@ def to_place(path: object, field: str = "path") -> str:
     if path == "~" or path.startswith("~/"):
         path = HOME + path[1:]
     if path.startswith("~"):
-        raise invalid(f"{field}: {shorten(escape(path))!r} is the home of a user who is not here.")
+        raise invalid(f"{field}: {shorten(escape(path))!r} is the home of an unknown user.")
     whole = posixpath.normpath(posixpath.join(HOME, path)) if path else HOME
     # Of two slashes at the beginning POSIX leaves open what they mean.
     whole = f"/{whole.lstrip('/')}"
@@ -58,5 +58,5 @@ def require_user(name: object) -> None:
     """Nobody but the sandbox's own user is to be had. Raises Refused."""
     if name not in ("", None, USER):
         raise Refused(
-            401, "unauthenticated", f"There is no user {str(name)[:64]!r} here but {USER!r}."
+            401, "unauthenticated", f"There is no user {str(name)[:64]!r} here. Use {USER!r}."
         )

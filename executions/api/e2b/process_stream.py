@@ -25,7 +25,7 @@ _LOOK_SECONDS = 2.0
 _ASK_SECONDS = 0.5
 # What E2B's clients say themselves where it is their connection that breaks.
 _GONE = "The sandbox was killed or reached its end of life while the request was in flight."
-_LEFT_OUT = "\n[more was put out than is kept, and left out]\n"
+_LEFT_OUT = "\n[output truncated: there was more than is kept]\n"
 # Who asks a sandbox whether a command has ended that nobody follows.
 _askers: dict[UUID, object] = {}
 _SIGNALS = {129: "hangup", 130: "interrupt", 131: "quit", 137: "killed", 143: "terminated"}
@@ -185,13 +185,15 @@ def _until_recorded(
 
 
 def _late() -> dict[str, Any]:
-    return {"error": {"code": "deadline_exceeded", "message": "The time of the call is over."}}
+    return {"error": {"code": "deadline_exceeded", "message": "The call reached its timeout."}}
 
 
 def _end_of(execution: Execution) -> dict[str, Any]:
     status, left_out = execution.status, execution.stdout_truncated or execution.stderr_truncated
     if execution.finished_at is None:
-        return {"error": {"code": "unavailable", "message": "The service stops. Connect again."}}
+        return {
+            "error": {"code": "unavailable", "message": "The service is stopping. Connect again."}
+        }
     if status == Execution.Status.TIMED_OUT:
         return {"left_out": left_out, **_late()}
     if execution.exit_code is None and status == Execution.Status.OUT_OF_MEMORY:

@@ -162,7 +162,7 @@ def command_of(body: Mapping[str, Any]) -> CommandRequest:
     config = _object(body, "process")
     program, arguments = config.get("cmd"), config.get("args") or []
     if not isinstance(program, str) or not isinstance(arguments, list):
-        raise invalid("process: Must have cmd, a text, and args, a list.")
+        raise invalid("process: Must have cmd, a string, and args, a list.")
     # As the shell's own text a command is looked at and recorded as such.
     is_shell = program in ("/bin/bash", "bash") and tuple(arguments[:2]) == _LOGIN_SHELL
     is_script = is_shell and len(arguments) == 3 and bool(arguments[2])
@@ -199,8 +199,8 @@ def _pid_of(body: Mapping[str, Any]) -> int:
     if type(pid) is int and pid > 0:
         return pid
     if "tag" in selector:
-        raise unimplemented("A process by its tag")
-    raise invalid("process: Must be chosen by its pid.")
+        raise unimplemented("Selecting a process by its tag")
+    raise invalid("process: Must be selected by its pid.")
 
 
 def _input_of(body: Mapping[str, Any]) -> bytes:

@@ -97,7 +97,8 @@ class SandboxesView(SandboxApiView):
             if error.field != "offline":
                 raise
             raise invalid(
-                "allow_internet_access: Nothing here promises a sandbox without it."
+                "allow_internet_access: No provider here guarantees a sandbox without internet "
+                "access."
             ) from None
         if not shapes.pauses_at_its_end(session) and shapes.age_of(session) > 1:
             # Its time begins when it is there, however long that took.
@@ -157,11 +158,11 @@ class PauseView(SandboxApiView):
         try:
             session = self.session(sandbox_id)
             if session.state == Session.State.ASLEEP:
-                raise Refused(409, "failed_precondition", "The sandbox is paused already.")
+                raise Refused(409, "failed_precondition", "The sandbox is already paused.")
             if not (yield from sleeping(session, f"by {self.by()}")):
                 session.refresh_from_db()
                 refuse_ended(session)
-                raise Conflict("Something runs in the sandbox, or its files are not kept.")
+                raise Conflict("The sandbox is busy, or its files are not saved.")
         except (SessionClosed, SessionLost):
             raise
         except Conflict as error:
@@ -249,7 +250,7 @@ def _moment_in(text: str) -> datetime | None:
         when = datetime.fromisoformat(text) if text else None
         return when if when is None or when.tzinfo else when.replace(tzinfo=UTC)
     except ValueError:
-        raise invalid("startedAfter: Must be a moment of ISO 8601.") from None
+        raise invalid("startedAfter: Must be a time in ISO 8601.") from None
 
 
 def _templates_in(name: str) -> list[str] | None:
@@ -283,7 +284,7 @@ def cursor_in(text: str) -> UUID | None:
     try:
         return UUID(text) if text else None
     except ValueError:
-        raise invalid("nextToken: Must be one that was given out.") from None
+        raise invalid("nextToken: Must be a nextToken of an earlier answer.") from None
 
 
 def _metadata_in(text: str) -> dict[str, str]:

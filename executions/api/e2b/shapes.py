@@ -32,7 +32,7 @@ _USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
 _HARMLESS_RULES = {"allowPublicTraffic": (True, False, None)}
 _NOT_THERE = {
     "mcp": "An MCP gateway in the sandbox",
-    "iam": "Tokens of a workload",
+    "iam": "Workload identity tokens",
     "volumeMounts": "A volume",
     "network": "A sandbox's own network rules",
 }
@@ -60,10 +60,10 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
             raise unimplemented(what)
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise invalid("metadata: Must be texts by name.")
+        raise invalid("metadata: Must be an object whose values are strings.")
     template = body.get("templateID") or ""
     if not isinstance(template, str):
-        raise invalid("templateID: Must be a text.")
+        raise invalid("templateID: Must be a string.")
     # A snapshot is a template for clients.
     snapshot = tokens.session_id_of(template.partition(":")[0])
     if snapshot is not None or template.partition(":")[0] in _USUAL:

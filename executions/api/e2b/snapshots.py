@@ -31,7 +31,7 @@ class TakeView(SandboxApiView):
         session = self.session(sandbox_id)
         name = self.body().get("name") or ""
         if not isinstance(name, str):
-            raise invalid("name: Must be a text.")
+            raise invalid("name: Must be a string.")
         taken = yield from snapshots.taking(session, SnapshotRequest(name=name), self.caller())
         return json_response(detail(taken), 201)
 

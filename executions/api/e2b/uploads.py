@@ -90,19 +90,19 @@ def _unpacking_to(kept: IO[bytes], hold: Callable[[int], None]) -> Callable[[byt
 
     def write(piece: bytes) -> None:
         if not piece and not unpacker.eof:
-            raise invalid("body: Is cut off, or no gzip.")
+            raise invalid("body: The gzip data is incomplete or invalid.")
         while piece:
             try:
                 unpacked = unpacker.decompress(piece, _UNPACKED_BYTES)
             except zlib.error:
-                raise invalid("body: Is no gzip.") from None
+                raise invalid("body: Is not gzip data.") from None
             hold(len(unpacked))
             kept.write(unpacked)
             if kept.tell() > most:
                 raise Refused(413, "resource_exhausted", f"Must be at most {most} bytes unpacked.")
             if unpacker.unused_data:
                 # What would be left out must not be taken for written.
-                raise invalid("body: Goes on behind the end of the gzip.")
+                raise invalid("body: Has data after the end of the gzip data.")
             piece = unpacker.unconsumed_tail
 
     return write
@@ -145,17 +145,17 @@ def _parts(request: Request, path: str) -> Sent:
         texts, _ = _Parts(request.META, source, [keeper], _BYTES).parse()
     except RequestDataTooBig:
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        told = f"file: Must be at most {most} bytes where the part has no file name."
+        told = f"file: Must be at most {most} bytes if the part has no file name."
         raise Refused(413, "resource_exhausted", told) from None
     except (MultiPartParserError, SuspiciousOperation) as error:
-        raise invalid(f"body: Is no form as it should be: {error}") from None
+        raise invalid(f"body: Is not a valid form: {error}") from None
     # A text has no file name: the link says where it goes.
     nameless = [BytesIO(text.encode(_BYTES)) for text in texts.getlist("file")]
     sent: Sent = [*keeper.found, *(("", content) for content in nameless)]
     if not sent:
         raise invalid("body: Send a file.")
     if path and len(sent) > 1:
-        raise invalid("path: Of several files each has its own.")
+        raise invalid("path: Must be empty for several files, which have their own paths.")
     if nameless and not path:
-        raise invalid("path: A part without a file name needs it.")
+        raise invalid("path: Is required for a part without a file name.")
     return [(path or name, content) for name, content in sent]

@@ -92,7 +92,7 @@ class WatchEvents(KeptAlive):
         try:
             yield first_of(watch.ended, self.left, seconds=seconds)
             if not (watch.ended.done() or self.left.done()):
-                raise Refused(504, "deadline_exceeded", "The time of the call is over.")
+                raise Refused(504, "deadline_exceeded", "The call reached its timeout.")
         finally:
             watch.leave()
             watch.end()
@@ -186,7 +186,7 @@ def _found(session_id: UUID, number: Any) -> _Kept:
         raise Refused(
             501,
             "unimplemented",
-            "This watcher is known to another process of the web server, or to one that is gone. "
-            "Where there are several, watch as a stream: see docs/e2b.md.",
+            "This watcher belongs to another process of the web server, or to one that has ended. "
+            "With several processes, watch as a stream: see docs/e2b.md.",
         )
     raise Refused(404, "not_found", "There is no such watcher.")

@@ -86,7 +86,7 @@ def require(door: Door, needs: Sequence[Scope], what: str) -> None:
     key: ApiKey | None = door.caller.api_key
     detail = f"{what} needs {needed}"
     note_refusal(key, "scope", detail=detail, address=door.caller.client_address)
-    raise Lacking(f"The API key has not the scope for this: {needed}.")
+    raise Lacking(f"The API key lacks the required scope: {needed}.")
 
 
 Tell = Callable[[float, str], Awaitable[None]]

@@ -46,7 +46,7 @@ def templates() -> list[types.ResourceTemplate]:
         types.ResourceTemplate(
             name="execution",
             uri_template="cofferdam://executions/{execution_id}",
-            description="The whole record of a run, with its signed receipt.",
+            description="The complete record of a run, with its signed receipt.",
             mime_type=_JSON,
         ),
         types.ResourceTemplate(
@@ -121,7 +121,7 @@ def _artifact(door: Door, uri: str, execution_id: str, name: str) -> Contents:
         raise Http404
     if artifact.size_bytes > MOST_BYTES:
         path = f"/api/v1/executions/{execution_id}/artifacts/{name}"
-        refuse("uri", f"Has {artifact.size_bytes} bytes: download it from {path} of the API.")
+        refuse("uri", f"Has {artifact.size_bytes} bytes. Download it from {path} of the API.")
     with closing(download_response(artifact)) as response:
         content = b"".join(response)
     if artifact.mime_type.startswith("text/") or artifact.mime_type == _JSON:

@@ -43,14 +43,14 @@ class Call:
     def text(self, name: str) -> str:
         value = self.take(name)
         if not isinstance(value, str) or not value:
-            refuse(name, "Must be a string, and not empty.")
+            refuse(name, "Must be a non-empty string.")
         return value
 
     def id(self, name: str) -> UUID:
         try:
             return UUID(self.text(name))
         except ValueError:
-            refuse(name, "Must be an id as another tool gave it.")
+            refuse(name, "Must be an id that another tool returned.")
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
         value = self.take(name, default)
@@ -138,21 +138,22 @@ EXECUTION = {
         "execution_id": _TEXT,
         "status": {
             "type": "string",
-            "description": "succeeded; failed: the code ended with an error, see stderr; timed_out;"
-            " out_of_memory; blocked; cancelled; queued: it waits, such as for approval.",
+            "description": "succeeded; failed: the code ended with an error, see stderr; "
+            "timed_out; out_of_memory; blocked; cancelled; queued: it waits, for example for "
+            "approval.",
         },
-        "result": {"description": "What main() returned; null where there was none."},
+        "result": {"description": "The return value of main(); null if there is none."},
         "outputs": {
             "type": "array",
             "items": _TEXT,
-            "description": "Values shown, such as that of a cell's last expression.",
+            "description": "Displayed values, such as the value of a cell's last expression.",
         },
         "stdout": _TEXT,
         "stderr": _TEXT,
         "cut": {
             "type": "array",
             "items": _TEXT,
-            "description": "What is longer than shown: read it with execution_output.",
+            "description": "The names of truncated fields. Read the rest with execution_output.",
         },
         "exit_code": {"type": ["integer", "null"]},
         "error": {
@@ -162,7 +163,7 @@ EXECUTION = {
         "exception": {
             "type": ["object", "null"],
             "properties": {"type": _TEXT, "message": _TEXT},
-            "description": "What ended code that failed; stderr has its traceback.",
+            "description": "The exception that ended the code; stderr has its traceback.",
         },
         "artifacts": {
             "type": "array",
@@ -178,15 +179,15 @@ EXECUTION = {
         },
         "artifacts_skipped": {
             **_SKIPPED,
-            "description": "Files that the code left and that were not kept, and why.",
+            "description": "Files in artifacts/ that were not kept, with the reason.",
         },
         "outputs_skipped": {
             **_SKIPPED,
-            "description": "Values and ends of streams that were not kept, and why.",
+            "description": "Values and ends of streams that were not kept, with the reason.",
         },
         "context_kept": {
             "type": ["boolean", "null"],
-            "description": "In a session: whether its variables are still there.",
+            "description": "In a session: whether its variables are kept. If false, they are lost.",
         },
     },
     "required": ["execution_id", "status", "stdout", "stderr", "cut", "exit_code"],

@@ -219,7 +219,7 @@ def _pid(call: Call) -> int:
 
 def _as_sent(files: Any) -> list[dict[str, str]]:
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
-        refuse("files", "Must be an object of texts by path.")
+        refuse("files", "Must be an object with the text of each file by its path.")
     return [
         {"path": path, "content_base64": b64encode(text.encode("utf-8", "replace")).decode()}
         for path, text in files.items()

@@ -24,11 +24,11 @@ from providers.errors import SandboxError
 T = TypeVar("T")
 
 INSTRUCTIONS = (
-    "Runs code in a sandbox of its own. run_code is for one program: "
-    "nothing is kept after it. For several steps open a session: its variables, files and "
-    "processes stay until it is closed or unused for its idle time. Times are seconds. Long "
-    "outputs come cut: execution_output reads the rest. Every run is recorded, with a signed "
-    "receipt in cofferdam://executions/{id}."
+    "Runs code in isolated sandboxes. run_code is for one program: nothing is kept after it. For "
+    "several steps open a session: it keeps variables, files and processes until it is closed or "
+    "not used for its idle time. Times are in seconds. Long outputs are truncated: "
+    "execution_output reads the rest. Every run is recorded. cofferdam://executions/{id} has the "
+    "record with its signed receipt."
 )
 
 

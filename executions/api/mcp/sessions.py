@@ -155,7 +155,7 @@ def _shown(session: Session, door: Door) -> dict[str, Any]:
 
 def _given(text: Any, encoded: Any) -> bytes:
     if (text is None) == (encoded is None):
-        refuse("text", "Give either text or content_base64.")
+        refuse("text", "Send either text or content_base64.")
     if text is not None:
         if not isinstance(text, str):
             refuse("text", "Must be a string.")

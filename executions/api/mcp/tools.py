@@ -23,23 +23,23 @@ def _object(description: str, **values: Any) -> dict[str, Any]:
     return {"type": "object", "description": description, **values}
 
 
-SESSION_ID = _text("As session_open gave it.")
-PID = {"type": "integer", "description": "As command_start gave it."}
+SESSION_ID = _text("The id that session_open returned.")
+PID = {"type": "integer", "description": "The pid that command_start returned."}
 TIMEOUT = {
     "type": "number",
     "exclusiveMinimum": 0,
-    "description": "Seconds; left out, the service's usual bound. What runs longer is ended.",
+    "description": "In seconds; the default is the service's. Code that runs longer is ended.",
 }
 CODE = _text("The program, as text. Print what you want to see.")
 PATH = _text("Relative to the session's working folder, without '..'.")
 CWD = _text("Folder below the working folder.")
 ENVIRONMENT = _object("Environment variables.", additionalProperties=TEXT)
-COMMAND = _text("What bash is given to run, such as `ls -la | head`.")
+COMMAND = _text("A bash command, such as `ls -la | head`.")
 SESSION = {
     "properties": {
         "session_id": TEXT,
         "name": MAYBE_TEXT,
-        "state": _text("open, asleep (files are kept, the next call wakes it), closed, lost."),
+        "state": _text("open, asleep (files are kept, the next call resumes it), closed, lost."),
         "language": TEXT,
         "provider": TEXT,
         "isolation": TEXT,
@@ -63,17 +63,21 @@ _ALL = (
     Tool(
         "run_code",
         "Run code",
-        "Run one program in a fresh sandbox, which is gone afterwards: no variable and no file is "
-        "kept. Use session_run for steps that build on each other. The network is closed unless "
-        "the service opens it. Files that the program writes to artifacts/ come back as resources.",
+        "Run one program in a new sandbox, which is deleted afterwards: no variables and no files "
+        "are kept. Use session_run for steps that build on each other. There is no network access "
+        "unless the service allows it. Files that the program writes to artifacts/ are returned "
+        "as resources.",
         {
             "code": CODE,
-            "language": _text("Of the code: python where none is named."),
+            "language": _text("The language of the code; the default is python."),
             "arguments": _object(
-                "Where given, the code's main(**arguments) is called, and result is its value."
+                "If given, main(**arguments) of the code is called, and result is its return value."
             ),
             "timeout": TIMEOUT,
-            "files": _object("Text files for it, by relative path.", additionalProperties=TEXT),
+            "files": _object(
+                "Text files for the program: the text of each file by its relative path.",
+                additionalProperties=TEXT,
+            ),
         },
         EXECUTION,
         NEEDS["executions"]["POST"],
@@ -83,16 +87,19 @@ _ALL = (
     Tool(
         "session_open",
         "Open a session",
-        "Open a sandbox that stays: variables, files and processes are kept from call to call, "
-        "until it is closed or its time is over. Close it when you are done.",
+        "Open a persistent sandbox: it keeps variables, files and processes between calls, until "
+        "it is closed or its time is over. Close it when you are done.",
         {
             "name": _text("Unique among open sessions."),
-            "language": _text("Of the cells: python where none is named."),
+            "language": _text("The language of the cells; the default is python."),
             "idle_seconds": {
                 "type": "integer",
-                "description": "Unused for so long it sleeps: 600.",
+                "description": "The idle time after which it sleeps; the default is 600.",
             },
-            "max_seconds": {"type": "integer", "description": "Closed at this age: 1800."},
+            "max_seconds": {
+                "type": "integer",
+                "description": "The age at which it is closed; the default is 1800.",
+            },
             "env": ENVIRONMENT,
         },
         SESSION,
@@ -102,10 +109,10 @@ _ALL = (
     Tool(
         "session_list",
         "List sessions",
-        "The sessions there are, newest first, 20 at a time.",
+        "List the sessions, newest first, 20 at a time.",
         {
             "state": {**TEXT, "enum": ["open", "asleep", "closed", "lost"]},
-            "cursor": _text("The next of the page before."),
+            "cursor": _text("The value of next in the previous page."),
         },
         {
             "properties": {
@@ -121,13 +128,13 @@ _ALL = (
     Tool(
         "session_run",
         "Run a cell",
-        "Run code in a session, after what ran there before: variables, imports and files are "
-        "still there. The value of the last expression is in outputs. After an error, a timeout or "
-        "an interrupt the variables are kept where context_kept is true.",
+        "Run code in a session, after the code that ran there before: variables, imports and "
+        "files are kept. The value of the last expression is in outputs. After an error, a "
+        "timeout or an interrupt the variables are kept if context_kept is true.",
         {
             "session_id": SESSION_ID,
             "code": CODE,
-            "context": _text("Which interpreter of the session; default where none is named."),
+            "context": _text("The interpreter of the session; without it, the one named default."),
             "timeout": TIMEOUT,
         },
         EXECUTION,
@@ -138,7 +145,7 @@ _ALL = (
     Tool(
         "session_reset",
         "Reset a session",
-        "Begin anew in a session: variables and processes are gone, files stay.",
+        "Reset a session: variables and processes are deleted, files are kept.",
         {"session_id": SESSION_ID},
         SESSION,
         NEEDS["session-reset"]["POST"],
@@ -149,7 +156,7 @@ _ALL = (
     Tool(
         "session_close",
         "Close a session",
-        "End a session and all that runs in it. To close it again is no error.",
+        "End a session and everything that runs in it. It is no error to close a session twice.",
         {"session_id": SESSION_ID},
         {"properties": {"closed": {"type": "boolean"}}, "required": ["closed"]},
         NEEDS["session"]["DELETE"],
@@ -160,8 +167,9 @@ _ALL = (
     Tool(
         "command_run",
         "Run a command",
-        "Run a shell command in a session and wait for its end. It sees the session's files, not "
-        "the variables of its cells. For a server or another long program use command_start.",
+        "Run a shell command in a session and wait for its end. The command can use the session's "
+        "files, but not the variables of its cells. For a server or another long program use "
+        "command_start.",
         {
             "session_id": SESSION_ID,
             "command": COMMAND,
@@ -178,7 +186,7 @@ _ALL = (
         "command_start",
         "Start a command",
         "Start a shell command in the background of a session, and return at once. It runs until "
-        "it ends, is signalled, or the session ends. Read it with command_output.",
+        "it ends, gets a signal, or the session ends. Read its output with command_output.",
         {"session_id": SESSION_ID, "command": COMMAND, "cwd": CWD, "env": ENVIRONMENT},
         {
             "properties": {"pid": {"type": "integer"}, "execution_id": TEXT},
@@ -191,13 +199,20 @@ _ALL = (
     Tool(
         "command_output",
         "Read a command's output",
-        "What a command in the background has put out since `after`, waiting up to `wait` seconds "
-        "for it. Call it again with `after` set to `next` for what came later.",
+        "Read the output of a background command since `after`, and wait up to `wait` seconds for "
+        "new output. For later output call it again with `after` set to `next`.",
         {
             "session_id": SESSION_ID,
             "pid": PID,
-            "after": {**WHOLE, "description": "The next of the call before; 0 for all."},
-            "wait": {**WHOLE, "maximum": running.MOST_WAIT_SECONDS, "description": "Seconds: 1."},
+            "after": {
+                **WHOLE,
+                "description": "The value of next in the previous call; 0 for all output.",
+            },
+            "wait": {
+                **WHOLE,
+                "maximum": running.MOST_WAIT_SECONDS,
+                "description": "In seconds; the default is 1.",
+            },
         },
         {
             "properties": {
@@ -217,10 +232,16 @@ _ALL = (
     Tool(
         "command_signal",
         "Signal a command",
-        "Send a signal to a command and all it started. SIGTERM asks it to end, SIGKILL ends it.",
+        "Send a signal to a command and all processes that it started. SIGTERM asks it to end, "
+        "SIGKILL ends it.",
         {"session_id": SESSION_ID, "pid": PID, "signal": {**TEXT, "enum": list(SIGNALS)}},
         {
-            "properties": {"signalled": {"type": "boolean", "description": "false: it had ended."}},
+            "properties": {
+                "signalled": {
+                    "type": "boolean",
+                    "description": "false if the command had already ended.",
+                }
+            },
             "required": ["signalled"],
         },
         NEEDS["session-process-signal"]["POST"],
@@ -231,12 +252,16 @@ _ALL = (
     Tool(
         "file_list",
         "List files",
-        "What is in a folder of a session, at most 200 entries at a time.",
+        "List a folder of a session, at most 200 entries at a time.",
         {
             "session_id": SESSION_ID,
-            "path": _text("Folder; the working folder where none is given."),
-            "depth": {"type": "integer", "minimum": 1, "description": "Levels below it: 1."},
-            "after": _text("The next of the page before."),
+            "path": _text("The folder; the default is the working folder."),
+            "depth": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "The number of levels; the default is 1.",
+            },
+            "after": _text("The value of next in the previous page."),
         },
         {
             "properties": {
@@ -253,12 +278,12 @@ _ALL = (
     Tool(
         "file_read",
         "Read a file",
-        "Read 64 KiB of a session's file from `offset` on: as text, or as content_base64 where it "
-        "is not UTF-8. For the rest call it again with offset set to next_offset.",
+        "Read up to 64 KiB of a file in a session, from `offset`: as text, or as content_base64 "
+        "if it is not UTF-8. For the rest call it again with offset set to next_offset.",
         {
             "session_id": SESSION_ID,
             "path": PATH,
-            "offset": {**WHOLE, "description": "Bytes from its start: 0."},
+            "offset": {**WHOLE, "description": "In bytes from the start; the default is 0."},
         },
         {
             "properties": {
@@ -277,12 +302,13 @@ _ALL = (
     Tool(
         "file_write",
         "Write a file",
-        "Put a file into a session, in place of the one of that path. Folders above it are made.",
+        "Write a file in a session. An existing file is replaced, missing parent folders are "
+        "created.",
         {
             "session_id": SESSION_ID,
             "path": PATH,
-            "text": _text("Its content."),
-            "content_base64": _text("Its content, where it is no text."),
+            "text": _text("The content as text."),
+            "content_base64": _text("The content in base64, if it is not text."),
         },
         ENTRY,
         NEEDS["session-file-content"]["PUT"],
@@ -293,12 +319,16 @@ _ALL = (
     Tool(
         "execution_output",
         "Read the rest of an output",
-        f"Read {MOST_CHARACTERS} characters of what a run put out, from `offset` on: for what "
-        "was named in cut.",
+        f"Read up to {MOST_CHARACTERS} characters of an output of a run, from `offset`. Use it for "
+        "the fields that are named in cut.",
         {
             "execution_id": TEXT,
-            "stream": {**TEXT, "enum": list(running.STREAM_NAMES), "description": "stdout."},
-            "offset": {**WHOLE, "description": "Characters from its start: 0."},
+            "stream": {
+                **TEXT,
+                "enum": list(running.STREAM_NAMES),
+                "description": "The default is stdout.",
+            },
+            "offset": {**WHOLE, "description": "In characters from the start; the default is 0."},
         },
         {
             "properties": {

@@ -47,7 +47,7 @@ _PARSE_ERROR, _INVALID_REQUEST, _REFUSED = -32700, -32600, -32001
 
 class NotOurSession(APIException):
     status_code = 404
-    default_detail = "There is no such MCP session. Begin with initialize."
+    default_detail = "Unknown MCP session. Start with initialize."
 
 
 class BadMessage(InvalidConfiguration):
@@ -56,7 +56,7 @@ class BadMessage(InvalidConfiguration):
 
 class NoMessage(APIException):
     status_code = 400
-    default_detail = "Send one message of JSON-RPC; its id is a text or a whole number."
+    default_detail = "Send one JSON-RPC message; its id must be a string or a whole number."
 
 
 class McpView(RunningView):
@@ -191,7 +191,7 @@ def _refuse_foreign_origin(request: Request) -> None:
         return
     if origin in settings.CSRF_TRUSTED_ORIGINS or origin == f"{request.scheme}://{host}":
         return
-    raise PermissionDenied("Calls from pages of this origin are not taken.")
+    raise PermissionDenied("Calls from web pages of this origin are not allowed.")
 
 
 def _as_message(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:

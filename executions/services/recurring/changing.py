@@ -139,8 +139,8 @@ def _set(schedule: Schedule, paused_because: str) -> None:
         return
     schedule.next_at = next_time(schedule.cron, schedule.timezone, timezone.now())
     if schedule.next_at is None:
-        refuse("cron", "It is no cron expression of a day that there is.")
+        refuse("cron", "Invalid cron expression: there is no such day.")
 
 
 def _no_such() -> NoSuchSchedule:
-    return NoSuchSchedule("There is no such schedule, or it is not yours.")
+    return NoSuchSchedule("Schedule not found.")

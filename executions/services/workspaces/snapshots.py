@@ -268,4 +268,4 @@ def remove(snapshot: Snapshot, by: str) -> bool:
 
 def _no_such(field: str | None) -> NoSuchSnapshot:
     named = f"{field}: " if field else ""
-    return NoSuchSnapshot(f"{named}There is no such snapshot, or it is not yours.", field=field)
+    return NoSuchSnapshot(f"{named}Snapshot not found.", field=field)

@@ -92,7 +92,7 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
     auditor = login("Auditor")
     for values, told in (
         ({}, "Say what it is of"),
-        ({"tenant_slug": "nobody"}, "nobody: There is none of this name. There are: wonderland"),
+        ({"tenant_slug": "nobody"}, "nobody: Unknown name. Available: wonderland"),
         ({"ids": "<b>\u202e"}, "&lt;b&gt;[U+202E] is not an execution id."),
     ):
         page = auditor.post(f"{LIST}add/", values)

@@ -260,7 +260,7 @@ def test_the_provider_may_be_named_for_the_bridge_alone(
         pass
     assert call()["metadata"]["provider"] == "local"
     assert run(alice, "print(1)").json()["provider"] == "liar"
-    with pytest.raises(InvalidConfiguration, match="no directory"):
+    with pytest.raises(InvalidConfiguration, match="not a directory"):
         Bridge(Path("/nowhere")).check()
 
 

@@ -114,7 +114,7 @@ def test_a_pause_that_is_refused_makes_no_sandbox_older(door: Site) -> None:
             )
             assert answer.status_code == 423, answer.text
             # Which the SDK does not take for one that is paused already, with its files kept.
-            with pytest.raises(SandboxException, match="Something runs"):
+            with pytest.raises(SandboxException, match="sandbox is busy"):
                 sandbox.pause()
             assert sandbox.is_running()
         assert abs((sandbox.get_info().end_at - until).total_seconds()) < 30
@@ -194,5 +194,5 @@ def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.Monke
 def test_the_time_of_a_call_that_watches_ends_it() -> None:
     late = WatchEvents(Told("")).follow(Watch(), 0.0)
     next(late).exception(30)
-    with pytest.raises(Refused, match="time of the call"):
+    with pytest.raises(Refused, match="reached its timeout"):
         next(late)

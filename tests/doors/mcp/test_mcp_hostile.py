@@ -85,9 +85,9 @@ def test_of_a_stranger_nothing_is_there_and_a_colleague_shares_all(
         )
         async with connected(streaming_site, streaming_site.charlie) as stranger:
             for name, arguments in calls:
-                assert "not yours" in await refusal(stranger, name, **arguments), name
+                assert "ot found." in await refusal(stranger, name, **arguments), name
             for uri in uris:
-                with pytest.raises(MCPError, match="not yours"):
+                with pytest.raises(MCPError, match="ot found"):
                     await stranger.read_resource(uri)
             listed = [each.uri for each in (await stranger.list_resources()).resources]
             assert not [uri for uri in listed if here["session_id"] in uri]

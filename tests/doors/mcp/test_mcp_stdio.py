@@ -50,7 +50,7 @@ def test_a_client_on_this_machine_runs_code_with_a_key_from_a_file(
                 script = read.contents[0].text  # type: ignore[union-attr]
             await called(client, "session_close", **here)
         async with over_stdio(streaming_site.data_dir, "--tenant", "elsewhere") as client:
-            assert "not yours" in await refusal(client, "session_run", code="1", **here)
+            assert "ot found." in await refusal(client, "session_run", code="1", **here)
 
     go(work)
 
