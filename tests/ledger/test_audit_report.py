@@ -362,7 +362,7 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
     monkeypatch.setattr(paper, "MOST_RUNS", 1)
     paths = tmp_path / "a.json", tmp_path / "a.pdf"
     code, said = audit_report(*paths, "--tenant", "wonderland")
-    assert (code, "NOT ALL: there are more than 2 runs" in said) == (0, True)
+    assert (code, "INCOMPLETE: there are more than 2 runs" in said) == (0, True)
     assert (read(paths[0])["truncated"], len(read(paths[0])["runs"])) == (2, 2)
     page = text_of(paths[1])
     assert "INCOMPLETE: the report ends after 2 runs" in page
