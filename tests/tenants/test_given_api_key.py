@@ -101,5 +101,5 @@ def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_obeyed_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    with pytest.raises(ImproperlyConfigured, match=f"{name} is not obeyed"):
+    with pytest.raises(ImproperlyConfigured, match=f"{name} has no effect"):
         read(monkeypatch, **{name: "something"})
