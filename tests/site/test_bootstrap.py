@@ -123,7 +123,7 @@ def test_a_change_of_the_provider_is_told_and_has_a_reason(
     found[0] = Docker.READY
     told = ensure_provider()
     assert "provider self_managed, no longer at local" in told
-    assert "Nobody has chosen" in told
+    assert "No provider was chosen" in told
     assert ConfigVersion.objects.filter(subject="self_managed").latest("version").reason in told
     assert ensure_provider() == ""
     # A service that may not ask the engine knows nothing better.

@@ -241,7 +241,7 @@ def test_every_way_to_start_refuses_a_foreign_key(embedded: dict[str, str], comm
         done = manage(foreign, command, *more)
 
     assert done.returncode != 0
-    assert "SECRET_KEY: it is not the one" in done.stdout + done.stderr
+    assert "SECRET_KEY: this database is used with another key" in done.stdout + done.stderr
     assert entries(embedded) == before
 
 
