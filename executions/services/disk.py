@@ -57,7 +57,7 @@ def _tell(problem: str) -> None:
             extra={"alert": "disk_nearly_full"},
         )
     elif is_news:
-        logger.warning("there is room on the disk again")
+        logger.warning("the disk has enough free space again")
 
 
 def _look() -> str:

@@ -95,21 +95,21 @@ class ExecutionRequest:
     that somebody signed in has chosen in place of the tenant's route.
     """
 
-    code: Annotated[Code, Field(description="Its bound is bytes of UTF-8.")]
+    code: Annotated[Code, Field(description="The limit counts bytes of UTF-8.")]
     language: Annotated[
         LanguageName,
         Field(
-            description="`python` where none is named; in a session, that of its context.",
+            description="Default: `python`; in a session, the language of the context.",
             json_schema_extra=lambda schema: schema.pop("default", None),
         ),
     ] = ""
     arguments: Annotated[
         Mapping[str, Any] | None,
-        Field(description=f"What `main` is called with: at most {MAX_ARGUMENTS_BYTES} bytes."),
+        Field(description=f"Arguments of `main`: at most {MAX_ARGUMENTS_BYTES} bytes."),
     ] = None
     entrypoint: Entrypoint = "auto"
     timeout: Annotated[
-        Timeout | None, Field(description="Seconds. Left out, it is the provider's own.")
+        Timeout | None, Field(description="Seconds. Default: the timeout of the provider.")
     ] = None
     files: Files = ()
     mode: Annotated[str, one_of(MODES)] = "sync"
@@ -118,7 +118,7 @@ class ExecutionRequest:
     session: Annotated[Id | None, Field(description="An open session to run in.")] = None
     context: Annotated[
         ContextId,
-        Field(description="Of the session's contexts; `default` where none is named."),
+        Field(description="A context of the session. Default: `default`."),
     ] = ""
     background: bool = False
     usual_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -132,18 +132,19 @@ class ExecutionRequest:
     traceparent: Traceparent = ""
     priority: Annotated[
         Annotated[str, one_of(PRIORITIES)],
-        Field(description="In the queue, among the tenant's own; only with mode async."),
+        Field(description="Priority in the queue of the tenant; only with mode async."),
     ] = "normal"
     webhook: Annotated[
-        Webhook | None, Field(description="Told when it has ended; only with mode async.")
+        Webhook | None,
+        Field(description="Notified when the execution has ended; only with mode async."),
     ] = None
     run_at: Annotated[
         Moment | None,
-        Field(description="Not before this time, which is to come; only with mode async."),
+        Field(description="Earliest start, a time in the future; only with mode async."),
     ] = None
     tools: Annotated[
         Tools,
-        Field(description="Functions of the caller's, for code in Python and JavaScript to call."),
+        Field(description="Functions of the caller that Python and JavaScript code can call."),
     ] = ()
     provider: ShortName = ""
     arguments_json: str = field(init=False, default="")
@@ -154,23 +155,28 @@ class ExecutionRequest:
             object.__setattr__(self, "language", "python")
         for name in ("context", "env"):
             if self.session is None and getattr(self, name):
-                refuse(name, "Only what runs in a session has one.")
+                refuse(name, "Only supported in a session.")
         if self.session is not None and self.provider:
-            refuse("provider", "A session stays where it was opened.")
+            refuse("provider", "Not supported in a session: a session keeps its provider.")
         if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
-            refuse("tools", "Only code in Python and JavaScript calls tools.")
+            refuse("tools", "Only Python and JavaScript code can call tools.")
         if self.tools and self.entrypoint != "auto":
-            refuse("tools", "With tools the entrypoint is auto.")
+            refuse("tools", "With tools, the entrypoint must be auto.")
         if self.priority != "normal" and self.mode != "async":
-            refuse("priority", "Only what is queued has one, with mode async.")
+            refuse("priority", "Only supported with mode async.")
         if self.priority != "normal" and self.session is not None:
-            refuse("priority", "In a session code runs in the order in which it came.")
+            refuse(
+                "priority",
+                "Not supported in a session: its code runs in the order of the requests.",
+            )
         if self.webhook is not None and self.mode != "async":
-            refuse("webhook", "Only what runs with mode async has one: others are waited for.")
+            refuse("webhook", "Only supported with mode async.")
         if self.run_at is not None and self.mode != "async":
-            refuse("run_at", "Only what runs with mode async has one: others are waited for.")
+            refuse("run_at", "Only supported with mode async.")
         if self.run_at is not None and self.session is not None:
-            refuse("run_at", "In a session code runs in the order in which it came.")
+            refuse(
+                "run_at", "Not supported in a session: its code runs in the order of the requests."
+            )
         check_files(self.files)
         object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
 

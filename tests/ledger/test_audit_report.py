@@ -132,7 +132,7 @@ def test_a_range_and_ids_choose_what_is_in_it(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["a.json"], "tenant_slug: Say what it is of"),
+        (["a.json"], "tenant_slug: Select a tenant, a time"),
         (["a.json", "--tenant", "nobody"], "There is no such tenant"),
         (["a.txt", "--tenant", "wonderland"], "ends with .json"),
         (["a.json", "--since", "2026-02-01", "--until", "2026-01-01"], "until: Must be later"),

@@ -207,7 +207,7 @@ def test_what_is_rejected_changed_or_left_alone_does_not_run(
     in_force(alice.tenant.slug, **RULES)
     rejected = decided(approver, asked(alice), "reject")
     assert (rejected.status, rejected.error_code) == ("blocked", "SB007")
-    assert "user:ada has rejected it" in rejected.error_message
+    assert "user:ada rejected the request" in rejected.error_message
 
     # What was approved and is something else by the time it is run.
     changed = asked(alice)

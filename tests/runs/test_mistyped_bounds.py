@@ -1,4 +1,5 @@
-"""Languages and providers of keys and policies that there are not are refused, with what there is."""
+"""Languages and providers of keys and policies that there are not are refused, with what there "
+"is."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def test_a_mistyped_name_is_refused_with_what_there_is(
 ) -> None:
     sent = {**sent, "tenant": alice.tenant.pk}
     told = refused(admin_client.post(page, {**sent, "languages": "python pyton"}), "languages")
-    assert told.startswith("pyton: There is none of this name. There are: bash, command, go,")
+    assert told.startswith("pyton: Unknown name. Available: bash, command, go,")
     told = refused(admin_client.post(page, {**sent, "providers": "\u202elocla"}), "providers")
     assert told.startswith("[U+202E]locla: There is none")
     assert "local" in told.split(", ")

@@ -102,7 +102,7 @@ def test_create_api_key_can_set_an_end(alice: Caller, capsys: pytest.CaptureFixt
 
 def test_create_api_key_names_what_there_is(alice: Caller) -> None:
     """As the form of the admin does, by the same rule."""
-    with pytest.raises(CommandError, match=r"pyton: There is none of this name.*python"):
+    with pytest.raises(CommandError, match=r"pyton: Unknown name.*python"):
         call_command("create_api_key", "wonderland", "--name", "x", "--language", "pyton")
 
 

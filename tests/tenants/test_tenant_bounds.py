@@ -95,7 +95,7 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
 
     answer = run(alice, "pass")
     assert refused(answer)
-    assert "1 MiB in a day" in answer.json()["error"]["message"]
+    assert "1 MiB per day" in answer.json()["error"]["message"]
     assert 1 <= int(answer["Retry-After"]) <= 86_400
     assert not refused(run(charlie, code))
     yesterday = timezone.now() - timedelta(days=1)

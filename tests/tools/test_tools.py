@@ -120,7 +120,10 @@ def post(site: Site, body: Any, path: str = EXECUTIONS) -> Answer:
 
 def entries(site: Site, execution_id: str) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(site.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
-        query = "SELECT statement FROM executions_ledgerentry WHERE kind = 'tool_call' ORDER BY sequence"
+        query = (
+            "SELECT statement FROM executions_ledgerentry WHERE kind = 'tool_call' ORDER BY "
+            "sequence"
+        )
         found = [json.loads(statement) for (statement,) in database.execute(query)]
     return [each for each in found if each["subject"] == execution_id]
 
@@ -216,7 +219,7 @@ def test_arguments_that_the_schema_refuses_do_not_go_out(streaming_site: Site) -
     with run(streaming_site, code) as found:
         done = found.done()
 
-    assert done["stdout"] == "the arguments are not what the tool take\n" * 4
+    assert done["stdout"] == "the arguments do not match the schema of\n" * 4
     assert all(event["type"] != "tool_call" for event in found.seen)
     assert [each["step"] for each in entries(streaming_site, done["id"])] == ["refused"] * 4
     assert {each["state"] for each in found.calls().json["results"]} == {"refused"}
@@ -258,7 +261,7 @@ def test_a_tool_that_writes_waits_for_an_approval_of_just_this_call(
         decided(shell, second["id"], approve=False)
         done = found.done()
 
-    assert done["stdout"] == "gone\nsomebody looked at the call and rejected it\n"
+    assert done["stdout"] == "gone\na person reviewed the call and rejected it\n"
     steps = [each["step"] for each in entries(site, done["id"])]
     assert steps == ["called", "approved", "answered", "called", "rejected"]
 
@@ -282,12 +285,13 @@ def test_who_writes_the_row_approves_and_answers_nothing(streaming_site: Site) -
         call = found.until("tool_call")["id"]
         write(
             call,
-            "state = 'answered', answer = '{\"result\":1}', answered_by = 'x', answered_at = asked_at",
+            "state = 'answered', answer = '{\"result\":1}', answered_by = 'x', answered_at = "
+            "asked_at",
         )
         held = found.until("tool_call_held")["id"]
         write(held, "state = 'waiting', writes = 0")
         assert found.answer(held, {"result": 1}).status == 409
-        assert found.done()["stdout"] == "what came is not what the ledger says\n" * 2
+        assert found.done()["stdout"] == "the call does not match the ledger\n" * 2
     assert [event["type"] for event in found.seen].count("tool_call") == 1
 
 

@@ -24,7 +24,9 @@ CRON = rf"{_FIELD} +{_FIELD} +(\* +{_FIELD} +{_WEEKDAY}|{_FIELD} +{_FIELD} +\*)"
 def check_zone(name: str) -> str:
     """Raises ValueError for what is no name of a time zone."""
     if name != "UTC" and name not in _zones():
-        raise ValueError("It is no time zone. Name one as tz database does: Europe/Berlin, or UTC.")
+        raise ValueError(
+            "Unknown time zone. Use a name of the tz database, such as Europe/Berlin or UTC."
+        )
     return name
 
 
@@ -32,26 +34,25 @@ def check_cron(cron: str) -> str:
     """Raises ValueError for what is no expression, or is one of which readers differ."""
     if not _PLAIN.fullmatch(cron):
         raise ValueError(
-            "It is no cron expression. It has five fields: minute, hour, day, month, day of the "
-            "week, as in '30 6 * * mon-fri'."
+            "Invalid cron expression. Use five fields: minute, hour, day, month, day of the week, "
+            "as in '30 6 * * mon-fri'."
         )
     fields = cron.split()
     if any(character.isdigit() for character in fields[4]):
         raise ValueError(
-            "It is no cron expression that is read alike everywhere: name the days of the week, "
-            "mon to sun, for their numbers differ."
+            "Ambiguous cron expression: use day names (mon to sun) instead of numbers."
         )
     if fields[2] != "*" and fields[4] != "*":
         raise ValueError(
-            "It is no cron expression that is read alike everywhere: restrict the day of the month "
-            "or that of the week, and leave the other a '*'."
+            "Ambiguous cron expression: restrict the day of the month or the day of the week, and "
+            "use '*' for the other."
         )
     try:
         found = next_time(cron, "UTC", datetime.now(UTC))
     except (ValueError, OverflowError):
-        raise ValueError("It is no cron expression: a field is not understood.") from None
+        raise ValueError("Invalid cron expression: a field is not valid.") from None
     if found is None:
-        raise ValueError("It is no cron expression of a day that there is.")
+        raise ValueError("The cron expression matches no existing day.")
     return cron
 
 

@@ -33,7 +33,7 @@ Zone = Annotated[
 Scheduled = Annotated[
     Mapping[str, Any],
     Rule(lambda sent: sent, body.SCHEDULED.schema),
-    Field(description="What is run each time: the body of `POST /api/v1/executions`."),
+    Field(description="The request of each run: the body of `POST /api/v1/executions`."),
 ]
 
 

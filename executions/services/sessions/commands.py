@@ -72,13 +72,13 @@ class CommandRequest:
         Members(MOST_ARGUMENTS),
         Rule(_beginning, {"prefixItems": [NAMED]}),
     ] = ()
-    shell: Annotated[Script, Field(description="What bash is given to run.")] = ""
+    shell: Annotated[Script, Field(description="A command for bash.")] = ""
     cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
     env: Environment = field(default_factory=dict)
     user: UserName = ""
-    stdin: Annotated[bool, Field(description="Its input can be sent.")] = False
+    stdin: Annotated[bool, Field(description="Input can be sent to the command.")] = False
     pty: Annotated[
-        TerminalSize | None, Field(description="A terminal of this size, in place of pipes.")
+        TerminalSize | None, Field(description="A terminal of this size, instead of pipes.")
     ] = None
     timeout: Annotated[Timeout | None, Field(description="Seconds.")] = None
     background: bool = False
@@ -92,7 +92,7 @@ class CommandRequest:
         if bool(self.command) == bool(self.shell):
             refuse("command", "Give either command, a list of arguments, or shell.")
         if self.background and self.timeout is not None:
-            refuse("timeout", "A process in the background has none.")
+            refuse("timeout", "Not supported for a background process.")
 
     @property
     def text(self) -> str:
@@ -127,7 +127,7 @@ class SignalRequest:
 class StdinRequest:
     """Bytes for the input of a process."""
 
-    close: Annotated[bool, Field(description="The input ends after them.")] = False
+    close: Annotated[bool, Field(description="Whether the input ends after this data.")] = False
 
 
 STDIN = Query(StdinRequest)

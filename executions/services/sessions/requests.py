@@ -59,13 +59,15 @@ Metadata = Annotated[
     Mapping[str, Any],
     # What is deeper is refused all the same.
     Rule(_kept, storable_members(3)),
-    Field(description=f"The caller's own; at most {METADATA_BYTES} bytes of JSON."),
+    Field(description=f"Set by the caller; at most {METADATA_BYTES} bytes of JSON."),
 ]
 SessionName = Annotated[
     str, Field(max_length=128), Rule(_name, {"pattern": f"^{_NAME.pattern}{END}"})
 ]
-Idle = Annotated[Seconds, Field(description="Unused for so long, it goes to sleep.")]
-Age = Annotated[Seconds, Field(description="So long after it was opened, it is closed.")]
+Idle = Annotated[Seconds, Field(description="Seconds without use after which it goes to sleep.")]
+Age = Annotated[
+    Seconds, Field(description="Seconds after which it is closed, counted from its opening.")
+]
 
 
 @declared
@@ -84,24 +86,24 @@ class SessionRequest:
     provider: Annotated[ShortName, Field(description="A configuration on the tenant's route.")] = ""
     idle_seconds: Idle = IDLE_SECONDS
     max_seconds: Age = MAX_SECONDS
-    env: Annotated[Environment, Field(description="Of all that runs in it.")] = field(
-        default_factory=dict
-    )
+    env: Annotated[
+        Environment, Field(description="Environment variables of everything that runs in it.")
+    ] = field(default_factory=dict)
     metadata: Metadata = field(default_factory=dict)
     saves: Annotated[
         str,
         one_of(Session.Saves.values),
         Field(
-            description="When its files are saved: before the answer, behind it, or never. Where "
-            "they never are, it is closed in place of going to sleep."
+            description="When its files are saved: before the response, after it, or never. With "
+            "never, the session is closed instead of going to sleep."
         ),
     ] = "background"
     source: Annotated[
         Id | None,
         Field(
             alias="from",
-            description="A snapshot whose files it begins with, or a session that has ended, where "
-            "files are kept: it has them then. Variables are no part of either.",
+            description="A snapshot, or an ended session with saved files. The new session begins "
+            "with these files, but no variables.",
         ),
     ] = None
     subject: Subject = ""
@@ -129,7 +131,7 @@ class ContextRequest:
 
     language: LanguageName
     cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
-    id: Annotated[ContextId, Field(description="One of the sandbox's choice without it.")] = ""
+    id: Annotated[ContextId, Field(description="Default: chosen by the sandbox.")] = ""
 
 
 @declared
