@@ -94,7 +94,7 @@ def _id(value: Any) -> UUID:
 
 def _moment(value: Any) -> datetime:
     """In UTC."""
-    problem = "Must be an RFC 3339 time with its zone: 2030-12-01T03:00:00Z."
+    problem = "Must be a time with its zone (RFC 3339): 2030-12-01T03:00:00Z."
     try:
         if isinstance(value, str) and re.fullmatch(_MOMENT, value):
             value = datetime.fromisoformat(value.upper())

@@ -274,7 +274,7 @@ def test_what_cannot_wait_is_blocked_and_every_run_can_be_asked_for(
     )
     assert b'"blocked"' in b"".join(stream)
     in_force(**RULES)
-    with pytest.raises(SandboxError, match="takes an approval"):
+    with pytest.raises(SandboxError, match="needs an approval"):
         execute_code("print(1)")
     assert timedelta(hours=1) < approvals.WAITS
 

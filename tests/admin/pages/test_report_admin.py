@@ -147,7 +147,7 @@ def test_one_whose_maker_is_gone_is_begun_anew_and_not_for_ever(
     )
     assert not asking.make_one(report.pk)
     report.refresh_from_db()
-    assert (report.state, "never done" in report.problem) == ("failed", True)
+    assert (report.state, "never completed" in report.problem) == ("failed", True)
 
 
 def test_without_a_key_it_fails_and_says_so(alice: Caller, settings: Any) -> None:
