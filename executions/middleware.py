@@ -84,7 +84,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
         return error_response(
             400,
             "bad_request",
-            "Host: The service does not accept this name. The operator can add it to "
+            "Host: The service does not accept this host name. The operator has to add it to "
             "ALLOWED_HOSTS.",
             field="Host",
         )

@@ -59,16 +59,16 @@ Claim = Annotated[
     Field(max_length=MOST_CHARACTERS),
     Rule(_plain, {"pattern": rf"^[^\u0000-\u001f\u007f-\u009f]*{END}"}),
 ]
-Agent = Annotated[
-    Claim, Field(description="The agent that sends the request, as stated by the caller.")
-]
+Agent = Annotated[Claim, Field(description="The agent, as claimed by the caller.")]
 Model = Annotated[
-    Claim, Field(description="The model that wrote the code, as stated by the caller.")
+    Claim, Field(description="The model that wrote the code, as claimed by the caller.")
 ]
-ConversationName = Annotated[Claim, Field(description="The conversation, as stated by the caller.")]
+ConversationName = Annotated[
+    Claim, Field(description="The conversation, as claimed by the caller.")
+]
 OnBehalfOf = Annotated[
     Claim,
-    Field(description="The end user, as stated by the caller. Erased together with the code."),
+    Field(description="The person, as claimed by the caller. It is erased together with the code."),
 ]
 Traceparent = Annotated[
     str, Rule(read_traceparent), Field(description="W3C trace context. An invalid one is ignored.")

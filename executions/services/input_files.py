@@ -46,7 +46,7 @@ def decoded(text: Any) -> bytes:
 
 
 class _SentFile(BaseModel):
-    """An input file as JSON has it. Its path is checked among those of the others."""
+    """An input file as JSON."""
 
     model_config = STRICT
 
@@ -59,7 +59,7 @@ class _SentFile(BaseModel):
         bytes,
         BeforeValidator(decoded),
         WithJsonSchema({"type": "string", "pattern": _BASE64}),
-        Field(description=f"At most {MAX_FILE_BYTES} bytes, {MAX_FILES_BYTES} with the others."),
+        Field(description=f"At most {MAX_FILE_BYTES} bytes, and {MAX_FILES_BYTES} for all files."),
     ]
 
 

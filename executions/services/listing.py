@@ -19,7 +19,7 @@ DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
 
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
-Cursor = Annotated[Id, Field(description="The cursor from the previous page.")]
+Cursor = Annotated[Id, Field(description="The cursor from `next` of the previous page.")]
 
 _LARGE = (*("pending", "code", "arguments", "result", "outputs", "exception", "stdout", "stderr"),)
 _EXACT = ("status", "language", "provider", *CLAIMS, "trace_id", "schedule_id")
@@ -37,7 +37,9 @@ class ExecutionFilter:
     conversation: ConversationName = ""
     on_behalf_of: OnBehalfOf = ""
     trace_id: Annotated[str, STORABLE] = ""
-    schedule_id: Annotated[Id | None, Field(alias="schedule", description="Its id.")] = None
+    schedule_id: Annotated[
+        Id | None, Field(alias="schedule", description="The id of a schedule.")
+    ] = None
     limit: Limit = DEFAULT_LIMIT
     cursor: Cursor | None = None
 

@@ -95,21 +95,21 @@ class ExecutionRequest:
     that somebody signed in has chosen in place of the tenant's route.
     """
 
-    code: Annotated[Code, Field(description="The limit counts bytes of UTF-8.")]
+    code: Annotated[Code, Field(description="The limit counts the bytes of its UTF-8.")]
     language: Annotated[
         LanguageName,
         Field(
-            description="Default: `python`; in a session, the language of the context.",
+            description="The default is `python`; in a session, the language of the context.",
             json_schema_extra=lambda schema: schema.pop("default", None),
         ),
     ] = ""
     arguments: Annotated[
         Mapping[str, Any] | None,
-        Field(description=f"Arguments of `main`: at most {MAX_ARGUMENTS_BYTES} bytes."),
+        Field(description=f"The arguments of `main`: at most {MAX_ARGUMENTS_BYTES} bytes."),
     ] = None
     entrypoint: Entrypoint = "auto"
     timeout: Annotated[
-        Timeout | None, Field(description="Seconds. Default: the timeout of the provider.")
+        Timeout | None, Field(description="In seconds. The default is the provider's.")
     ] = None
     files: Files = ()
     mode: Annotated[str, one_of(MODES)] = "sync"
@@ -118,7 +118,7 @@ class ExecutionRequest:
     session: Annotated[Id | None, Field(description="An open session to run in.")] = None
     context: Annotated[
         ContextId,
-        Field(description="A context of the session. Default: `default`."),
+        Field(description="A context of the session; without it, the context `default`."),
     ] = ""
     background: bool = False
     usual_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -132,15 +132,21 @@ class ExecutionRequest:
     traceparent: Traceparent = ""
     priority: Annotated[
         Annotated[str, one_of(PRIORITIES)],
-        Field(description="Priority in the queue of the tenant; only with mode async."),
+        Field(
+            description="The priority in the queue, among the tenant's executions; only with "
+            "mode async."
+        ),
     ] = "normal"
     webhook: Annotated[
         Webhook | None,
-        Field(description="Notified when the execution has ended; only with mode async."),
+        Field(description="Gets a request when the execution has ended; only with mode async."),
     ] = None
     run_at: Annotated[
         Moment | None,
-        Field(description="Earliest start, a time in the future; only with mode async."),
+        Field(
+            description="Start not before this time, which must be in the future; only with "
+            "mode async."
+        ),
     ] = None
     tools: Annotated[
         Tools,

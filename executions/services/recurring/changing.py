@@ -139,7 +139,7 @@ def _set(schedule: Schedule, paused_because: str) -> None:
         return
     schedule.next_at = next_time(schedule.cron, schedule.timezone, timezone.now())
     if schedule.next_at is None:
-        refuse("cron", "The cron expression matches no existing day.")
+        refuse("cron", "Invalid cron expression: there is no such day.")
 
 
 def _no_such() -> NoSuchSchedule:

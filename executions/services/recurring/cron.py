@@ -25,7 +25,7 @@ def check_zone(name: str) -> str:
     """Raises ValueError for what is no name of a time zone."""
     if name != "UTC" and name not in _zones():
         raise ValueError(
-            "Unknown time zone. Use a name of the tz database, such as Europe/Berlin or UTC."
+            "Unknown time zone. Use a name of the tz database, such as Europe/Berlin, or UTC."
         )
     return name
 
@@ -40,19 +40,20 @@ def check_cron(cron: str) -> str:
     fields = cron.split()
     if any(character.isdigit() for character in fields[4]):
         raise ValueError(
-            "Ambiguous cron expression: use day names (mon to sun) instead of numbers."
+            "Ambiguous cron expression. Use the names mon to sun instead of numbers for the days "
+            "of the week."
         )
     if fields[2] != "*" and fields[4] != "*":
         raise ValueError(
-            "Ambiguous cron expression: restrict the day of the month or the day of the week, and "
-            "use '*' for the other."
+            "Ambiguous cron expression. Restrict either the day of the month or the day of the "
+            "week, and use '*' for the other."
         )
     try:
         found = next_time(cron, "UTC", datetime.now(UTC))
     except (ValueError, OverflowError):
-        raise ValueError("Invalid cron expression: a field is not valid.") from None
+        raise ValueError("Invalid cron expression: a field has no valid value.") from None
     if found is None:
-        raise ValueError("The cron expression matches no existing day.")
+        raise ValueError("Invalid cron expression: there is no such day.")
     return cron
 
 

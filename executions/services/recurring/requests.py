@@ -21,19 +21,20 @@ Cron = Annotated[
     str,
     Field(
         max_length=MOST_CHARACTERS,
-        description="Minute, hour, day, month, day of the week by its name: `30 6 * * mon-fri`.",
+        description="Minute, hour, day, month, and the day of the week as a name: `30 6 * * "
+        "mon-fri`.",
     ),
     Rule(check_cron, {"format": "cron", "pattern": f"^{CRON}{END}"}),
 ]
 Zone = Annotated[
     str,
-    Field(max_length=64, description="`UTC`, `Europe/Berlin`."),
+    Field(max_length=64, description="A time zone, such as `UTC` or `Europe/Berlin`."),
     Rule(check_zone, {"format": "time-zone", "pattern": f"^{_ZONE}{END}"}),
 ]
 Scheduled = Annotated[
     Mapping[str, Any],
     Rule(lambda sent: sent, body.SCHEDULED.schema),
-    Field(description="The request of each run: the body of `POST /api/v1/executions`."),
+    Field(description="The request for each run: a body of `POST /api/v1/executions`."),
 ]
 
 

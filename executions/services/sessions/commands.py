@@ -72,15 +72,18 @@ class CommandRequest:
         Members(MOST_ARGUMENTS),
         Rule(_beginning, {"prefixItems": [NAMED]}),
     ] = ()
-    shell: Annotated[Script, Field(description="A command for bash.")] = ""
+    shell: Annotated[Script, Field(description="A script for bash.")] = ""
     cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
     env: Environment = field(default_factory=dict)
     user: UserName = ""
-    stdin: Annotated[bool, Field(description="Input can be sent to the command.")] = False
+    stdin: Annotated[
+        bool, Field(description="Keep the input open, so that bytes can be sent to it.")
+    ] = False
     pty: Annotated[
-        TerminalSize | None, Field(description="A terminal of this size, instead of pipes.")
+        TerminalSize | None,
+        Field(description="Run in a terminal of this size instead of with pipes."),
     ] = None
-    timeout: Annotated[Timeout | None, Field(description="Seconds.")] = None
+    timeout: Annotated[Timeout | None, Field(description="In seconds.")] = None
     background: bool = False
     agent: Agent = ""
     model: Model = ""
@@ -127,7 +130,7 @@ class SignalRequest:
 class StdinRequest:
     """Bytes for the input of a process."""
 
-    close: Annotated[bool, Field(description="Whether the input ends after this data.")] = False
+    close: Annotated[bool, Field(description="Close the input after these bytes.")] = False
 
 
 STDIN = Query(StdinRequest)

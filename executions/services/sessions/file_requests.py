@@ -14,7 +14,7 @@ from executions.services.kinds import Folder, Path, PlaceOfPath
 from executions.services.shapes import Body, Query
 
 MOST_DEPTH = 32
-_FOLDER = "Relative to the workspace, or absolute. Default: the workspace."
+_FOLDER = "Relative to the workspace, or absolute; the default is the workspace."
 
 
 @declared
@@ -24,7 +24,9 @@ class FileListing:
 
     path: Annotated[Folder, Field(description=_FOLDER)] = ""
     depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 1
-    after: Annotated[PlaceOfPath, Field(description="The cursor from the previous page.")] = ""
+    after: Annotated[
+        PlaceOfPath, Field(description="The value of `after` in `next` of the previous page.")
+    ] = ""
 
 
 @declared

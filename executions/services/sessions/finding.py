@@ -73,7 +73,7 @@ def session_of(tenant: Tenant | None, session_id: UUID) -> Session:
     found = Session.objects.raw(sql, [*before, key])
     session = next(iter(found), None)
     if session is None or (tenant is not None and session.tenant_id != tenant.pk):
-        raise NoSuchSession("Not found.")
+        raise NoSuchSession("Session not found.")
     if session.is_due and close_if_due(session.pk):  # type: ignore[attr-defined]
         session.refresh_from_db()
     return session

@@ -59,15 +59,15 @@ Metadata = Annotated[
     Mapping[str, Any],
     # What is deeper is refused all the same.
     Rule(_kept, storable_members(3)),
-    Field(description=f"Set by the caller; at most {METADATA_BYTES} bytes of JSON."),
+    Field(description=f"Data of the caller; at most {METADATA_BYTES} bytes of JSON."),
 ]
 SessionName = Annotated[
     str, Field(max_length=128), Rule(_name, {"pattern": f"^{_NAME.pattern}{END}"})
 ]
-Idle = Annotated[Seconds, Field(description="Seconds without use after which it goes to sleep.")]
-Age = Annotated[
-    Seconds, Field(description="Seconds after which it is closed, counted from its opening.")
+Idle = Annotated[
+    Seconds, Field(description="The idle time in seconds after which it goes to sleep.")
 ]
+Age = Annotated[Seconds, Field(description="The age in seconds at which it is closed.")]
 
 
 @declared
@@ -87,23 +87,23 @@ class SessionRequest:
     idle_seconds: Idle = IDLE_SECONDS
     max_seconds: Age = MAX_SECONDS
     env: Annotated[
-        Environment, Field(description="Environment variables of everything that runs in it.")
+        Environment, Field(description="The environment variables of all code and commands in it.")
     ] = field(default_factory=dict)
     metadata: Metadata = field(default_factory=dict)
     saves: Annotated[
         str,
         one_of(Session.Saves.values),
         Field(
-            description="When its files are saved: before the response, after it, or never. With "
-            "never, the session is closed instead of going to sleep."
+            description="When its files are saved to storage: before the answer, after it, or "
+            "never. Without saved files, it does not go to sleep but is closed."
         ),
     ] = "background"
     source: Annotated[
         Id | None,
         Field(
             alias="from",
-            description="A snapshot, or an ended session with saved files. The new session begins "
-            "with these files, but no variables.",
+            description="The id of a snapshot, or of an ended session whose files were kept. The "
+            "session starts with these files, without variables.",
         ),
     ] = None
     subject: Subject = ""
@@ -131,7 +131,9 @@ class ContextRequest:
 
     language: LanguageName
     cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
-    id: Annotated[ContextId, Field(description="Default: chosen by the sandbox.")] = ""
+    id: Annotated[
+        ContextId, Field(description="The default is an id that the sandbox chooses.")
+    ] = ""
 
 
 @declared

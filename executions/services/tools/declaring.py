@@ -141,23 +141,28 @@ def _require_schema(schema: Any) -> None:
 
 
 class Tool(BaseModel):
-    """A function of the caller's, which code that runs may call."""
+    """A function of the caller that the code may call."""
 
     model_config = STRICT
 
     name: Annotated[
         str,
-        Field(pattern=_NAME, description="The name for imports in code: `from tools import NAME`."),
+        Field(
+            pattern=_NAME, description="The name that the code imports: `from tools import NAME`."
+        ),
     ]
     description: Annotated[str, Field(max_length=2000), STORABLE] = ""
     parameters: Annotated[
         Mapping[str, Any],
         Rule(_schema, _OF_SCHEMA),
-        Field(description="JSON Schema of its arguments, of type object, without patterns."),
+        Field(description="The JSON Schema of its arguments: an object, without patterns."),
     ]
     writes: Annotated[
         bool,
-        Field(description="Whether a person must approve each call before the caller receives it."),
+        Field(
+            description="The tool changes data: each call needs approval before it is "
+            "sent to the caller."
+        ),
     ] = False
 
 

@@ -20,11 +20,12 @@ class ToolAnswer:
     """What a call came to: a result, null where it is left out, or an error for the code."""
 
     result: Annotated[
-        Any, Field(description=f"At most {CALL_ANSWER_BYTES} bytes of JSON, with its frame.")
+        Any,
+        Field(description=f"At most {CALL_ANSWER_BYTES} bytes of JSON, including the envelope."),
     ] = None
     error: Annotated[
         Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), STORABLE] | None,
-        Field(description="Raised in the code, as ToolError."),
+        Field(description="The error that is raised in the code, as ToolError."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def _says() -> dict[str, str]:
 
 
 class Webhook(BaseModel):
-    """Where the end of an execution is told."""
+    """The receiver of the webhook."""
 
     model_config = STRICT
 
