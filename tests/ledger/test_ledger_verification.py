@@ -165,8 +165,7 @@ def test_a_ledger_of_somebody_elses_making_is_found(entries: list[LedgerEntry]) 
         statement = write(stated)
         previous = digest(statement)
         sql(
-            f"UPDATE {TABLE} SET statement=%s, digest=%s, signature=%s, key_id=%s WHERE "
-            "sequence=%s",
+            f"UPDATE {TABLE} SET statement=%s, digest=%s, signature=%s, key_id=%s WHERE sequence=%s",
             statement,
             previous,
             key.sign(signed_bytes(stated, statement)),

@@ -1,5 +1,4 @@
-"""Languages and providers of keys and policies that there are not are refused, with what there "
-"is."""
+"""Languages and providers of keys and policies that there are not are refused, with what there is."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def test_a_mistyped_name_is_refused_with_what_there_is(
     told = refused(admin_client.post(page, {**sent, "languages": "python pyton"}), "languages")
     assert told.startswith("pyton: Unknown name. Available: bash, command, go,")
     told = refused(admin_client.post(page, {**sent, "providers": "\u202elocla"}), "providers")
-    assert told.startswith("[U+202E]locla: There is none")
+    assert told.startswith("[U+202E]locla: Unknown name")
     assert "local" in told.split(", ")
     assert ApiKey.objects.count() == 1
     assert not Policy.objects.exists()

@@ -120,10 +120,7 @@ def post(site: Site, body: Any, path: str = EXECUTIONS) -> Answer:
 
 def entries(site: Site, execution_id: str) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(site.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
-        query = (
-            "SELECT statement FROM executions_ledgerentry WHERE kind = 'tool_call' ORDER BY "
-            "sequence"
-        )
+        query = "SELECT statement FROM executions_ledgerentry WHERE kind = 'tool_call' ORDER BY sequence"
         found = [json.loads(statement) for (statement,) in database.execute(query)]
     return [each for each in found if each["subject"] == execution_id]
 
@@ -285,8 +282,7 @@ def test_who_writes_the_row_approves_and_answers_nothing(streaming_site: Site) -
         call = found.until("tool_call")["id"]
         write(
             call,
-            "state = 'answered', answer = '{\"result\":1}', answered_by = 'x', answered_at = "
-            "asked_at",
+            "state = 'answered', answer = '{\"result\":1}', answered_by = 'x', answered_at = asked_at",
         )
         held = found.until("tool_call_held")["id"]
         write(held, "state = 'waiting', writes = 0")
