@@ -115,7 +115,7 @@ def test_a_dry_run_ends_at_its_bounds_and_says_where(
     assert "2 executions" in run.cut
     assert run.until == history["again"].created_at
     run = dry_run(draft, seconds=0)
-    assert (run.executions, run.until, run.cut) == (0, None, "0 seconds were over")
+    assert (run.executions, run.until, run.cut) == (0, None, "the limit of 0 seconds was reached")
 
 
 def test_the_policy_of_all_others_is_tried_on_tenants_without_one(

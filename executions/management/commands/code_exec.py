@@ -57,7 +57,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         request = options["request"]
         if request and (options["serve"] or len(request) != 4):
-            problem = "CODE LANGUAGE TIMEOUT ARGUMENTS are four, or none; --serve takes none."
+            problem = (
+                "Give all four of CODE LANGUAGE TIMEOUT ARGUMENTS, or none; --serve takes none."
+            )
             raise CommandError(problem, returncode=REFUSED)
         folder = options["artifacts"]
         bridge = Bridge(folder.absolute() if folder else None)

@@ -30,7 +30,7 @@ def read_url(text: str, to: Rules) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, UnicodeError):
-        raise _refused("This is no URL.") from None
+        raise _refused("This is not a URL.") from None
     if url.scheme not in _PORTS:
         raise _refused("The URL must begin with https:// or http://.")
     if url.userinfo or "@" in re.split("[/?#]", text.partition("//")[2])[0]:

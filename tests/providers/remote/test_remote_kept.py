@@ -297,7 +297,7 @@ def test_the_next_run_says_that_one_which_was_given_up_has_lost_the_context(
         thread = threading.Thread(target=sandbox.run, args=(forever,))
         thread.start()
         assert eventually(lambda: aliyun_server.requests.count("execute") > executed)  # noqa: B023
-        # The request was abandoned meanwhile.
+        # Nobody waits for it any more.
         assert sandbox.interrupt(context, f"in {context}") is True
         thread.join(20)
     for context, folder in (("default", "user"), (named, "below")):
