@@ -188,7 +188,7 @@ def test_what_takes_an_approval_waits_and_is_approved_by_somebody_else(
     settings.TWO_PERSON_RULE = True
     ann, second = User.objects.get(username="anna"), signed_in("bea", *may)
     hold([User.objects.get(username="bea").pk], ann.pk)
-    assert "somebody else" in second.post(decide, body, follow=True).content.decode()
+    assert "Another person" in second.post(decide, body, follow=True).content.decode()
     run_queued()
     assert Execution.objects.get().status == "queued"
     other.post(decide, body)

@@ -71,6 +71,7 @@ REFUSED = (
     Refusal((*RUNS, *SCHEDULES), "must be a schema for a tool", "of any JSON Schema"),
     Refusal((*RUNS, *SCHEDULES), "are not a valid schema", "of any JSON Schema"),
     Refusal((*RUNS, *SCHEDULES), "cannot be the name of a tool", "Python's own words"),
+    Refusal((*RUNS, *SCHEDULES), "Two tools have the same name", "names of several objects"),
     Refusal((*RUNS, *SCHEDULES), "Must be a time with its zone", "not every day is in the year"),
     Refusal((*RUNS, *SCHEDULES), "Another file has this path", "files together"),
     Refusal((*RUNS, *SCHEDULES), "has no webhook secret", "an administrator makes one"),

@@ -109,7 +109,7 @@ def test_a_queued_request_counts_before_it_is_kept(alice: Caller) -> None:
     bounded(alice, max_stored_mib=1)
     opened(alice, "async", code="#" * 500_000)
 
-    with pytest.raises(RateLimited, match="in a day"):
+    with pytest.raises(RateLimited, match="per day"):
         opened(alice, "async", code="#" * 600_000)
     opened(alice, "async", code="#" * 400_000)
 

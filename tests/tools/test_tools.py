@@ -308,14 +308,14 @@ def test_an_asynchronous_run_is_answered_from_another_process(streaming_site: Si
         ({**SEARCH, "name": "import"}, "cannot be the name"),
         ({**SEARCH, "name": "ToolError"}, "cannot be the name"),
         ({**SEARCH, "parameters": {}}, "of type object"),
-        ({**SEARCH, "parameters": {"type": "object", "pattern": "(a+)+$"}}, "keywords"),
+        ({**SEARCH, "parameters": {"type": "object", "pattern": "(a+)+$"}}, "supported keyword"),
         ({**SEARCH, "parameters": {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/"}}}}, "$defs"),
         (
             {**SEARCH, "parameters": {"type": "object", "$ref": "#/$defs/a/default"}},
             "#/$defs/NAME",
         ),
-        ({**SEARCH, "parameters": {"type": "object", "items": {"$schema": "x"}}}, "keywords"),
-        ({**SEARCH, "parameters": {"type": "object", "properties": 1}}, "no schema"),
+        ({**SEARCH, "parameters": {"type": "object", "items": {"$schema": "x"}}}, "supported keyword"),
+        ({**SEARCH, "parameters": {"type": "object", "properties": 1}}, "not a valid schema"),
         ({**SEARCH, "parameters": {"type": "object", "title": "x" * 20_000}}, "bytes"),
     ],
 )  # fmt: skip
