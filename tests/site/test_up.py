@@ -132,7 +132,7 @@ def end_in_order(service: Service, number: signal.Signals) -> None:
     assert_nothing_survives(service)
     # Nothing ran, so that there was nothing to wait for.
     assert "\nStopping. Press Ctrl-C again to stop now.\n" in service.output
-    assert "may go on" not in service.output
+    assert "; waiting for" not in service.output
 
 
 def test_ctrl_c_ends_everything_in_time_and_counts_as_success(service: Service) -> None:
