@@ -30,7 +30,7 @@ run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$P
 	@exec $(PY) manage.py up $(if $(filter no,$(PACKAGES)),,--packages)
 
 # Both at once: each waits more than it works.
-test: venv-dev bubblewrap lint ## Check and run what decides a change (LANE=unit for one lane, ARGS: pytest's)
+test: venv-dev bubblewrap lint ## Lint, and run the tests that a change must pass (LANE=unit for one lane, ARGS: pytest's)
 	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
 	{ { $(ON_SERVERS); } > "$$log" 2>&1 & } && servers=$$! && \
 	trap 'kill $$servers; rm -f "$$log"; exit 130' INT TERM && \
@@ -77,13 +77,13 @@ bench-containers: venv-dev ## Measure the Docker pool against its peers (needs D
 	@$(PY) -m benchmarks.kernels
 	@$(PY) -m benchmarks.warm_images
 
-chaos: venv-dev ## Break two hosts at random and judge what held (ARGS="--minutes 20 --seed 1")
+chaos: venv-dev ## Run the randomised fault-injection test of two hosts (ARGS="--minutes 20 --seed 1")
 	@$(PY) -m tests.chaos $(ARGS)
 
-soak: venv-dev bubblewrap ## All that takes hours: chaos by every launcher, the matrices, the load
+soak: venv-dev bubblewrap ## Run all long tests: chaos with every launcher, the matrices, the load
 	@$(PY) -m tests.chaos.soak $(ARGS)
 
-adapters: venv bubblewrap ## Run examples/adapters, each over its framework (ARGS=smolagents for one)
+adapters: venv bubblewrap ## Run examples/adapters, each with its framework (ARGS=smolagents for one)
 	@$(PY) -m tests.support.adapters $(ARGS)
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)

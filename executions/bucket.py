@@ -148,7 +148,7 @@ class Bucket(S3Storage):  # type: ignore[misc]
             changed = update(found)
             if changed is None or self._replace(name, changed, version):
                 return
-        raise StorageAway(errno.EBUSY, f"others change {name} all the time")
+        raise StorageAway(errno.EBUSY, f"other requests keep changing {name}")
 
     def rename(self, name: str, target: str) -> bool:
         """Whether there was such a file. Raises OSError, FileExistsError where `target` is one."""

@@ -36,7 +36,7 @@ def trusted_keys_are_keys(**_: Any) -> list[CheckMessage]:
     try:
         configured_keys()
     except LedgerUnavailable as error:
-        return [Error(error.message, hint="Mend LEDGER_TRUSTED_KEYS.", id="executions.E002")]
+        return [Error(error.message, hint="Correct LEDGER_TRUSTED_KEYS.", id="executions.E002")]
     return []
 
 

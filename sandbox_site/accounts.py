@@ -157,8 +157,8 @@ def was_altered_outside(account: Any) -> bool:
     altered = [(model, pk) for model, pk in rows if is_altered(model, pk)]
     for model, pk in altered:
         logger.critical(
-            "ALERT: %s may not sign in: %s %s was changed past the service. Find out who can write "
-            "to the database. `manage.py accept_row` lets the account in again.",
+            "ALERT: %s cannot sign in: %s %s was changed outside the service. Find out who can "
+            "write to the database. `manage.py accept_row` lets the account in again.",
             account.get_username(),
             model._meta.label_lower,
             pk,

@@ -251,7 +251,7 @@ class LogAction(ChoiceField):
 
     def condition(self, text: str) -> Condition:
         if text not in dict(self.values()):
-            raise ValueError("Must be one of those that are offered.")
+            raise ValueError("Must be one of the choices.")
         return super().condition(text)
 
 

@@ -17,10 +17,10 @@ LEAST_KEY_LENGTH = 16
 _PUBLISHED = ("change-me", "your-secret-api-key")
 
 _REFUSED = {
-    "SANDBOX_IMAGE": "the pool runs images that `manage.py build_images` has prepared. Name yours "
-    "in SANDBOX_BASE_PYTHON_IMAGE",
-    "WORK_ROOT": "no folder of this host lies below a sandbox. Files are kept in DATA_DIR, or "
-    "where STORAGE_URL says",
+    "SANDBOX_IMAGE": "the pool runs images that `manage.py build_images` has prepared. Name your "
+    "image in SANDBOX_BASE_PYTHON_IMAGE",
+    "WORK_ROOT": "no folder of this host is mounted into a sandbox. Files are stored in DATA_DIR "
+    "or at STORAGE_URL",
 }
 
 
@@ -43,7 +43,7 @@ def read(env: StrictEnv) -> AgentSandbox:
     """Raises ImproperlyConfigured for what is not understood, and for what is refused."""
     for name, reason in _REFUSED.items():
         if env.str(name, default=""):
-            raise ImproperlyConfigured(f"{name} is not obeyed: {reason}. Remove it")
+            raise ImproperlyConfigured(f"{name} has no effect: {reason}. Remove it")
     return AgentSandbox(
         api_key=_api_key(env),
         total_seconds=env.bounded("SANDBOX_TTL_SECONDS", default=1800, low=1, high=MOST_SECONDS),
@@ -67,7 +67,7 @@ def _api_key(env: StrictEnv) -> str:
         or not key.isprintable()
     ):
         raise ImproperlyConfigured(
-            f"SANDBOX_API_KEY: {LEAST_KEY_LENGTH} or more printable ASCII characters that nobody "
-            "has published, for example from `openssl rand -hex 32`"
+            f"SANDBOX_API_KEY: {LEAST_KEY_LENGTH} or more printable ASCII characters that are not "
+            "published, for example from `openssl rand -hex 32`"
         )
     return key

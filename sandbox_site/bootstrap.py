@@ -24,8 +24,8 @@ CREDENTIALS = "credentials.txt"
 # Whose the key of SANDBOX_API_KEY is.
 AGENT_SANDBOX = "agent-sandbox"
 _WHY = {
-    "self_managed": "Nobody has chosen a provider, and there is a pool for containers now.",
-    "local": "Nobody has chosen a provider, and there is no pool for containers any more.",
+    "self_managed": "No provider was chosen, and a pool for containers is available now.",
+    "local": "No provider was chosen, and a pool for containers is no longer available.",
 }
 # Where a service listens, which is not where it is reached.
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
@@ -95,14 +95,14 @@ def ensure_provider() -> str:
     wanted = "self_managed" if has_pool else "local"
     advice = [docker.value] if docker is Docker.WITHOUT_IMAGES else []
     if active is None or active.provider_id != wanted:
-        reason = _WHY[wanted] if active is not None else "The first one, of a new installation."
+        reason = _WHY[wanted] if active is not None else "First provider of a new installation."
         if not ProviderConfig.objects.filter(provider_id=wanted).exists():
             save_config(wanted, _pool_config() if wanted == "self_managed" else {}, reason=reason)
         _remember(activate(wanted, reason=reason))
         if active is not None:
             advice.append(
-                f"Code runs at the provider {wanted} now, and no longer at {active.provider_id}. "
-                f"{reason} Activate one in the admin, and it stays."
+                f"Code now runs at the provider {wanted}, no longer at {active.provider_id}. "
+                f"{reason} Activate a provider in the admin to keep it."
             )
     return " ".join(advice)
 

@@ -27,8 +27,7 @@ def https_has_a_trusted_proxy(**_: Any) -> list[CheckMessage]:
     if settings.HTTPS_ONLY and not settings.TRUSTED_PROXIES:
         return [
             checks.Warning(
-                "HTTPS_ONLY is on and TRUSTED_PROXIES is empty: no proxy's X-Forwarded-Proto is "
-                "believed.",
+                "HTTPS_ONLY is on and TRUSTED_PROXIES is empty: X-Forwarded-Proto is ignored.",
                 hint="Name the proxy that ends HTTPS, such as TRUSTED_PROXIES=127.0.0.1.",
                 id="sandbox_site.W001",
             )
@@ -77,7 +76,7 @@ def data_directory_is_private(**_: Any) -> list[CheckMessage]:
     return [
         Error(
             f"{settings.DATA_DIR} is open to other users, and its mode cannot be changed.",
-            hint="Have the service's own user own it: chown it, then chmod 700.",
+            hint="Make the user of the service its owner (chown), then chmod 700.",
             id="sandbox_site.E003",
         )
     ]

@@ -91,7 +91,7 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
             try:
                 allowed = Allowed.parse(entry)
                 if not names and (allowed.network is None or allowed.port):
-                    raise ValueError(f"{entry!r} is no network")
+                    raise ValueError(f"{entry!r} is not a network")
             except ValueError as error:
                 raise ImproperlyConfigured(f"{var}: {error}") from None
         return entries
@@ -100,7 +100,7 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
         """A host, with a port if another than the usual one is meant, or ""."""
         value: str = self.str(var, default="")
         if value and not _HOST.fullmatch(value):
-            raise ImproperlyConfigured(f"{var}: {value!r} is no host or host:port")
+            raise ImproperlyConfigured(f"{var}: {value!r} is not a host or host:port")
         return value
 
     def secret(self, var: str) -> str:

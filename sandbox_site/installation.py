@@ -60,9 +60,8 @@ def join() -> None:
 def _refuse_half_restored() -> None:
     if (settings.DATA_DIR / RESTORING).exists():
         raise DoesNotFit(
-            f"DATA_DIR: restoring a backup into {settings.DATA_DIR} did not come to its end, and "
-            "what it had open could run again. Move the folder away, and restore the backup once "
-            "more."
+            f"DATA_DIR: restoring a backup into {settings.DATA_DIR} was not completed, and open "
+            "executions could run again. Move the folder away and restore the backup again."
         )
 
 
@@ -127,16 +126,17 @@ def _refuse_other_keys() -> None:
         marks = {row.name: row.mark for row in InstallationMark.objects.order_by("name")}
     except DecryptionError:
         raise DoesNotFit(
-            "FERNET_KEYS: none of these keys opens what this database holds. Give every instance "
-            "the same FERNET_KEYS, the old key after a new one until `manage.py rotate_keys` has "
-            "run. If the key is lost, `manage.py accept_installation FERNET_KEYS --reason ...`."
+            "FERNET_KEYS: none of these keys decrypts the data of this database. Set the same "
+            "FERNET_KEYS on every instance, the old key after a new one until `manage.py "
+            "rotate_keys` has run. If the key is lost, `manage.py accept_installation FERNET_KEYS "
+            "--reason ...`."
         ) from None
     ours = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     mark = marks.get("SECRET_KEY")
     if mark is not None and not any(_is_same(mark, _of_secret_key(key)) for key in ours):
         raise DoesNotFit(
-            "SECRET_KEY: it is not the one that this database is used with, so links, sessions "
-            "and queued tasks of other instances would not be ours. Give every instance the same; "
+            "SECRET_KEY: this database is used with another key, so links, sessions and queued "
+            "tasks of other instances would not be accepted. Set the same key on every instance; "
             "to change it, put the old one into SECRET_KEY_FALLBACKS and run `manage.py "
             "rotate_keys`. If it is lost, `manage.py accept_installation SECRET_KEY --reason ...`."
         )
@@ -148,9 +148,9 @@ def _refuse_other_keys() -> None:
         raise DoesNotFit(error.message) from error
     raise DoesNotFit(
         f"LEDGER_KEYS: the ledger was last signed with the key {newest}, which is none of these. "
-        "Give every instance the same LEDGER_KEYS, the old key after a new one. If it is lost, "
-        "`manage.py adopt_ledger_key --reason ...`; if this entry is not yours, see `manage.py "
-        "verify_ledger`."
+        "Set the same LEDGER_KEYS on every instance, the old key after a new one. If it is lost, "
+        "`manage.py adopt_ledger_key --reason ...`; if your service did not write this entry, see "
+        "`manage.py verify_ledger`."
     )
 
 
@@ -162,8 +162,8 @@ def _refuse_foreign_rows() -> None:
             stored.values_list(column.name, flat=True).first()
         except (DecryptionError, InvalidToken):
             raise DoesNotFit(
-                f"FERNET_KEYS: none of these keys opens the newest {model._meta.verbose_name} of "
-                "this database. Give the keys that it was written with."
+                f"FERNET_KEYS: none of these keys decrypts the newest {model._meta.verbose_name} "
+                "of this database. Set the keys that encrypted it."
             ) from None
     _refuse_other_keys()
 
@@ -208,10 +208,10 @@ def _refuse_other_place(name: str, place: Kept) -> None:
         return
     what = "is empty" if not found else "belongs to another installation"
     raise DoesNotFit(
-        f"{name}: what {place.setting} names {what}, while this database's files are elsewhere. "
-        "Every host needs the same: a directory that all of them share, or a bucket, named by "
-        "STORAGE_URL on each. If the files were moved here, or restored, on purpose: `manage.py "
-        f"accept_installation {name} --reason ...`."
+        f"{name}: the location in {place.setting} {what}, while this database's files are "
+        "elsewhere. Every host needs the same: a directory that all of them share, or a bucket, "
+        "named by STORAGE_URL on each. If the files were moved here, or restored, on purpose: "
+        f"`manage.py accept_installation {name} --reason ...`."
     )
 
 

@@ -10,8 +10,8 @@ from executions.services.metrics.collecting import collect
 from executions.services.metrics.exposition import CONTENT_TYPE, write
 
 _REFUSALS = {
-    401: "A token is needed: Authorization: Bearer with what METRICS_TOKEN is.\n",
-    403: "Not from this address. METRICS_TOKEN or METRICS_ALLOWED_ADDRESSES lets others in.\n",
+    401: "A token is required: Authorization: Bearer with the value of METRICS_TOKEN.\n",
+    403: "This address is not allowed. Set METRICS_TOKEN or METRICS_ALLOWED_ADDRESSES.\n",
 }
 
 

@@ -105,7 +105,7 @@ def alerting(env: StrictEnv) -> Alerting:
     emails = tuple(env.list("ALERT_EMAILS", default=[]))
     for address in emails:
         if "@" not in address or not address.isprintable() or any(c.isspace() for c in address):
-            raise ImproperlyConfigured(f"ALERT_EMAILS: {address!r} is no mail address")
+            raise ImproperlyConfigured(f"ALERT_EMAILS: {address!r} is not an email address")
     if emails and not env.secret("EMAIL_URL"):
         raise ImproperlyConfigured("ALERT_EMAILS needs EMAIL_URL or EMAIL_URL_FILE")
     url, secret = env.secret("ALERT_WEBHOOK_URL"), env.secret("ALERT_WEBHOOK_SECRET")
@@ -113,7 +113,7 @@ def alerting(env: StrictEnv) -> Alerting:
         raise ImproperlyConfigured("ALERT_WEBHOOK_URL: must begin with https://")
     if url and not _is_signing_secret(secret):
         raise ImproperlyConfigured(
-            "ALERT_WEBHOOK_URL needs ALERT_WEBHOOK_SECRET, as Standard Webhooks have it: from "
+            "ALERT_WEBHOOK_URL needs ALERT_WEBHOOK_SECRET in the format of Standard Webhooks: from "
             '`echo "whsec_$(openssl rand -base64 32)"`. Without it the receiver cannot tell who '
             "sends"
         )
@@ -160,7 +160,8 @@ def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
     protocol = env.str("OTEL_EXPORTER_OTLP_PROTOCOL", default="http/protobuf")
     if protocol != "http/protobuf":
         raise ImproperlyConfigured(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not http/protobuf, which alone is known"
+            f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not http/protobuf, the only supported "
+            "protocol"
         )
     for package, module in _OTEL_PACKAGES:
         if not _is_installed(module):

@@ -72,7 +72,9 @@ class Standby:
                 self._start()
             self._send(lease)
         except OSError as problem:
-            logger.warning("there is no standby for the lease's beat: %s", problem)
+            logger.warning(
+                "the standby process for the lease's heartbeat cannot be used: %s", problem
+            )
             self.stop()
             self._retry_at = time.monotonic() + _RETRY_SECONDS
 
@@ -152,7 +154,7 @@ def _beat_of(first: dict[str, Any]) -> Callable[[str], None]:
             with connection.cursor() as cursor:
                 cursor.execute(_BEAT, [lease])
         except Error as problem:
-            logger.warning("the standby cannot raise the beat: %s", problem)
+            logger.warning("the standby process cannot send the lease's heartbeat: %s", problem)
         finally:
             connection.close()
 

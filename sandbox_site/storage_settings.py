@@ -112,11 +112,13 @@ def _address(name: str, given: dict[str, str]) -> str | None:
     if not (address := given.get(name)):
         return None
     if not _is_address(address):
-        raise ImproperlyConfigured(f"STORAGE_URL: {name} is no address such as https://host:9000")
+        raise ImproperlyConfigured(
+            f"STORAGE_URL: {name} is not an address such as https://host:9000"
+        )
     if _is_plain(address) and not plain_allowed:
         raise ImproperlyConfigured(
-            f"STORAGE_URL: {name} is plain http. Use https, or add plain_http=true where the "
-            "network between is yours alone"
+            f"STORAGE_URL: {name} is plain http. Use https, or add plain_http=true if the network "
+            "between is private"
         )
     return address.rstrip("/")
 
@@ -145,11 +147,11 @@ def _s3_variables(env: StrictEnv) -> dict[str, Any] | None:
         )
     endpoint = values["S3_ENDPOINT_URL"]
     if not _is_address(endpoint):
-        raise ImproperlyConfigured("S3_ENDPOINT_URL: no address such as https://host:9000")
+        raise ImproperlyConfigured("S3_ENDPOINT_URL: not an address such as https://host:9000")
     if _is_plain(endpoint):
         raise ImproperlyConfigured(
             "S3_ENDPOINT_URL: is plain http. Use https, or name the same bucket by STORAGE_URL "
-            "with plain_http=true where the network between is yours alone"
+            "with plain_http=true if the network between is private"
         )
     if "/" in values["S3_BUCKET"]:
         raise ImproperlyConfigured("S3_BUCKET: the bucket's name alone; S3_PREFIX_ROOT is a folder")

@@ -88,12 +88,12 @@ class _Admitting:
     def _refuse(self, task: dict[str, Any]) -> None:
         name = repr(task.get("func"))[:200]
         logger.error(
-            "a task in the queue is none of ours and was dropped: %s",
+            "a task in the queue does not belong to this service and was dropped: %s",
             name,
             extra={"alert": "unknown_task", "task": name},
         )
         refused = {"func": "refused", "args": (), "kwargs": {}, "stopped": timezone.now()}
-        result = {"result": f"{name} is no task of ours", "success": False}
+        result = {"result": f"{name} is not a task of this service", "success": False}
         self._results.put({**_facts(task), **refused, **result})
 
 
@@ -121,4 +121,4 @@ def _note_done(task: dict[str, Any], **signal: Any) -> None:
     try:
         note_done(name, task["started"])
     except Exception:
-        logger.exception("%s is done, which could not be noted; it is done once more", name)
+        logger.exception("%s is done, but this could not be recorded; it is run again", name)

@@ -29,7 +29,7 @@ def parts(data):
         end = JSON_END[:-1] + canonical(said).encode() + b"}"
         return data[len(JSON_START) : at], "report", said, data[at:] == end
     if not data.startswith(b"%PDF-"):
-        raise ValueError("it is no report")
+        raise ValueError("it is not a report")
     at = data.rindex(PDF_END)
     said = json.loads(data[at + len(PDF_END) :])
     end = PDF_END + canonical(said).encode() + b"\n"
@@ -81,7 +81,7 @@ def told(data):
     number = len(found["findings"]) + found["more_findings"]
     yield "INTACT" if found["intact"] and not number else f"NOT INTACT: {number} findings"
     if report["truncated"]:
-        yield f"NOT ALL: it ends after {report['truncated']} runs"
+        yield f"INCOMPLETE: it ends after {report['truncated']} runs"
 
 
 def main():

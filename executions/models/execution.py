@@ -193,11 +193,11 @@ class Execution(models.Model):
     observed = models.CharField(  # noqa: DJ001
         max_length=64,
         null=True,
-        help_text="The kinds of what was seen of it, as `meta` has them, to be found by.",
+        help_text="Kinds of its security events, as in `meta`, for searching.",
     )
     hops = models.JSONField(
         default=list,
-        help_text="The providers that were tried or passed over, and why.",
+        help_text="The providers that were tried or skipped, and why.",
     )
     cost = models.DecimalField(
         max_digits=14,

@@ -158,8 +158,8 @@ def _beyond_places(tenant: Tenant, held: Held, status: Execution.Status) -> Rate
     if has < (most := bound(tenant, quota)):
         return None
     return RateLimited(
-        f"The tenant has {has} executions {quota}, and may have {most}. "
-        "Wait until one has ended; an administrator can raise the bound.",
+        f"The tenant has {has} executions {quota}, and the limit is {most}. Wait until one has "
+        "ended; an administrator can raise the limit.",
         field=quota.value,
         retry_after=retry_after,
     )
@@ -169,8 +169,8 @@ def _beyond_executions(tenant: Tenant, held: Held) -> RateLimited | None:
     if held.executions < (most := bound(tenant, Quota.EXECUTIONS)):
         return None
     return RateLimited(
-        f"The tenant may have {most} executions in a day (UTC), and has had them. "
-        "An administrator can raise the bound.",
+        f"The tenant may have {most} executions per day (UTC), and has used them all. An "
+        "administrator can raise the limit.",
         field=Quota.EXECUTIONS.value,
         retry_after=seconds_of_today(),
     )
@@ -181,10 +181,10 @@ def _beyond_seconds(tenant: Tenant, held: Held, seconds: float) -> RateLimited |
     if held.seconds + held.reserved + seconds <= most:
         return None
     return RateLimited(
-        f"The tenant's executions may run {most} s in a day (UTC). {held.seconds:.1f} s are used, "
-        f"{held.reserved:g} s are reserved for what has not ended, and this one reserves its "
-        f"timeout, {seconds:g} s. Name a shorter timeout or wait; an administrator can raise the "
-        "bound.",
+        f"The tenant's executions may run {most} s per day (UTC). {held.seconds:.1f} s are used, "
+        f"{held.reserved:g} s are reserved for executions that have not ended, and this one "
+        f"reserves its timeout, {seconds:g} s. Request a shorter timeout or wait; an administrator "
+        "can raise the limit.",
         field=Quota.SECONDS.value,
         # What is reserved and not used comes back soon.
         retry_after=_RETRY_QUEUED if held.seconds + seconds <= most else seconds_of_today(),
@@ -196,8 +196,8 @@ def _beyond_stored(tenant: Tenant, held: Held, payload_bytes: int) -> RateLimite
     if held.stored + payload_bytes < most:
         return None
     return RateLimited(
-        f"The tenant may store {most // MIB} MiB in a day, and "
-        f"{held.stored // MIB} are used. An administrator can raise the bound.",
+        f"The tenant may store {most // MIB} MiB per day, and {held.stored // MIB} are used. An "
+        "administrator can raise the limit.",
         field=Quota.STORED_BYTES.value,
         retry_after=seconds_of_today(),
     )

@@ -81,8 +81,8 @@ def ask(
     if not awaited.cancelled() and isinstance(awaited.exception(), DeadlinePassed):
         _give_up(provider_id, owner, answer, check, too_late)
         raise ProviderUnavailable(
-            f"The provider {provider_id!r} did not answer within {seconds:g} s. What it may answer "
-            "later is dropped.",
+            f"The provider {provider_id!r} did not answer within {seconds:g} s. A later answer is "
+            "dropped.",
             started=started,
         )
     if awaited.cancelled():
@@ -104,7 +104,7 @@ def _refuse_beyond_overdue(provider_id: str, owner: str) -> None:
     if own >= MOST_OVERDUE_OF_ONE or total >= MOST_OVERDUE:
         whose = f"{own} of your calls" if own >= MOST_OVERDUE_OF_ONE else f"{total} calls"
         raise RateLimited(
-            f"{whose} of the provider {provider_id!r} have not ended in their time.",
+            f"{whose} of the provider {provider_id!r} have not ended within their timeout.",
             retry_after=10,
         )
 
@@ -146,7 +146,9 @@ def _when_late(
         try:
             guarded(provider_id, lambda: too_late(check(late.result())))
         except SandboxError as error:
-            logger.warning("what came late of %s stays: %s", provider_id, error.message)
+            logger.warning(
+                "the late result of %s cannot be cleaned up: %s", provider_id, error.message
+            )
 
     answer.add_done_callback(come_late)
 
@@ -160,8 +162,8 @@ def guarded(provider_id: str, call: Callable[[], T], *, started: bool = False) -
     except BaseException as error:
         logger.exception("provider %s failed with %s", provider_id, type(error).__name__)
         raise ProviderUnavailable(
-            f"The provider failed with {storable(type(error).__name__)[:80]}, which it should not. "
-            "The service's log has the reason.",
+            f"The provider failed with {storable(type(error).__name__)[:80]}, which is a defect of "
+            "the provider. The service's log has the reason.",
             started=started,
         ) from None
 

@@ -411,7 +411,8 @@ class Attempt:
 
 def _too_late() -> SandboxError:
     return ProviderUnavailable(
-        "The execution had been given up before it ended; its record says when.", started=True
+        "The service stopped waiting for the execution before it ended; its record says when.",
+        started=True,
     )
 
 

@@ -84,7 +84,7 @@ def problem_of(error: BaseException | None) -> str:
 
 def nothing_ran(problem: str) -> DatabaseAway:
     """What is told before anything was recorded or run."""
-    return DatabaseAway(f"{problem} Nothing was run or recorded: send the request again.")
+    return DatabaseAway(f"{problem} Nothing was run or recorded. Send the request again.")
 
 
 def database_problem() -> str:

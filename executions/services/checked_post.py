@@ -26,7 +26,7 @@ _RECEIVED_BYTES = 128 * 1024
 _REFUSED = "the address is refused"
 _NOT_CONNECTED = "it cannot be connected to, or its certificate is not accepted"
 _PROBLEMS = {
-    Reason.HOST: "the host was not found, or is not one that may be connected to",
+    Reason.HOST: "the host was not found, or connections to it are not allowed",
     Reason.CONNECTION: _NOT_CONNECTED,
     Reason.CERTIFICATE: _NOT_CONNECTED,
     Reason.ANSWER: "the answer is cut short, or is not HTTP",

@@ -31,5 +31,7 @@ def require_choice(provider_id: str, tenant_slug: str, language: str) -> None:
     if provider_id in choices_for(tenant_slug, language):
         return
     if two_person_rule():
-        refuse("provider", "The tenant's code does not go there; two persons can change that.")
+        refuse(
+            "provider", "The tenant's route does not use it; a change needs two-person approval."
+        )
     refuse("provider", f"There is no configuration of {provider_id!r}.")

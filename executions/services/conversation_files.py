@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from executions.services.fetching.budget import Bounds
     from executions.services.fetching.names import Names
 
-_NOT_SAVED = "The file came, and could not be saved."
+_NOT_SAVED = "The file was received, but could not be saved."
 # What a program may make a request ask for until it is told no.
 _MOST_NAMES = 100
 
@@ -137,7 +137,9 @@ def _put_beside(session: Session, folder: str, names: Names, result: Fetched) ->
             if is_alone and (yield from files.entry_of(session, path)) is None:
                 yield from files.writing(session, path, files.Rereadable(result.body), saves=False)
                 return path
-    raise Conflict("Files of its name are there, with all the numbers that were tried.")
+    raise Conflict(
+        "Files with this name, and with every number that was tried after it, already exist."
+    )
 
 
 @contextmanager

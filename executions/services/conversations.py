@@ -137,7 +137,7 @@ def path_of(name: str, text: str) -> str:
     if not is_path(path):
         refuse(name, "Must be a relative path, without '..' and empty parts.")
     if path in INTERNAL_FILES:
-        refuse(name, "Is a name that Agent Sandbox keeps for itself.")
+        refuse(name, "This name is reserved for Agent Sandbox.")
     return path
 
 

@@ -179,7 +179,7 @@ def _telling_once(what: str, pk: UUID) -> Iterator[None]:
         raise
     except Exception:
         if pk not in _told:
-            logger.exception("%s %s could not be closed; it is tried on", what, pk)
+            logger.exception("%s %s could not be closed; it is tried again", what, pk)
         _told.add(pk)
 
 

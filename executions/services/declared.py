@@ -174,7 +174,7 @@ def _problem(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     if error["type"] == "value_error":
         return str(context["error"])
-    return _PROBLEMS.get(error["type"], "Is not what is declared.").format(**context)
+    return _PROBLEMS.get(error["type"], "Does not match the declaration.").format(**context)
 
 
 def shown(key: str) -> str:

@@ -52,12 +52,12 @@ def _tell(problem: str) -> None:
     is_news, _told = bool(problem) != _told, bool(problem)
     if is_news and problem:
         logger.critical(
-            "ALERT: %s Nothing new is run; what runs is still recorded.",
+            "ALERT: %s No new code is run; running executions are still recorded.",
             problem,
             extra={"alert": "disk_nearly_full"},
         )
     elif is_news:
-        logger.warning("there is room on the disk again")
+        logger.warning("the disk has enough free space again")
 
 
 def _look() -> str:

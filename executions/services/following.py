@@ -124,8 +124,8 @@ class Listener:
             for place, most in bounds:
                 if _followers[place] >= most:
                     raise RateLimited(
-                        f"Too many streams follow at once already: one {place[0]} may have {most}. "
-                        "End some of them.",
+                        f"Too many streams are open: one {place[0]} may have {most}. Close some of "
+                        "them.",
                         retry_after=RETRY_AFTER_SECONDS,
                     )
             _followers.update(taken)
@@ -208,7 +208,7 @@ def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
     if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
         return True
     logger.error(
-        "the ledger does not say what an event of execution %s does",
+        "an event of execution %s does not match the ledger",
         execution_id,
         extra={"alert": "tool_call_altered"},
     )

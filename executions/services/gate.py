@@ -59,7 +59,7 @@ def check_sandbox(sandbox: Any) -> Sandbox:
         or not isinstance(getattr(sandbox, "ref", None), str)
         or not isinstance(getattr(sandbox, "metadata", None), Mapping)
     ):
-        raise CreationFailed("The provider answered with something that is no sandbox.")
+        raise CreationFailed("The provider did not return a sandbox.")
     return sandbox
 
 
@@ -69,9 +69,7 @@ def check(answer: Any, limits: RunLimits) -> Checked:
     Raises ProviderUnavailable, `started`, for what is no ExecutionResult.
     """
     if not isinstance(answer, ExecutionResult):
-        raise ProviderUnavailable(
-            "The provider answered with something that is no result.", started=True
-        )
+        raise ProviderUnavailable("The provider did not return a result.", started=True)
     refused: list[str] = []
     metadata = _metadata(answer.metadata, refused)
     _check_observations(metadata, refused)
@@ -246,7 +244,7 @@ def bundle_text(bundle: Any) -> str:
 def _bundle_json(bundle: Any) -> tuple[str, Any]:
     """The same, and the bundle that the text stands for. Raises ValueError for what is none."""
     if not _is_bundle(bundle):
-        raise ValueError("it is no map from MIME types to data")
+        raise ValueError("it is not a map from MIME types to data")
     text, bundle = _json_of(bundle)
     return without_surrogates(text), bundle
 
@@ -386,5 +384,5 @@ class _Pruned:
 def _kind(value: Any) -> str:
     """What it is, in a word; of a number that is beyond its bounds, that."""
     if type(value) in (int, float):
-        return "beyond all bounds"
+        return "out of range"
     return storable(type(value).__name__)[:50]

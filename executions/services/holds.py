@@ -74,7 +74,9 @@ def check_hold(hold: LegalHold) -> None:
     known = Execution.objects.filter(tenant_slug=hold.tenant_slug)
     if hold.execution_id is not None:
         if not known.filter(pk=hold.execution_id).exists():
-            raise InvalidConfiguration("The tenant has no such execution.", field="execution_id")
+            raise InvalidConfiguration(
+                "The tenant does not have this execution.", field="execution_id"
+            )
     elif not Tenant.objects.filter(slug=hold.tenant_slug).exists() and not known.exists():
         raise InvalidConfiguration("There is no such tenant.", field="tenant_slug")
 

@@ -28,7 +28,7 @@ def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | Non
         try:
             work()
         except Exception:
-            logger.exception("%s broke off", name)
+            logger.exception("%s was aborted", name)
         finally:
             connections.close_all()
             with _lock:

@@ -82,7 +82,7 @@ def keep(ended: Ended, problem: str) -> DatabaseAway:
         told = _lose(ended, problem, f"the journal could not be written: {why}")
     else:
         logger.error(
-            "execution %s ended as %s and waits in the journal. %s",
+            "execution %s ended as %s; its result waits in the journal. %s",
             *(ended.execution_id, ended.status, problem),
             extra={"alert": "journal", "execution_id": str(ended.execution_id)},
         )
@@ -98,11 +98,11 @@ def keep(ended: Ended, problem: str) -> DatabaseAway:
 
 
 _TELL: Mapping[bool | None, str] = {
-    True: "The code ran and ended as {status}. The result is kept, and recorded as soon as it can "
-    "be: ask for the execution by its id.",
-    None: "The code may have run. What came of it is kept, and recorded as soon as it can be: "
-    "ask for the execution by its id.",
-    False: "No code ran: send the request again.",
+    True: "The code ran and ended as {status}. The result is kept, and recorded as soon as "
+    "possible. Request the execution by its id.",
+    None: "The code may have run. Its result is kept, and recorded as soon as possible. Request "
+    "the execution by its id.",
+    False: "No code ran. Send the request again.",
 }
 
 
@@ -268,7 +268,7 @@ def _lose(ended: Ended, problem: str, why: str) -> DatabaseAway:
     told = problem + " " + _TELL[False]
     if ended.ran is not False:
         ran = "The code ran" if ended.ran else "The code may have run"
-        told = f"{problem} {ran}, but what came of it is lost: {why}."
+        told = f"{problem} {ran}, but its result is lost: {why}."
         values = {name: ended.values[name] for name in ended.values if name not in _BODIES}
         values |= {**error_changes(UNAVAILABLE.code, told), "has_result": False, "exit_code": None}
         ended = replace(ended, status=Execution.Status.ERROR, values=values, artifacts=())

@@ -79,7 +79,7 @@ def write(ended: Ended) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         there = [_size(each) for each in folder.iterdir()]
         if len(there) >= MOST_FILES or sum(there) + len(sealed) > MOST_BYTES:
-            raise CannotBeKept("It holds as much as it may.")
+            raise CannotBeKept("The journal is full.")
         _put(path, sealed)
 
 
@@ -91,7 +91,7 @@ def read(path: Path) -> Ended:
         raise Unreadable("no key of FERNET_KEYS opens it, or it was changed") from None
     execution_id = UUID(stored["execution"])
     if execution_id.hex != path.stem:
-        raise Unreadable("it holds what came of another execution than its name says")
+        raise Unreadable("it holds the result of another execution than its name says")
     values = stored["values"]
     values["finished_at"] = datetime.fromisoformat(values["finished_at"])
     if values.get("cost") is not None:

@@ -25,7 +25,7 @@ COMMANDS = ("bash", "command")
 # How many of what there is a refusal names.
 MOST_NAMED = 30
 
-FORBIDDEN = ErrorCode("forbidden", "Forbidden", "Use a key whose bounds allow it.", 403)
+FORBIDDEN = ErrorCode("forbidden", "Forbidden", "Use a key whose restrictions allow it.", 403)
 
 
 class BeyondKey(SandboxError):
@@ -50,7 +50,7 @@ def allowed_steps(caller: Caller, language: str, steps: Sequence[Step]) -> Seque
         raise _beyond(
             key,
             "provider",
-            f"It may use {key.providers}, to which no route leads.",
+            f"The key may use {key.providers}, which no route of the tenant uses.",
             caller.client_address,
         )
     return left
@@ -60,7 +60,7 @@ def require_language(key: ApiKey, *languages: str, address: str = "") -> None:
     """Raises BeyondKey unless one of these is a language of the key."""
     if allowed_languages(key, languages):
         return
-    raise _beyond(key, "language", f"It may run {key.languages}.", address)
+    raise _beyond(key, "language", f"The key may run {key.languages}.", address)
 
 
 def allowed_languages(key: ApiKey, languages: Sequence[str]) -> list[str]:
@@ -72,7 +72,7 @@ def require_template(caller: Caller, template: str) -> None:
     key = caller.api_key
     if key is not None and not key.allows("templates", template):
         raise _beyond(
-            key, "template", f"It may open sessions of {key.templates}.", caller.client_address
+            key, "template", f"The key may open sessions of {key.templates}.", caller.client_address
         )
 
 
@@ -82,14 +82,14 @@ def require_lease(execution: Execution, lease: Lease) -> None:
     Which provider is active may have changed since it was asked for.
     """
     if (key := execution.api_key) is not None and not key.allows("providers", lease.provider_id):
-        raise PassedOver(f"Its key may not use {lease.provider_id}.", field="provider")
+        raise PassedOver(f"The key may not use {lease.provider_id}.", field="provider")
 
 
 def require_known_key(execution: Execution) -> None:
     """Raises ProviderUnavailable where the key is gone with which something was queued: nobody
     knows any more what it was held to."""
     if execution.api_key_prefix and execution.api_key is None:
-        raise ProviderUnavailable("The key that it was asked for with was removed meanwhile.")
+        raise ProviderUnavailable("The key of the request was deleted meanwhile.")
 
 
 def _provider_of(step: Step) -> str:
@@ -100,7 +100,7 @@ def _provider_of(step: Step) -> str:
 
 def _beyond(key: ApiKey, field: str, remedy: str, address: str) -> BeyondKey:
     note_refusal(key, field, detail=remedy, address=address)
-    return BeyondKey(f"{field}: The key's bounds do not allow this. {remedy}", field=field)
+    return BeyondKey(f"{field}: The key's restrictions do not allow this. {remedy}", field=field)
 
 
 def check_languages(words: str, kept: frozenset[str] = frozenset()) -> None:

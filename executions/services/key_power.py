@@ -49,8 +49,8 @@ def refuse_used(api_keys: Collection[ApiKey]) -> None:
         found += named.values("pk")[: most + 1].count()
     if found > most:
         raise NotAllowed(
-            f"More than {most} runs and sessions name what was selected. Revoke it: it opens "
-            "nothing then, and goes with its tenant."
+            f"More than {most} runs and sessions use the selected keys. Revoke them instead: a "
+            "revoked key has no access, and is deleted with its tenant."
         )
 
 
@@ -77,11 +77,14 @@ def _refuse(person: Any, change: Change) -> str:
         return ""
     if person.has_perm(CONFIGURE):
         return ""
-    return "Only who may configure providers gives a key the scope admin, or more where it has it."
+    return (
+        "The scope admin, and changes that extend a key with this scope, need the permission to "
+        "configure providers."
+    )
 
 
 def _begin(row: ApiKey) -> None:
-    raise InvalidConfiguration("Nobody has the text of a key that was removed: make a new one.")
+    raise InvalidConfiguration("The text of a deleted key is not stored. Create a new key.")
 
 
 KEYS = Guarded(

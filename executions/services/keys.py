@@ -84,7 +84,7 @@ def rotate(
     with transaction.atomic():
         former = ApiKey.objects.select_for_update().select_related("tenant").get(pk=api_key.pk)
         if not former.is_valid(timezone.now()):
-            raise InvalidConfiguration("It is not valid any more: make a new one.", field="api_key")
+            raise InvalidConfiguration("It is no longer valid. Create a new key.", field="api_key")
         bounds = {name: getattr(former, name) for name in (*WORD_BOUNDS, "minimum_isolation")}
         new, key_text = create_api_key(
             former.tenant,
@@ -116,7 +116,8 @@ def keep_given_key(tenant: Tenant, name: str, key_text: str) -> bool:
             return False
         if ApiKey.objects.filter(key_hash=key_hash).exists():
             raise InvalidConfiguration(
-                f"{name}: This key is another one's, or was revoked. Choose a new one.", field=name
+                f"{name}: This key belongs to another tenant, or was revoked. Choose a new one.",
+                field=name,
             )
         for former in named:
             revoke(former)
@@ -204,7 +205,7 @@ def _record_use(api_key: ApiKey, now: datetime) -> None:
             ).update(last_used_at=now)
     except OperationalError as error:
         # What is only read can be served while another writes, or while nothing can be written.
-        logger.warning("the use of key %s could not be noted: %s", api_key.prefix, error)
+        logger.warning("the last use of key %s could not be recorded: %s", api_key.prefix, error)
 
 
 def _hash(key_text: str) -> str:

@@ -88,13 +88,13 @@ def _id(value: Any) -> UUID:
     if isinstance(value, UUID):
         return value
     if not isinstance(value, str) or not _UUID.fullmatch(value):
-        raise ValueError("Must be an id as this API gives them.")
+        raise ValueError("Must be an id (UUID).")
     return UUID(value)
 
 
 def _moment(value: Any) -> datetime:
     """In UTC."""
-    problem = "Must be a time with its zone, as RFC 3339 has it: 2030-12-01T03:00:00Z."
+    problem = "Must be a time with its zone (RFC 3339): 2030-12-01T03:00:00Z."
     try:
         if isinstance(value, str) and re.fullmatch(_MOMENT, value):
             value = datetime.fromisoformat(value.upper())

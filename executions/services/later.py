@@ -24,7 +24,7 @@ def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
     """
     now = timezone.now()
     if run_at <= now:
-        refuse("run_at", "Must be in the future. Leave it out to have it run now.")
+        refuse("run_at", "Must be in the future. Leave it out to run now.")
     days = settings.SANDBOX_MAX_RUN_AHEAD_DAYS
     if run_at > now + timedelta(days=days):
         refuse("run_at", f"Must be at most {days} days ahead (SANDBOX_MAX_RUN_AHEAD_DAYS).")
@@ -43,19 +43,16 @@ def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
     """
     if execution.run_at != request.run_at:
         raise ProviderUnavailable(
-            "The time that it was to run at is not the one that was asked for; it was not run. "
-            "Send it again."
+            "The stored run time is not the requested one; nothing was run. Send the request again."
         )
     had_a_time = request.run_at is not None or execution.schedule_id is not None
     if (key := execution.api_key) is not None:
         if key.revoked_at is not None or (had_a_time and not key.is_valid(timezone.now())):
             raise ProviderUnavailable(
-                "The key that it was asked for with was revoked or has expired meanwhile."
+                "The key of the request was revoked or has expired meanwhile."
             )
         language = normalize_language(request.language)
         if not (key.has_scope(Scope.EXECUTE) and key.allows("languages", language)):
-            raise ProviderUnavailable(
-                f"The key that it was asked for with may not run {language} any more."
-            )
+            raise ProviderUnavailable(f"The key of the request may no longer run {language}.")
     if had_a_time:
         refuse_over_budget(execution.tenant_slug)

@@ -153,8 +153,8 @@ class Keeper:
         )
         if not open_and_ours.exists():
             raise NotOurs(
-                "The service had lost sight of this execution before its code was handed over; "
-                "nothing was run. Send it again."
+                "The service lost this execution before its code was sent to the sandbox; nothing "
+                "was run. Send the request again."
             )
 
     def renew(self) -> None:
@@ -210,8 +210,7 @@ class Keeper:
         lease.renewed_at = -math.inf
         runs = ongoing.runs()
         logger.error(
-            "the lease of this process was taken, because no sign of life of it was seen; "
-            "its %d runs are ended",
+            "this process lost its lease, because its heartbeat was missing; its %d runs are ended",
             len(runs),
             extra={"alert": "lease_lost", "process_id": str(lease.id), "running": len(runs)},
         )
@@ -262,7 +261,7 @@ class Keeper:
                 if not failed:
                     is_known = isinstance(problem, DatabaseFailure)
                     logger.warning(
-                        "the lease cannot be renewed; it is tried on: %s",
+                        "the lease cannot be renewed; it is tried again: %s",
                         problem,
                         exc_info=None if is_known else problem,
                     )
@@ -346,5 +345,5 @@ def end() -> bool:
     try:
         return _keeper.end()
     except DatabaseFailure as problem:
-        logger.info("the lease could not be given back: %s", problem)
+        logger.info("the lease could not be released: %s", problem)
         return False

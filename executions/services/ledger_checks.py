@@ -71,7 +71,7 @@ def _carry_out_alone() -> None:
     """Nobody else reads in this process: what it is said to read broke off without being closed,
     as where the database was away just then."""
     left = LedgerCheck.objects.filter(state=State.RUNNING, process_id=leases.mine())
-    problem = "How it ended could not be written down. Have it verified again."
+    problem = "The result of the verification could not be stored. Run the verification again."
     if _end(left, State.FAILED, problem=problem):
         logger.warning("a verification that this process had left unfinished was closed")
     carry_out()
@@ -84,7 +84,7 @@ def close_left() -> int:
     return _end(
         left.exclude(process_id__in=alive),
         State.FAILED,
-        problem="The process that read it has ended. Have it verified again.",
+        problem="The process of the verification has ended. Run the verification again.",
     )
 
 
@@ -104,12 +104,12 @@ def carry_out() -> LedgerCheck | None:
     try:
         found = verify(report=_Telling(own))
     except _Lost:
-        logger.warning("%s was closed while it was read", check)
+        logger.warning("%s was closed before it was complete", check)
     except LedgerUnavailable as error:
         _end(own, State.FAILED, problem=error.message[:500])
     except Exception as error:
         # Not its text, which may quote rows.
-        _end(own, State.FAILED, problem=f"{type(error).__name__}; the server's log has more.")
+        _end(own, State.FAILED, problem=f"{type(error).__name__}; see the server's log.")
         raise
     else:
         _end(own, State.INTACT if found.is_intact else State.NOT_INTACT, **_figures(found))

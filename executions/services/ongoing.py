@@ -127,8 +127,8 @@ def refuse_when_ending() -> None:
 def stopped(*, started: bool) -> ProviderUnavailable:
     if started:
         return ProviderUnavailable(
-            "The service was stopped during the run, whose sandbox was ended; the code may have "
-            "run in part.",
+            "The service was stopped during the run and ended its sandbox; the code may have run "
+            "in part.",
             started=True,
         )
     return ProviderUnavailable(

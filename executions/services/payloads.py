@@ -95,7 +95,7 @@ def remove_orphans() -> int:
     try:
         found = orphans()
     except OSError:
-        logger.exception("the queued requests cannot be looked through")
+        logger.exception("the queued requests cannot be listed")
         return 0
     for name in found:
         remove(name)

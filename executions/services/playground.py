@@ -86,7 +86,7 @@ def _tenant(slug: str) -> Tenant:
     else:
         found = Tenant.objects.filter(slug=slug).first()
         if found is None:
-            refuse("tenant", "There is no tenant of this slug.")
+            refuse("tenant", "There is no tenant with this slug.")
         tenant = found
     require_active(tenant)
     return tenant

@@ -176,7 +176,7 @@ class Poll:
 
     def _wait_for_database(self, waiters: Sequence[Waiter], failure: DatabaseFailure) -> None:
         seconds = time.monotonic() - self._answered_at
-        logger.info("who follows executions waits for the database: %s", failure)
+        logger.info("streams of executions wait for the database: %s", failure)
         if seconds >= AWAY_SECONDS:
             for each in waiters:
                 fail(each, failure)
@@ -226,7 +226,7 @@ class Poll:
         except DatabaseFailure:
             raise
         except Exception as error:
-            logger.exception("events of execution %s cannot be told", execution_id)
+            logger.exception("events of execution %s cannot be sent", execution_id)
             for reader in readers:
                 fail(reader, error)
             return

@@ -33,7 +33,7 @@ def latest_figures() -> dict[str, Any]:
             threading.Thread(target=_look, name="figures", daemon=True).start()
         except RuntimeError as error:
             _looking.release()
-            logger.error("no thread to look for figures: %s", error)
+            logger.error("no thread to collect metrics: %s", error)
     return _latest
 
 
@@ -80,7 +80,9 @@ def _pools() -> dict[str, dict[str, Any]]:
             own = figures_of(lease.provider.pool_figures())
         except Exception:
             # Whoever wrote the provider: the beat that asks must not fail because of it.
-            logger.exception("provider %s does not tell of its pool", lease.provider_id)
+            logger.exception(
+                "provider %s does not report the metrics of its pool", lease.provider_id
+            )
             continue
         if not own:
             continue

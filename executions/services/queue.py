@@ -150,8 +150,8 @@ def hand_over(execution: Execution, **place: Any) -> None:
     """
     if not _not_handed_over(execution).update(pending=None, **place):
         raise leases.NotOurs(
-            "The service had lost sight of this execution before its code was handed over, and "
-            "another process carries it out."
+            "This process lost the execution before its code was sent to the sandbox, and another "
+            "process runs it."
         )
     if payloads.may_have_file(execution):
         payloads.forget(execution.pk)
@@ -228,7 +228,7 @@ def _is_held_up() -> bool:
     global _told
     problem = disk_problem() or _ledger_problem()
     if problem and not _told:
-        logger.warning("nothing is taken from the queue: %s", problem)
+        logger.warning("no execution is taken from the queue: %s", problem)
     _told = problem
     return bool(problem)
 

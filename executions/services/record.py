@@ -132,7 +132,8 @@ def open_record(
                 raise
             # Who held the key has ended meanwhile without having run anything: it is free.
     raise ProviderUnavailable(
-        "Others with the same idempotency key came and went meanwhile. Send it again.",
+        "Other requests with the same idempotency key were received meanwhile. Send the request "
+        "again.",
         retry_after=1.0,
     )
 
@@ -196,9 +197,9 @@ def _save_within_bounds(
 def _unsure(execution: Execution, problem: str) -> DatabaseAway:
     """Of a commit that was not answered nobody knows whether it was carried out."""
     if execution.mode == Execution.Mode.ASYNC:
-        text = f"{problem} The request may have been queued: ask for the execution by its id."
+        text = f"{problem} The request may have been queued. Request the execution by its id."
         return DatabaseAway(text, ran=None, record_id=execution.pk)
-    text = f"{problem} Nothing was run: send the request again."
+    text = f"{problem} Nothing was run. Send the request again."
     return DatabaseAway(text, ran=False, record_id=execution.pk)
 
 
@@ -383,12 +384,12 @@ def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
     key = caller.api_key
     if key is not None and recorded.api_key_id != key.pk and not key.has_scope(Scope.READ):
         raise IdempotencyConflict(
-            "idempotency_key: Used before, with another API key, and this one may not read what "
-            "came of it.",
+            "idempotency_key: Used before, with another API key, and this key may not read the "
+            "result.",
             field="idempotency_key",
         )
     if recorded.request_hash != request.fingerprint():
         raise IdempotencyConflict(
-            "idempotency_key: Used before, with another request.", field="idempotency_key"
+            "idempotency_key: Used before, with a different request.", field="idempotency_key"
         )
     return recorded

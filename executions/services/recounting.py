@@ -187,7 +187,7 @@ def _corrections(counts: dict[type[Model], _Counts]) -> list[_Correction]:
 @contextmanager
 def _recounting_alone() -> Iterator[None]:
     """Of one database, or, where it is a file, of the host it is on."""
-    message = "The executions are being counted already. Wait until that has ended."
+    message = "The executions are already being counted. Wait until this has ended."
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [_POSTGRES_LOCK])

@@ -61,7 +61,7 @@ def check_mark(tenant: Tenant) -> None:
     """
     known = Tenant.objects.filter(pk=tenant.pk).values_list("removal_began_at", flat=True).first()
     if known is not None and tenant.removal_began_at is None:
-        raise NotAllowed(f"{tenant.slug} is being removed. Make a new one when it is gone.")
+        raise NotAllowed(f"{tenant.slug} is being removed. Create a new tenant after that.")
     if known is None and tenant.removal_began_at is not None:
         if tenant._state.adding:
             raise NotAllowed("It was being removed in this version. Restore an earlier one.")
@@ -81,7 +81,7 @@ def _remove(tenant: Tenant, is_time: Goes) -> bool:
     def goes() -> bool:
         held = held_of(tenant.slug)
         if held.everything or held.executions:
-            logger.warning("%s is under a legal hold: its removal stands still", tenant.slug)
+            logger.warning("%s is under a legal hold: its removal is suspended", tenant.slug)
             return False
         return is_time()
 

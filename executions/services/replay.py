@@ -60,9 +60,9 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
     if execution.is_open:
         refuse("execution", "Has not ended yet.")
     if not execution.code:
-        refuse("code", "Is not kept, only its hash.")
+        refuse("code", "Not stored, only its hash.")
     if execution.input_files:
-        refuse("files", "Came with it and are not kept, only their hashes.")
+        refuse("files", "The input files are not stored, only their hashes.")
     # Without a provider the record has the most that it might have taken.
     seconds = execution.timeout if execution.provider else None
     # What came over the bridge may have taken more than others may ask for.
@@ -77,7 +77,7 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
         subject=f"replay by {current_actor()}"[:255],
     )
     if request.code_hash != execution.code_hash:
-        refuse("code", "Is not what was run: it does not have the recorded hash.")
+        refuse("code", "Differs from the code that ran: its hash is not the recorded one.")
     return request
 
 

@@ -87,8 +87,8 @@ class Rate:
         """Raises RateLimited where there was no place."""
         if self.wait is not None:
             raise RateLimited(
-                f"The tenant may send {self.limit} requests in a minute, and has sent them. "
-                "Wait as Retry-After says; an administrator can raise the bound.",
+                f"The tenant may send {self.limit} requests per minute, and has sent them all. "
+                "Wait as Retry-After says; an administrator can raise the limit.",
                 field=Quota.REQUESTS.value,
                 retry_after=self.wait,
             )

@@ -161,23 +161,28 @@ class ExecutionRequest:
             object.__setattr__(self, "language", "python")
         for name in ("context", "env"):
             if self.session is None and getattr(self, name):
-                refuse(name, "Only what runs in a session has one.")
+                refuse(name, "Only supported in a session.")
         if self.session is not None and self.provider:
-            refuse("provider", "A session stays where it was opened.")
+            refuse("provider", "Not supported in a session: a session keeps its provider.")
         if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
-            refuse("tools", "Only code in Python and JavaScript calls tools.")
+            refuse("tools", "Only Python and JavaScript code can call tools.")
         if self.tools and self.entrypoint != "auto":
-            refuse("tools", "With tools the entrypoint is auto.")
+            refuse("tools", "With tools, the entrypoint must be auto.")
         if self.priority != "normal" and self.mode != "async":
-            refuse("priority", "Only what is queued has one, with mode async.")
+            refuse("priority", "Only supported with mode async.")
         if self.priority != "normal" and self.session is not None:
-            refuse("priority", "In a session code runs in the order in which it came.")
+            refuse(
+                "priority",
+                "Not supported in a session: its code runs in the order of the requests.",
+            )
         if self.webhook is not None and self.mode != "async":
-            refuse("webhook", "Only what runs with mode async has one: others are waited for.")
+            refuse("webhook", "Only supported with mode async.")
         if self.run_at is not None and self.mode != "async":
-            refuse("run_at", "Only what runs with mode async has one: others are waited for.")
+            refuse("run_at", "Only supported with mode async.")
         if self.run_at is not None and self.session is not None:
-            refuse("run_at", "In a session code runs in the order in which it came.")
+            refuse(
+                "run_at", "Not supported in a session: its code runs in the order of the requests."
+            )
         check_files(self.files)
         object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
 

@@ -130,7 +130,7 @@ class OpenAnswers:
             try:
                 self._ticker.start()
             except RateLimited as error:
-                logger.error("an open answer is ended: %s", error.message)
+                logger.error("an open stream is ended: %s", error.message)
                 tell([lost])
             yield lost
         finally:
@@ -151,9 +151,9 @@ class OpenAnswers:
         except DatabaseFailure as failure:
             seconds = time.monotonic() - self._answered_at
             if seconds < AWAY_SECONDS:
-                logger.warning("open answers go on unchecked for %.0f s: %s", seconds, failure)
+                logger.warning("open streams continue, unchecked for %.0f s: %s", seconds, failure)
                 return CHECK_SECONDS
-            logger.error("open answers end, unchecked for %.0f s: %s", seconds, failure)
+            logger.error("open streams end, unchecked for %.0f s: %s", seconds, failure)
             kept = set()
         else:
             self._answered_at = time.monotonic()
@@ -164,7 +164,7 @@ class OpenAnswers:
         with self._lock:
             ended = [each for right in lost for each in self._open.get(right, ())]
         if ended:
-            logger.info("%d open answers end: their receivers lost the right to them", len(ended))
+            logger.info("%d open streams end: their receivers lost the permission", len(ended))
         tell(ended)
 
 

@@ -169,9 +169,9 @@ def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str)
     if longest is not None and request.timeout is not None and request.timeout > longest:
         raise Unfit(f"{name} runs code for {longest:g} s at most.", field="timeout")
     if request.files and FILES not in provider.capabilities:
-        raise Unfit(f"{name} takes no files.")
+        raise Unfit(f"{name} does not support files.")
     if request.tools and not takes_tools(lease):
-        raise Unfit(f"{name} runs no code that calls tools.", field="tools")
+        raise Unfit(f"{name} does not support tools.", field="tools")
 
 
 def takes_tools(lease: Lease) -> bool:
@@ -189,7 +189,7 @@ def _reporting(provider_id: str) -> Iterator[None]:
     try:
         yield
     except DatabaseError:
-        logger.exception("the breaker of %s could not be told", provider_id)
+        logger.exception("the circuit breaker of %s could not be updated", provider_id)
 
 
 class Hops:

@@ -40,7 +40,7 @@ def save_filter(user: Any, name: str, query: str, *, shared: bool = False) -> Sa
         del parameters[parameter]
     kept = parameters.urlencode()
     if len(kept) > 1000:
-        refuse("query", "Is too long to be kept.")
+        refuse("query", "Is too long to be stored.")
     if SavedFilter.objects.filter(owner=user).exclude(name=name).count() >= MOST:
         refuse("name", f"At most {MOST} filters can be kept. Remove one first.")
     saved, _ = SavedFilter.objects.update_or_create(

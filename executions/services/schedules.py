@@ -75,7 +75,7 @@ def enqueue_due(broker: Any = None) -> None:
             _enqueue_if_due(task, timedelta(minutes=minutes), broker)
     except Exception:
         # The cluster's guard calls this, and is to go on guarding.
-        logger.exception("what is due could not be queued")
+        logger.exception("the due tasks could not be queued")
 
 
 def note_done(task: str, began: datetime) -> None:
@@ -109,7 +109,7 @@ def _remove_unknown() -> None:
         if name == func and name.startswith(_OURS):
             continue
         logger.error(
-            "a schedule is none of ours and was removed: %s",
+            "a schedule does not belong to this service and was removed: %s",
             repr(func)[:200],
             extra={"alert": "unknown_schedule", "task": repr(func)[:200]},
         )

@@ -26,7 +26,7 @@ def create_tenant(slug: str, name: str = "") -> Tenant:
         with transaction.atomic():
             tenant.save(force_insert=True)
     except IntegrityError as error:
-        raise InvalidConfiguration(f"Tenant {slug!r} exists already.", field="slug") from error
+        raise InvalidConfiguration(f"Tenant {slug!r} already exists.", field="slug") from error
     return tenant
 
 

@@ -45,7 +45,7 @@ class Ticker:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
             except RuntimeError as error:
                 raise RateLimited(
-                    f"The process has no thread left to look into the database: {error}.",
+                    f"The process has no thread left to poll the database: {error}.",
                     retry_after=_RETRY_AFTER_SECONDS,
                 ) from None
             self._is_running = True

@@ -66,7 +66,7 @@ def run_queued(execution_id: str = "", *, route: Route | None = None) -> Outcome
         return None
     execution = claim_next()
     if execution is None:
-        logger.info("execution %s was delivered, and nothing is to be run now", execution_id)
+        logger.info("execution %s was delivered, but there is nothing to run now", execution_id)
         return None
     return run_claimed(execution, route=route)
 
@@ -172,7 +172,7 @@ class Runner:
                 break
             if now >= next_line:
                 next_line = now + TELL_SECONDS
-                logger.info("stopping: %d runs are still going", number)
+                logger.info("stopping: %d runs have not ended", number)
             time.sleep(0.05)
         ongoing.end_all(draining.ENDING_SECONDS / 2)
         for thread in self._workers:

@@ -135,7 +135,7 @@ def unpack(
                 files, size = files + 1, size + member.size
                 report(files, size)
     except tarfile.TarError as error:
-        raise DamagedArchive(f"it is no whole tar archive: {error}") from error
+        raise DamagedArchive(f"it is not a complete tar archive: {error}") from error
     if not (target / MANIFEST).exists():
         raise DamagedArchive(f"it ends before its {MANIFEST}")
     return _compare(target, files)
@@ -145,14 +145,14 @@ def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -
     parts = member.name.split("/")
     known = member.name in (DATABASE, MANIFEST) or parts[0] in (CHECKPOINTS, DATA)
     if not known or not all(map(_PART.fullmatch, parts)) or not member.isreg():
-        raise DamagedArchive(f"{member.name!r} does not belong into a backup")
+        raise DamagedArchive(f"{member.name!r} does not belong in a backup")
     content = tar.extractfile(member)
     place = target.joinpath(*parts)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except (FileExistsError, NotADirectoryError):
-        raise DamagedArchive(f"{member.name!r} is there twice") from None
+        raise DamagedArchive(f"{member.name!r} occurs twice") from None
     with os.fdopen(descriptor, "wb") as written:
         while content is not None and (piece := content.read(_PIECE)):
             written.write(piece)
@@ -173,7 +173,7 @@ def _compare(target: Path, unpacked: int) -> dict[str, Any]:
         for entry in map(_parse, lines):
             listed += 1
             if _hash(target / entry.name) != (entry.size, entry.sha256):
-                raise DamagedArchive(f"{entry.name!r} is not what the manifest says")
+                raise DamagedArchive(f"{entry.name!r} does not match the manifest")
     if not listed == unpacked == about.get("files"):
         raise DamagedArchive(
             f"it holds {unpacked} files, its manifest lists {listed} of {about.get('files')}"
@@ -202,7 +202,7 @@ def _hash(path: Path) -> tuple[int, str]:
                 digest.update(piece)
                 size += len(piece)
     except OSError as error:
-        raise DamagedArchive(f"{path.name!r} is listed and not there: {error.strerror}") from None
+        raise DamagedArchive(f"{path.name!r} is listed but missing: {error.strerror}") from None
     return size, digest.hexdigest()
 
 

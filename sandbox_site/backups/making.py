@@ -71,10 +71,10 @@ def write_file(target: Path, *, secrets: bool, tell: Tell) -> Made:
     """
     database_file()
     if target.exists() or target.is_symlink():
-        raise Refused(f"{target} is there already. Name another file.")
+        raise Refused(f"{target} already exists. Name another file.")
     folder = target.resolve().parent
     if not folder.is_dir():
-        raise Refused(f"{folder} is no folder.")
+        raise Refused(f"{folder} is not a folder.")
     if folder.is_relative_to(settings.DATA_DIR):
         raise Refused("The backup would lie in DATA_DIR itself. Name a file elsewhere.")
     _refuse_without_room(folder)
@@ -142,7 +142,7 @@ def _workplace(source: Path) -> Iterator[Path]:
     free = shutil.disk_usage(runtime).free
     if free < needed + settings.DISK_RESERVE_MIB * _MEBIBYTE:
         raise Refused(
-            f"The copy of {source} needs {needed // _MEBIBYTE} MiB in DATA_DIR beside "
+            f"The copy of {source} needs {needed // _MEBIBYTE} MiB in DATA_DIR in addition to "
             f"DISK_RESERVE_MIB, and {free // _MEBIBYTE} MiB are free."
         )
     with (runtime / "backup.lock").open("w") as lock:

@@ -72,7 +72,7 @@ def restore(stream: IO[bytes], tell: Tell) -> Restored:
         shutil.rmtree(draft)
         raise
     restored = Restored(about)
-    tell("Every file is what the manifest says. Putting them into place.")
+    tell("All files match the manifest. Moving them into place.")
     restored.kept_checkpoints = _put_into_place(draft, database)
     bootstrap.ensure_keys(settings.DATA_DIR)
     call_command("migrate", interactive=False, verbosity=0)
@@ -88,15 +88,16 @@ def refuse_unless_empty(database: Path) -> None:
     found = sorted(path.name for path in _entries(settings.DATA_DIR))
     if found:
         raise Refused(
-            f"{settings.DATA_DIR} is not empty: {', '.join(found[:5])}. Stop the service, move the "
-            "folder away, and keep it until you no longer need what it has and the backup has not."
+            f"{settings.DATA_DIR} is not empty: {', '.join(found[:5])}. Stop the service and move "
+            "the folder away. Keep it until you no longer need the data that the backup does not "
+            "have."
         )
     if database.exists():
-        raise Refused(f"{database} is there already. Stop the service and move it away.")
+        raise Refused(f"{database} already exists. Stop the service and move it away.")
     if address := _listening():
         raise Refused(
-            f"Something listens on {address}. Stop the service first: what it has open it would "
-            "write over what is restored. If it is another one, set PORT to this one's."
+            f"A process listens on {address}. Stop the service first: it would overwrite the "
+            "restored data. If the process is another service, set PORT to the port of this one."
         )
 
 
@@ -121,7 +122,7 @@ def _refuse_unless_usable(draft: Path) -> None:
         raise DamagedArchive(f"it has no {DATABASE}")
     ours = {RUNTIME, KEPT, RESTORING, *(path.name for path in files_of(settings.DATABASES))}
     if found := sorted(ours & {path.name for path in _entries(draft / DATA)}):
-        raise DamagedArchive(f"{found[0]!r} does not belong into a backup")
+        raise DamagedArchive(f"{found[0]!r} does not belong in a backup")
     generated = keys.read(draft / DATA)
     given = {
         "SECRET_KEY": secret_key(),
@@ -131,15 +132,15 @@ def _refuse_unless_usable(draft: Path) -> None:
     lacking = [name for name in keys.NAMES if not given[name] and not generated.get(name)]
     if lacking or (settings.PRODUCTION and not all(given.values())):
         raise Refused(
-            f"The backup does not hold {', '.join(lacking)}. Set them to what they were when it "
-            "was made; without them nothing that is encrypted can be read."
+            f"The backup does not hold {', '.join(lacking)}. Set them to their values at the time "
+            "of the backup; without them encrypted data cannot be read."
         )
     with closing(open_copy(draft / DATABASE)) as copy:
         applied = migrations_of(copy)
     known = set(MigrationLoader(None).disk_migrations)
     if unknown := sorted(applied - known):
         raise Refused(
-            f"The backup was made by a newer version: this one does not know "
+            "The backup was made by a newer version: this one does not know "
             f"{'.'.join(unknown[0])}. Restore it with the version that made it."
         )
 

@@ -53,9 +53,11 @@ class Spool:
         with self._lock:
             if self._held[owner] + size > share:
                 status = 503 if owner == STRANGERS else 429
-                raise Refused(status, "body: Too much of yours is being sent. Try again later.", 5)
+                raise Refused(status, "body: You are sending too much at once. Try again later.", 5)
             if self._held.total() + size > self._most:
-                raise Refused(503, "body: Too much is being sent at once. Try again later.", 5)
+                raise Refused(
+                    503, "body: The service is receiving too much at once. Try again later.", 5
+                )
             self._held[owner] += size
 
     def release(self, owner: str, size: int) -> None:
@@ -139,10 +141,10 @@ async def read_body(
         raise
     except TimeoutError:
         body.close()
-        raise Refused(408, "body: Did not come in time.") from None
+        raise Refused(408, "body: Was not received in time.") from None
     except OSError:
         body.close()
-        raise Refused(503, "body: Could not be kept, the disk may be full.", 30) from None
+        raise Refused(503, "body: Could not be stored; the disk may be full.", 30) from None
     except BaseException:
         body.close()
         raise

@@ -51,9 +51,9 @@ def _refusal(status: int, message: str, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-_LATE = _refusal(408, "The request did not come in time.")
+_LATE = _refusal(408, "The request was not received in time.")
 _FULL = _refusal(
-    503, "The service has as many connections as it can.", f"Retry-After: {RETRY_SECONDS}"
+    503, "The service has reached its limit of connections.", f"Retry-After: {RETRY_SECONDS}"
 )
 
 

@@ -46,4 +46,6 @@ def turn_away(listener: Listener) -> None:
     try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
     except OSError as error:
-        logger.info("the listener takes no filter, so its end may cut a connection: %s", error)
+        logger.info(
+            "graceful drain is not available on this socket, a stop may cut a connection: %s", error
+        )

@@ -120,11 +120,11 @@ class Places:
             most = spare_of(self._most) // 2
             share = most // 2
         if owner and self._held[kind][owner] >= share:
-            whose = "of yours" if _is_tenant(owner) else "from your address"
-            message = f"{share} requests {whose} are answered already. Wait for some."
+            whose = "of your tenant" if _is_tenant(owner) else "from your address"
+            message = f"{share} requests {whose} are already being answered. Wait until one ends."
             return Refused(429, message, RETRY_SECONDS)
         if self._taken[kind] >= most:
-            message = "The service answers as many requests as it can. Try again."
+            message = "The service has reached its limit of requests. Try again."
             return Refused(503, message, RETRY_SECONDS)
         return None
 
@@ -182,7 +182,7 @@ class Place:
                 return
             if self._owner and places._streams[self._owner] >= places._stream_share:
                 raise RateLimited(
-                    f"{places._stream_share} streams of yours are open already. Close some.",
+                    f"You already have {places._stream_share} open streams. Close one.",
                     retry_after=RETRY_SECONDS,
                 )
             self._is_stream = True
@@ -212,7 +212,9 @@ class Place:
         if held and held + size > share:
             return Refused(429, _UNREAD, RETRY_SECONDS)
         if self._kind is not Kind.ADMIN and places._unread.total() + size > places._answer_bytes:
-            message = "answer: Too many answers are not read yet. Try again later."
+            message = (
+                "answer: Too many responses are not yet read by their clients. Try again later."
+            )
             return Refused(503, message, RETRY_SECONDS)
         return None
 
@@ -227,7 +229,9 @@ class Place:
             _add(places._unread, self._owner, -self._unread)
 
 
-_UNREAD = "answer: Too much that you asked for is not read yet. Read it, or try again later."
+_UNREAD = (
+    "answer: You have too many responses that are not yet read. Read them, or try again later."
+)
 
 
 def _is_tenant(owner: str) -> bool:

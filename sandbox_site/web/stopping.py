@@ -97,7 +97,7 @@ class Stopping:
             from executions.services import ongoing
 
             told = (ongoing.count(), self._worker.nr_conns, left)
-            logger.info("stopping: %d runs and %d connections are still going%s", *told)
+            logger.info("stopping: %d runs and %d connections are still open%s", *told)
 
     def _is_all_answered(self) -> bool:
         return not (self._worker.nr_conns or self._worker.asgi.open)

@@ -75,7 +75,7 @@ def test_who_made_a_key_does_not_approve_what_was_sent_with_it(
     own = asked(made(eve, alice.tenant))
     # A new name makes no other person.
     User.objects.filter(username="eve").update(username="evelyn")
-    assert "with a key that you made" in approved(eve, own)
+    assert "with a key that you created" in approved(eve, own)
     run_queued()
     assert Execution.objects.get(pk=own.execution_id).status == "queued"
 
@@ -97,7 +97,7 @@ def test_who_rotated_a_key_or_made_the_one_before_it_does_not_approve_either(
 
     approval = asked(second)
     for client in (eve, ada):
-        assert "with a key that you made" in approved(client, approval)
+        assert "with a key that you created" in approved(client, approval)
     assert approved(dora, approval) == ""
     # The one before is not known to who rotated it.
     assert approved(ada, asked(first)) == ""
@@ -113,7 +113,7 @@ def test_nor_who_deletes_the_key_meanwhile(scripted: object, alice: Caller, whic
     page = reverse("admin:executions_apikey_delete", args=[first.api_key.pk])
     eve.post(page, {"post": "yes"})
     assert not ApiKey.objects.filter(pk=first.api_key.pk).exists()
-    assert "with a key that you made" in approved(eve, approval)
+    assert "with a key that you created" in approved(eve, approval)
     assert approved(signed_in(superuser("dora")), approval) == ""
 
 
@@ -125,7 +125,7 @@ def test_nor_does_another_account_of_the_same_person_under_the_two_person_rule(
     approval = asked(made(signed_in(eve), alice.tenant))
     hold([bea.pk], eve.pk)
     settings.TWO_PERSON_RULE = True
-    assert "with a key that you made" in approved(signed_in(bea), approval)
+    assert "with a key that you created" in approved(signed_in(bea), approval)
     assert approved(signed_in(superuser("ada")), approval) == ""
 
 
@@ -140,7 +140,7 @@ def test_who_made_a_key_does_not_approve_the_calls_of_tools_of_what_was_sent_wit
     )
     assert call.state == ToolCall.State.HELD
 
-    with pytest.raises(AskedBySame, match="a key that you made"):
+    with pytest.raises(AskedBySame, match="a key that you created"):
         calls.decide(call, eve, approve=True, arguments_hash=call.arguments_hash)
     call.refresh_from_db()
     assert call.state == ToolCall.State.HELD

@@ -372,7 +372,7 @@ def test_packed_uploads_hold_what_they_unpack_to_for_their_tenant(
         return share
 
     held = [unpack(alice), unpack(alice)]
-    with pytest.raises(RateLimited, match="Too much of yours"):
+    with pytest.raises(RateLimited, match="You are sending too much"):
         unpack(alice)
     unpack(charlie).release()
     held[0].release()
@@ -384,7 +384,7 @@ def test_what_a_request_holds_is_counted_for_its_tenant() -> None:
     shares = [Share(spool) for _ in range(3)]
     for share in shares[:2]:
         share.hold_unpacked("greedy", 16 * MIB)
-    with pytest.raises(RateLimited, match="Too much of yours"):
+    with pytest.raises(RateLimited, match="You are sending too much"):
         shares[2].hold_unpacked("greedy", 1)
     shares[2].hold_unpacked("other", 16 * MIB)
     shares[0].release()

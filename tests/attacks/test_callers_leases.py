@@ -105,4 +105,4 @@ def test_a_held_process_keeps_its_lease_before_watchers_of_its_host_and_of_other
     assert [answer.status for answer in answers] == [200] * 2, told
     assert [answer.body["stdout"] for answer in answers] == ["whole\n"] * 2
     assert "a process died" not in told
-    assert "lease of this process was taken" not in told
+    assert "this process lost its lease" not in told

@@ -91,7 +91,9 @@ def test_a_superuser_who_was_inserted_does_not_sign_in_and_stays_found(
     honest = superuser("erin")
     forged = inserted("mallory")
     assert sign_in("mallory") is None
-    assert f"auth.user {forged.pk} was changed past the service: it has no entry" in alterations()
+    assert (
+        f"auth.user {forged.pk} was changed outside the service: it has no entry" in alterations()
+    )
     alerts = [getattr(record, "alert", "") for record in caplog.records]
     assert "account_altered_outside" in alerts
     # Neither for being entered by now, nor for an honest save by somebody else.
@@ -358,7 +360,7 @@ def test_a_row_that_was_removed_and_is_made_again_stays_found(everything: None) 
     Tenant.objects.filter(pk=tenant.pk)._raw_delete("default")
     Tenant.objects.create(**values)
     (found,) = alterations()
-    assert found == f"executions.tenant {tenant.pk} was changed past the service: it was removed"
+    assert found == f"executions.tenant {tenant.pk} was changed outside the service: it was removed"
     assert others() == []
 
 
@@ -450,7 +452,7 @@ def test_text_that_nobody_can_decrypt_hides_no_change_beside_it(everything: None
         )
     Schedule.objects.defer("request").get(pk=schedule.pk).delete()
     assert alterations() == [
-        f"executions.schedule {schedule.pk} was changed past the service: it was changed"
+        f"executions.schedule {schedule.pk} was changed outside the service: it was changed"
     ]
 
 

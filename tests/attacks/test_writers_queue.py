@@ -143,7 +143,7 @@ def test_rows_of_the_queue_run_nothing_and_the_worker_does_honest_work(
     # The scheduler has looked, and everything that was queued is done with.
     wait_for(lambda: not left("django_q_schedule", "name IN ('v', 'w', 'x', 'y', 'z')"), worker)
     wait_for(lambda: not left("django_q_ormq", "1"), worker)
-    assert "none of ours" in worker.output
+    assert "does not belong to this service" in worker.output
     assert sorted(path.name for path in canaries.iterdir()) == []
 
     answer = run_async(web, credentials(data_dir)["API_KEY"])

@@ -225,7 +225,9 @@ def test_every_row_that_is_removed_or_added_shows(everything: None) -> None:
             if label == "providers.routestep":
                 continue
             model._base_manager.bulk_create([twin_of(row)])
-            assert any("behind our back" in finding.detail for finding in verify().findings), label
+            assert any("outside the service" in finding.detail for finding in verify().findings), (
+                label
+            )
 
 
 @pytest.mark.django_db
@@ -401,7 +403,7 @@ def test_a_row_added_behind_our_back_is_not_laundered_by_the_next_release(
     last = next(each.stated for each in entered if ours.items() <= each.stated.items())
     assert "last_used_at" in last["columns"]
     (finding,) = verify().findings
-    assert (finding.kind, "behind our back" in finding.detail) == ("missing", True)
+    assert (finding.kind, "outside the service" in finding.detail) == ("missing", True)
 
 
 def _made_up() -> Execution:

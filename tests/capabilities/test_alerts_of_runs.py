@@ -124,4 +124,4 @@ def test_of_too_many_subjects_the_worst_are_told_and_how_many_are_not(
     }
     told = [text for text in found.values() if "more" in text]
     assert set(told) == {found["repeated_timeouts t2"], found["provider_availability p2"]}
-    assert all("and less so, of 2 more." in text for text in told)
+    assert all("2 more have the same problem" in text for text in told)

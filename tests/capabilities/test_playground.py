@@ -183,12 +183,12 @@ def test_what_takes_an_approval_waits_and_is_approved_by_somebody_else(
     page = other.get(f"/admin/executions/approval/{approval.pk}/change/").content.decode()
     assert all(text in page for text in ("playground by user:ann", "Provider", "scripted"))
     said = asker.post(decide, body, follow=True).content.decode()
-    assert "somebody else approves it" in said
+    assert "Another person must approve it" in said
     # Nor does another account of the same person, where two persons are asked for.
     settings.TWO_PERSON_RULE = True
     ann, second = User.objects.get(username="anna"), signed_in("bea", *may)
     hold([User.objects.get(username="bea").pk], ann.pk)
-    assert "somebody else" in second.post(decide, body, follow=True).content.decode()
+    assert "Another person" in second.post(decide, body, follow=True).content.decode()
     run_queued()
     assert Execution.objects.get().status == "queued"
     other.post(decide, body)

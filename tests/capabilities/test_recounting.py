@@ -122,4 +122,4 @@ def test_two_at_once_do_not_both_add_what_is_missing(alice: Caller) -> None:
         thread = threading.Thread(target=recount_too)
         thread.start()
         thread.join()
-    assert found == ["The executions are being counted already. Wait until that has ended."]
+    assert found == ["The executions are already being counted. Wait until this has ended."]

@@ -120,7 +120,7 @@ def test_a_clock_that_was_set_back_begins_no_time_twice(
         ("expired", "expired"),
         ("removed", "removed"),
         ("inactive", "inactive"),
-        ("without scope", "may not run code"),
+        ("without scope", "may no longer run code"),
         ("of another tenant", "not the one"),
     ],
 )
@@ -294,8 +294,8 @@ def test_one_that_is_paused_or_resumed_in_its_next_time_alone_is_found(alice: Ca
     going, paused = made(alice), made(alice, paused=True)
     assert [check(going), check(paused)] == ["", ""]
     going.next_at, paused.next_at = paused.next_at, going.next_at
-    assert check(going) == "it is never due although it is not paused"
-    assert check(paused) == "it is due although it is paused"
+    assert check(going) == "it has no next run although it is not paused"
+    assert check(paused) == "it has a next run although it is paused"
 
 
 def test_what_it_began_runs_by_no_key_that_was_revoked(

@@ -201,7 +201,7 @@ def test_a_dry_run_counts_and_erases_nothing(execution_id: str, alice: Caller, l
 def test_the_command_says_what_it_erased(execution_id: str, alice: Caller, later: None) -> None:
     out = StringIO()
     call_command("apply_retention", stdout=out, stderr=StringIO())
-    assert out.getvalue() == "Nothing was due.\n"
+    assert out.getvalue() == "Nothing had to be erased.\n"
     keep(alice, output=1)
     call_command("apply_retention", stdout=out, stderr=StringIO())
     assert "wonderland: output of 1 executions before" in out.getvalue()

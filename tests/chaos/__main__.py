@@ -1,4 +1,4 @@
-"""Break two hosts at random for a while, and print what held."""
+"""Randomised fault-injection test of two hosts: break them for a while, and print what failed."""
 
 from __future__ import annotations
 

@@ -144,5 +144,5 @@ def test_what_is_called_refused_is_refused_at_start_by_its_name(name: str, tmp_p
         check=False,
     )
     assert ended.returncode != 0
-    assert f"{name} is not obeyed: " in ended.stderr
+    assert f"{name} has no effect: " in ended.stderr
     assert ended.stderr.rstrip().endswith("Remove it")

@@ -133,13 +133,13 @@ def test_a_result_that_nothing_has_room_for_is_recorded_as_lost(disks: Disks) ->
     site.let_go("lost")
     answer = running.result()
     assert (answer.status, answer.body["error"]["ran"]) == (503, True), answer.text
-    assert "what came of it is lost" in answer.body["error"]["message"]
+    assert "its result is lost" in answer.body["error"]["message"]
     assert '"alert": "result_lost"' in disks.service.output
 
     free(disk)
     record = site.ended(answer.body["id"])
     assert (record["status"], record["error"]["code"]) == ("error", "SB009")
-    assert "what came of it is lost" in record["error"]["message"]
+    assert "its result is lost" in record["error"]["message"]
     assert record["receipt"] is not None
     assert site.times_run("lost") == 1
     site.assert_in_order()

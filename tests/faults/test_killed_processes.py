@@ -170,7 +170,7 @@ def test_a_process_that_was_stopped_ends_what_it_ran_when_it_goes_on(
     output, _ = stopped.communicate(timeout=60)
 
     assert stopped.returncode == 125, output
-    assert b"the lease of this process was taken" in output
+    assert b"this process lost its lease" in output
     recorded = Execution.objects.get()
     assert (recorded.status, recorded.error_message) == ("error", execution.error_message)
     assert LedgerEntry.objects.filter(execution_id=execution.pk).count() == 1

@@ -37,7 +37,8 @@ QUERIES = {
 # What JSON Schema cannot say: sizes in bytes, files that are in each other's way, good URLs.
 UNSAID = (
     *("bytes", "Another file has this path", "lead to the internet"),
-    *("schema for a tool", "cannot be the name of a tool"),
+    *("schema for a tool", "not a valid schema"),
+    *("cannot be the name of a tool", "Two tools have the same name"),
     *("Must be a time with its zone", "cron expression", "Unknown time zone"),
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

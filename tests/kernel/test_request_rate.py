@@ -68,7 +68,7 @@ def test_every_answer_to_a_key_says_what_is_left_and_keys_share_it(
         assert 1 <= int(refused["Retry-After"]) <= 60
     error = bob.client.get(LIST).json()["error"]
     assert (error["code"], error["field"]) == ("SB008", "requests_per_minute")
-    assert "8 requests in a minute" in error["message"]
+    assert "8 requests per minute" in error["message"]
     assert told(charlie.client.get(LIST)) == (6000, 5999)
     # Without a key nobody is counted.
     for answer in (Client().get(LIST), Client().get("/api/v1/ledger/keys")):

@@ -132,7 +132,7 @@ def test_a_range_and_ids_choose_what_is_in_it(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["a.json"], "tenant_slug: Say what it is of"),
+        (["a.json"], "tenant_slug: Select a tenant, a time"),
         (["a.json", "--tenant", "nobody"], "There is no such tenant"),
         (["a.txt", "--tenant", "wonderland"], "ends with .json"),
         (["a.json", "--since", "2026-02-01", "--until", "2026-01-01"], "until: Must be later"),
@@ -362,7 +362,7 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
     monkeypatch.setattr(paper, "MOST_RUNS", 1)
     paths = tmp_path / "a.json", tmp_path / "a.pdf"
     code, said = audit_report(*paths, "--tenant", "wonderland")
-    assert (code, "NOT ALL: there are more than 2 runs" in said) == (0, True)
+    assert (code, "INCOMPLETE: there are more than 2 runs" in said) == (0, True)
     assert (read(paths[0])["truncated"], len(read(paths[0])["runs"])) == (2, 2)
     page = text_of(paths[1])
     assert "INCOMPLETE: the report ends after 2 runs" in page

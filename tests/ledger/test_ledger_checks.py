@@ -187,7 +187,7 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
     check = LedgerCheck.objects.get()
     assert (check.state, check.problem) == (
         "failed",
-        "ValueError; the server's log has more.",
+        "ValueError; see the server's log.",
     )
 
 
@@ -223,7 +223,7 @@ def test_what_this_process_could_not_close_is_closed_and_may_be_asked_for_again(
     begin()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     check = LedgerCheck.objects.get()
-    assert (check.state, "could not be written down" in check.problem) == ("failed", True)
+    assert (check.state, "could not be stored" in check.problem) == ("failed", True)
     assert ask("ben") is not None
 
 

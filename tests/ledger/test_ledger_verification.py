@@ -180,7 +180,8 @@ def test_a_ledger_of_somebody_elses_making_is_found(entries: list[LedgerEntry]) 
 def test_an_entry_slipped_in_behind_the_end_is_found(
     entries: list[LedgerEntry], alice: Caller, settings: Any, tmp_path: Path
 ) -> None:
-    """It names our key, so that the service continues after it, but our key did not sign it."""
+    """It names our key, so that the service continues after it, but this service's key did not "
+    "sign it."""
     # Where what ran waits.
     settings.DATA_DIR = tmp_path
     key = _load(1, secrets.token_urlsafe(32))

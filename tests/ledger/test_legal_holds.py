@@ -259,7 +259,7 @@ def test_no_signed_in_person_lifts_a_hold_past_its_page(alice: Caller) -> None:
     ("changed", "said"),
     [
         ({"tenant_slug": "nowhere"}, "no such tenant"),
-        ({"execution_id": str(uuid.uuid4())}, "no such execution"),
+        ({"execution_id": str(uuid.uuid4())}, "does not have this execution"),
         ({"reason": ""}, "required"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_valid_report_that_is_not_intact_is_told_as_that(
     for said in (checked(*paths), offline(paths[0])[1]):
         assert f"{paths[0]}: valid" in said
         assert f"{paths[0]}: NOT INTACT: 1 findings" in said
-        assert f"{paths[0]}: NOT ALL: it ends after 1 runs" in said
+        assert f"{paths[0]}: INCOMPLETE: it ends after 1 runs" in said
         assert '"wonderland"' in said
     assert f"{paths[1]}: NOT INTACT: 1 findings" in checked(*paths)
     # That the row differs from its receipt is what this report says, and no fault of it.

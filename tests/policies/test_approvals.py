@@ -207,7 +207,7 @@ def test_what_is_rejected_changed_or_left_alone_does_not_run(
     in_force(alice.tenant.slug, **RULES)
     rejected = decided(approver, asked(alice), "reject")
     assert (rejected.status, rejected.error_code) == ("blocked", "SB007")
-    assert "user:ada has rejected it" in rejected.error_message
+    assert "user:ada rejected the request" in rejected.error_message
 
     # What was approved and is something else by the time it is run.
     changed = asked(alice)
@@ -274,7 +274,7 @@ def test_what_cannot_wait_is_blocked_and_every_run_can_be_asked_for(
     )
     assert b'"blocked"' in b"".join(stream)
     in_force(**RULES)
-    with pytest.raises(SandboxError, match="takes an approval"):
+    with pytest.raises(SandboxError, match="needs an approval"):
         execute_code("print(1)")
     assert timedelta(hours=1) < approvals.WAITS
 

@@ -115,7 +115,7 @@ def test_a_dry_run_ends_at_its_bounds_and_says_where(
     assert "2 executions" in run.cut
     assert run.until == history["again"].created_at
     run = dry_run(draft, seconds=0)
-    assert (run.executions, run.until, run.cut) == (0, None, "0 seconds were over")
+    assert (run.executions, run.until, run.cut) == (0, None, "the limit of 0 seconds was reached")
 
 
 def test_the_policy_of_all_others_is_tried_on_tenants_without_one(
@@ -134,7 +134,7 @@ def test_the_policy_of_all_others_is_tried_on_tenants_without_one(
     call_command("dry_run_policy", "remarks", tenant=alice.tenant.slug, rows=1, stdout=out)
     assert "call line 2: os.system" not in out.getvalue()
     assert "import line 2: os.system" in out.getvalue()
-    assert "NOT ALL: 1 executions were looked at" in out.getvalue()
+    assert "INCOMPLETE: the limit of 1 executions was reached" in out.getvalue()
     for wrong in (("nothing",), ("denylist", "--tenant", "nobody"), ("denylist", "--days", "0")):
         with pytest.raises(CommandError):
             call_command("dry_run_policy", *wrong)

@@ -230,7 +230,7 @@ def test_a_journal_that_holds_enough_loses_the_result_and_says_so(
     monkeypatch.setattr(journal_files, "MOST_BYTES", 100)
     away = keep(ended(execution), LOCKED)
     assert (away.ran, away.kept, waiting()) == (True, False, [])
-    assert "what came of it is lost" in away.message
+    assert "its result is lost" in away.message
     assert any(getattr(each, "alert", "") == "result_lost" for each in caplog.records)
     assert record_kept() == 1
     recorded = Execution.objects.get(pk=execution.pk)

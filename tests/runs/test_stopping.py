@@ -116,7 +116,7 @@ def test_a_second_signal_ends_what_runs_now(prepared: Prepared, tmp_path: Path) 
         site.wait_for_running(3)
         site.service.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 30
-        while "Stopping: what runs in web and worker" not in site.service.output:
+        while "Stopping; waiting for web and worker" not in site.service.output:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert site.running() == 3

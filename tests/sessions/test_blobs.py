@@ -271,7 +271,7 @@ def test_what_storage_has_lost_goes_up_again(alice: Caller, left: bytes | None) 
     path = Path(kept(WORKSPACES).open(str(blob.file)).name)
     path.unlink() if left is None else path.write_bytes(left)
     members = restoring.to_restore(row.workspace)
-    with pytest.raises(ProviderUnavailable, match="'f' is not as it was"):
+    with pytest.raises(ProviderUnavailable, match="'f' differs from what was saved"):
         list(restoring.archive_of(members))
     (again,) = stored(alice.tenant, b"bytes")
     assert again.pk == blob.pk == row.blob_id

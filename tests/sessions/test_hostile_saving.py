@@ -112,7 +112,7 @@ def test_a_file_that_trickles_ends_with_the_time_of_a_save(
     lied(monkeypatch, claims(file("a", 10_000)), head, *[b"x"] * 9_999)
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None)
     monkeypatch.setattr(saving, "time", clock)
-    with pytest.raises(ProviderUnavailable, match="did not come within"):
+    with pytest.raises(ProviderUnavailable, match="were not received within"):
         saving.save(row(session))
     assert Blob.objects.count() == 0
 

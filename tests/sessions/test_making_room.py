@@ -45,7 +45,7 @@ def test_a_session_that_is_being_opened_makes_no_room_for_another(
 
 def test_what_fell_asleep_meanwhile_is_not_closed_to_make_room(alice: Caller) -> None:
     session = asleep(alice)
-    assert not close_if_idle(row(session).pk, "another one was opened")
+    assert not close_if_idle(row(session).pk, "another session was opened")
     assert row(session).state == "asleep"
 
 

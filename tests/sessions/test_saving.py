@@ -192,7 +192,7 @@ def test_a_storage_that_fails_costs_no_cell_and_no_file(
         ran = cell(alice, session, write("f", "after") + "; print('ran')").json()
         assert (ran["status"], ran["stdout"], ran["files_saved"]) == ("succeeded", "ran\n", False)
         files = looked_at(alice, session)["files"]
-        assert files["problem"] == "The storage of files does not take them now."
+        assert files["problem"] == "The file storage cannot be written now."
         assert files["unsaved_since"] is not None
         # Not even idle: nothing may be lost that is nowhere else.
         aged(session, used_at=700)

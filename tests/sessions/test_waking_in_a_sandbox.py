@@ -38,7 +38,7 @@ def test_what_is_more_than_a_sandbox_holds_is_not_called_saved(alice: Caller) ->
         alice, session, "import os; open('a', 'wb').write(b'x' * (60 << 20)); os.link('a', 'b')"
     )
     assert ran.json()["files_saved"] is False
-    with pytest.raises(QuotaExceeded, match="all that its sandbox holds"):
+    with pytest.raises(QuotaExceeded, match="everything in its sandbox"):
         sleeping.put_to_sleep(row(session).pk, "a test")
     assert row(session).state == "open"
     assert "SB008" in looked_at(alice, session)["files"]["problem"]

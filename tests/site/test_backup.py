@@ -103,7 +103,7 @@ def test_the_archive_is_its_owners_alone_and_says_that_it_holds_secrets(
     target = tmp_path / "backup.tar"
     told = manage(data_dir, "backup", str(target)).stderr
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert "IT HOLDS SECRETS IN CLEAR: credentials.txt, secrets.env" in told
+    assert "IT CONTAINS UNENCRYPTED SECRETS: credentials.txt, secrets.env" in told
     assert [path.name for path in tmp_path.iterdir() if "backup.tar" in path.name] == ["backup.tar"]
 
 
@@ -111,7 +111,7 @@ def test_without_secrets_it_is_restored_with_the_keys_alone(data_dir: Path, tmp_
     target = tmp_path / "backup.tar"
     told = manage(data_dir, "backup", str(target), "--without-secrets").stderr
     keys = dict(line.split("=", 1) for line in (data_dir / "secrets.env").read_text().splitlines())
-    assert "SECRETS IN CLEAR" not in told
+    assert "UNENCRYPTED SECRETS" not in told
     content = target.read_bytes()
     secrets = (data_dir / "credentials.txt").read_text().split("=")[-1].strip()
     assert not any(key.encode() in content for key in [*keys.values(), secrets])
@@ -127,8 +127,8 @@ def test_keys_of_the_environment_are_named_as_not_in_it(data_dir: Path, tmp_path
     keys = dict(line.split("=", 1) for line in (data_dir / "secrets.env").read_text().splitlines())
     (data_dir / "secrets.env").unlink()
     told = manage(data_dir, "backup", str(tmp_path / "backup.tar"), DEBUG="false", **keys).stderr
-    assert "NOT IN IT: SECRET_KEY, FERNET_KEYS, LEDGER_KEYS" in told
-    assert "IN CLEAR: credentials.txt." in told
+    assert "NOT INCLUDED: SECRET_KEY, FERNET_KEYS, LEDGER_KEYS" in told
+    assert "UNENCRYPTED SECRETS: credentials.txt." in told
 
 
 def test_through_a_pipe_and_a_program_that_encrypts(data_dir: Path, tmp_path: Path) -> None:
@@ -155,9 +155,8 @@ def test_a_missing_file_of_an_artifact_is_named(data_dir: Path, tmp_path: Path) 
     gone.unlink()
     made = manage(data_dir, "backup", str(tmp_path / "backup.tar"))
     assert made.returncode == 1
-    assert (
-        f"NOT WHOLE: 1 files of artifacts were not there, such as {gone.parent.parent.name}/"
-        in (made.stderr)
+    assert f"INCOMPLETE: 1 files of artifacts were missing, such as {gone.parent.parent.name}/" in (
+        made.stderr
     )
 
 
@@ -166,9 +165,9 @@ def test_a_target_that_would_overwrite_or_include_itself_is_refused(
 ) -> None:
     (tmp_path / "there").write_text("precious")
     for target, reason in (
-        (tmp_path / "there", "is there already"),
+        (tmp_path / "there", "already exists"),
         (data_dir / "backup.tar", "would lie in DATA_DIR itself"),
-        (tmp_path / "nowhere" / "backup.tar", "is no folder"),
+        (tmp_path / "nowhere" / "backup.tar", "is not a folder"),
     ):
         refused = manage(data_dir, "backup", str(target))
         assert refused.returncode == 2

@@ -122,8 +122,8 @@ def test_a_change_of_the_provider_is_told_and_has_a_reason(
     assert ensure_provider() == ""
     found[0] = Docker.READY
     told = ensure_provider()
-    assert "self_managed now, and no longer at local" in told
-    assert "Nobody has chosen" in told
+    assert "provider self_managed, no longer at local" in told
+    assert "No provider was chosen" in told
     assert ConfigVersion.objects.filter(subject="self_managed").latest("version").reason in told
     assert ensure_provider() == ""
     # A service that may not ask the engine knows nothing better.
@@ -131,7 +131,7 @@ def test_a_change_of_the_provider_is_told_and_has_a_reason(
     assert ensure_provider() == ""
     assert ProviderConfig.objects.get(is_active=True).provider_id == "self_managed"
     found[0] = Docker.ABSENT
-    assert "local now, and no longer at self_managed" in ensure_provider()
+    assert "provider local, no longer at self_managed" in ensure_provider()
     # Somebody has chosen.
     activate("local", author="alice")
     found[0] = Docker.READY

@@ -75,7 +75,7 @@ def test_create_tenant_refuses_a_bad_slug(slug: str, db: None) -> None:
 
 
 def test_create_tenant_refuses_a_second_of_the_same(alice: Caller) -> None:
-    with pytest.raises(CommandError, match="exists already"):
+    with pytest.raises(CommandError, match="already exists"):
         call_command("create_tenant", "wonderland")
     assert Tenant.objects.count() == 1
 

@@ -141,7 +141,7 @@ def test_another_directory_is_noticed_and_a_shared_one_is_not(folder: Path, sett
     settings.DATA_DIR = folder / "second"
     settings.DATA_DIR.mkdir()
     for start in (join, refuse_foreign):
-        with pytest.raises(DoesNotFit, match=r"^STORAGE_URL: what DATA_DIR names is empty"):
+        with pytest.raises(DoesNotFit, match=r"^STORAGE_URL: the location in DATA_DIR is empty"):
             start()
     (settings.DATA_DIR / installation.FILE_NAME).write_text("of another installation")
     with pytest.raises(DoesNotFit, match="belongs to another"):
@@ -241,7 +241,7 @@ def test_every_way_to_start_refuses_a_foreign_key(embedded: dict[str, str], comm
         done = manage(foreign, command, *more)
 
     assert done.returncode != 0
-    assert "SECRET_KEY: it is not the one" in done.stdout + done.stderr
+    assert "SECRET_KEY: this database is used with another key" in done.stdout + done.stderr
     assert entries(embedded) == before
 
 

@@ -27,7 +27,7 @@ def test_a_running_service_is_refused(archive: Path, tmp_path: Path) -> None:
         port = service.getsockname()[1]
         refused = manage(tmp_path / "restored", "restore", str(archive), PORT=str(port))
     assert refused.returncode == 2
-    assert f"Something listens on 127.0.0.1 port {port}" in refused.stderr
+    assert f"A process listens on 127.0.0.1 port {port}" in refused.stderr
     assert not (tmp_path / "restored").exists()
 
 
@@ -56,7 +56,7 @@ def test_what_waited_is_ended_and_does_not_run_again(data_dir: Path, tmp_path: P
     target = tmp_path / "restored"
     told = succeeded(manage(target, "restore", str(tmp_path / "backup.tar")))
 
-    assert "1 executions that waited or ran when it was made were ended" in told
+    assert "1 executions that were queued or running at the time of the backup were ended" in told
     [found] = rows(
         target,
         "SELECT status, error_code, retryable, error_message FROM executions_execution "
@@ -158,7 +158,7 @@ def test_a_restore_that_was_interrupted_while_it_verified_starts_nothing(
     for start in ("bootstrap", "qcluster"):
         refused = manage(target, start)
         assert refused.returncode != 0
-        assert "restore the backup once" in refused.stderr, start
+        assert "restore the backup again" in refused.stderr, start
     shutil.rmtree(target)
     succeeded(manage(target, "restore", str(archive)))
     succeeded(manage(target, "bootstrap"))

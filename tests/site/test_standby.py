@@ -173,7 +173,7 @@ def test_a_standby_whose_database_refuses_says_so_as_the_service_does_and_goes_o
         parent.kill()
     for line in lines:
         assert (line["level"], line["logger"]) == ("warning", "sandbox_site.standby")
-        assert "cannot raise the beat: no such table" in line["message"]
+        assert "cannot send the lease's heartbeat: no such table" in line["message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])

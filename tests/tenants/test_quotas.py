@@ -66,7 +66,7 @@ def test_a_run_reserves_its_timeout_and_gives_back_what_it_did_not_use(alice: Ca
 
     beyond = refusal(alice, timeout=11)
     assert beyond.field == "seconds_per_day"
-    assert "Name a shorter timeout" in beyond.message
+    assert "Request a shorter timeout" in beyond.message
     # Others will have ended by then.
     assert beyond.retry_after is not None
     assert beyond.retry_after < 60

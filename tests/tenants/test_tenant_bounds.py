@@ -95,7 +95,7 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
 
     answer = run(alice, "pass")
     assert refused(answer)
-    assert "1 MiB in a day" in answer.json()["error"]["message"]
+    assert "1 MiB per day" in answer.json()["error"]["message"]
     assert 1 <= int(answer["Retry-After"]) <= 86_400
     assert not refused(run(charlie, code))
     yesterday = timezone.now() - timedelta(days=1)
@@ -109,7 +109,7 @@ def test_a_queued_request_counts_before_it_is_kept(alice: Caller) -> None:
     bounded(alice, max_stored_mib=1)
     opened(alice, "async", code="#" * 500_000)
 
-    with pytest.raises(RateLimited, match="in a day"):
+    with pytest.raises(RateLimited, match="per day"):
         opened(alice, "async", code="#" * 600_000)
     opened(alice, "async", code="#" * 400_000)
 

@@ -247,7 +247,7 @@ def test_who_writes_whose_run_it_is_does_not_answer(
 
     assert answered(bob, call, {"result": "forged"}) == 200
     wait_for(lambda: bool(at.answers))
-    assert at.answers == {1: {"error": "what came is not what the ledger says"}}
+    assert at.answers == {1: {"error": "the call does not match the ledger"}}
 
 
 def test_who_writes_the_events_of_a_run_has_nobody_carry_out_a_call(at: At, alice: Caller) -> None:
@@ -306,7 +306,7 @@ def test_a_provider_that_lies_is_held_to_the_bounds(at: At) -> None:
         at.call(number + 10)
     wait_for(lambda: len(at.told("tool_call")) == 8 and len(at.answers) == 13)
 
-    assert set(map(str, at.answers.values())) == {"{'error': 'the call was not taken'}"}
+    assert set(map(str, at.answers.values())) == {"{'error': 'the call was not accepted'}"}
     assert ToolCall.objects.count() == at.desk.taken == 8
 
 
@@ -340,7 +340,7 @@ def test_a_provider_without_tools_refuses_by_name_before_anything_runs(
     execution = Execution.objects.get(pk=queued["id"])
 
     assert (execution.status, execution.error_field) == ("error", "tools")
-    assert "runs no code that calls tools" in execution.error_message
+    assert "does not support tools" in execution.error_message
     assert [each for each in scripted()[before:] if each.startswith("run")] == []
 
 

@@ -216,7 +216,7 @@ def test_arguments_that_the_schema_refuses_do_not_go_out(streaming_site: Site) -
     with run(streaming_site, code) as found:
         done = found.done()
 
-    assert done["stdout"] == "the arguments are not what the tool take\n" * 4
+    assert done["stdout"] == "the arguments do not match the schema of\n" * 4
     assert all(event["type"] != "tool_call" for event in found.seen)
     assert [each["step"] for each in entries(streaming_site, done["id"])] == ["refused"] * 4
     assert {each["state"] for each in found.calls().json["results"]} == {"refused"}
@@ -258,7 +258,7 @@ def test_a_tool_that_writes_waits_for_an_approval_of_just_this_call(
         decided(shell, second["id"], approve=False)
         done = found.done()
 
-    assert done["stdout"] == "gone\nsomebody looked at the call and rejected it\n"
+    assert done["stdout"] == "gone\na person reviewed the call and rejected it\n"
     steps = [each["step"] for each in entries(site, done["id"])]
     assert steps == ["called", "approved", "answered", "called", "rejected"]
 
@@ -287,7 +287,7 @@ def test_who_writes_the_row_approves_and_answers_nothing(streaming_site: Site) -
         held = found.until("tool_call_held")["id"]
         write(held, "state = 'waiting', writes = 0")
         assert found.answer(held, {"result": 1}).status == 409
-        assert found.done()["stdout"] == "what came is not what the ledger says\n" * 2
+        assert found.done()["stdout"] == "the call does not match the ledger\n" * 2
     assert [event["type"] for event in found.seen].count("tool_call") == 1
 
 
@@ -308,14 +308,14 @@ def test_an_asynchronous_run_is_answered_from_another_process(streaming_site: Si
         ({**SEARCH, "name": "import"}, "cannot be the name"),
         ({**SEARCH, "name": "ToolError"}, "cannot be the name"),
         ({**SEARCH, "parameters": {}}, "of type object"),
-        ({**SEARCH, "parameters": {"type": "object", "pattern": "(a+)+$"}}, "keywords"),
+        ({**SEARCH, "parameters": {"type": "object", "pattern": "(a+)+$"}}, "supported keyword"),
         ({**SEARCH, "parameters": {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/"}}}}, "$defs"),
         (
             {**SEARCH, "parameters": {"type": "object", "$ref": "#/$defs/a/default"}},
             "#/$defs/NAME",
         ),
-        ({**SEARCH, "parameters": {"type": "object", "items": {"$schema": "x"}}}, "keywords"),
-        ({**SEARCH, "parameters": {"type": "object", "properties": 1}}, "no schema"),
+        ({**SEARCH, "parameters": {"type": "object", "items": {"$schema": "x"}}}, "supported keyword"),
+        ({**SEARCH, "parameters": {"type": "object", "properties": 1}}, "not a valid schema"),
         ({**SEARCH, "parameters": {"type": "object", "title": "x" * 20_000}}, "bytes"),
     ],
 )  # fmt: skip

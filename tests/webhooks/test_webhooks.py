@@ -324,7 +324,7 @@ def test_a_secret_is_shown_once_and_two_sign_while_receivers_change(
         found.append(page.content.decode().partition("whsec_")[2].partition("<")[0])
     assert found[0] != found[1]
     page = admin_client.post(f"{SECRETS}add/", {"tenant": alice.tenant.pk})
-    assert "2 secrets in force" in page.content.decode()
+    assert "2 active secrets" in page.content.decode()
     assert WebhookSecret.objects.count() == 2
     with connection.cursor() as cursor:
         cursor.execute("SELECT secret FROM executions_webhooksecret")
@@ -345,7 +345,7 @@ def test_a_secret_is_shown_once_and_two_sign_while_receivers_change(
     retire(WebhookSecret.objects.get(retired_at=None))
     delivery = WebhookDelivery.objects.latest("pk")
     assert outbox.send_again(delivery)
-    assert tried(delivery).last_problem == "the tenant has no secret in force"
+    assert tried(delivery).last_problem == "the tenant has no active secret"
 
 
 def test_deliveries_are_seen_and_sent_again_by_who_may(

@@ -15,13 +15,14 @@ from providers.checks import BEFORE_WORK
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Answer for a row that was changed past the service, as it is now. An account can sign in "
-        "again. It is an entry of the ledger; what was changed stays a finding of verify_ledger."
+        "Accept the current content of a row that was changed outside the service. The account of "
+        "an accepted row can sign in again. The acceptance is entered in the ledger; the change "
+        "stays a finding of verify_ledger."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("model", help="as verify_ledger names it, such as auth.user")
-        parser.add_argument("key", help="the number or id of the row, behind the model")
+        parser.add_argument("model", help="the model, as verify_ledger names it, such as auth.user")
+        parser.add_argument("key", help="the number or id of the row, which follows the model")
         parser.add_argument("--reason", required=True, help="who changed it, and how that is known")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -42,7 +43,7 @@ class Command(BaseCommand):
         if row is None and entry is None:
             raise CommandError(f"There is no row {key!r} of {label}.")
         if entry is None:
-            self.stdout.write(f"{label} {key} is as it was entered.")
+            self.stdout.write(f"{label} {key} matches its ledger entry.")
         else:
             how = "as it is" if row is not None else "as removed"
             self.stdout.write(f"entry {entry.sequence}: {label} {key} is accepted {how}")

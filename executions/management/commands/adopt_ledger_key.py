@@ -20,7 +20,7 @@ class Command(BaseCommand):
     requires_system_checks = [Tags.security]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--reason", required=True, help="what became of the old key")
+        parser.add_argument("--reason", required=True, help="what happened to the old key")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -13,9 +13,9 @@ from providers.checks import BEFORE_WORK
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Erase code, output, artifacts and records that are older than their tenant keeps them. "
-        "What the ledger says of them stays, so it still verifies; what is on legal hold stays "
-        "as it is. The workers do it every day."
+        "Erase code, output, artifacts and records that are older than the retention of their "
+        "tenant. Their ledger entries stay, so the ledger still verifies. Data on legal hold is "
+        "not erased. The workers do this every day."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         if options["dry_run"]:
             self.stdout.write("This was a dry run: nothing was erased.")
         elif not erased:
-            self.stdout.write("Nothing was due.")
+            self.stdout.write("Nothing had to be erased.")
 
     def _progress(self, erasure: Erasure) -> None:
         self.stderr.write(_line(erasure))

@@ -30,11 +30,11 @@ NOT_MADE = 2
 
 class Command(BaseCommand):
     help = (
-        "Make a signed report for an auditor: what ran, and what the ledger says of it. Making one "
-        "is entered in the ledger. Ends with 0 when all in it is intact, "
-        f"{NOT_INTACT} when it was made and is not, {NOT_MADE} when it could not be made. "
-        "With --check it says whether files are reports that this ledger's key signed: 0 when all "
-        f"are, {NOT_INTACT} when one is not, {NOT_MADE} when that cannot be told."
+        "Make a signed report for an auditor, with executions and their ledger entries. Each "
+        "report is entered in the ledger. Exit code: 0 when all records in it are intact, "
+        f"{NOT_INTACT} when the report has findings, {NOT_MADE} when it could not be made. "
+        "With --check it verifies that files are reports signed with this ledger's key: 0 when "
+        f"all are, {NOT_INTACT} when one is not, {NOT_MADE} when a file could not be verified."
     )
     requires_system_checks = [Tags.security]
 
@@ -46,8 +46,14 @@ class Command(BaseCommand):
         parser.add_argument("--tenant", default="", help="a tenant's slug")
         parser.add_argument("--since", type=_moment, metavar="DATE", help="ISO 8601, UTC if bare")
         parser.add_argument("--until", type=_moment, metavar="DATE")
-        parser.add_argument("--id", type=UUID, action="append", default=[], help="an execution's")
-        parser.add_argument("--code", action="store_true", help="the code itself as well")
+        parser.add_argument(
+            "--id",
+            type=UUID,
+            action="append",
+            default=[],
+            help="the id of an execution; may be repeated",
+        )
+        parser.add_argument("--code", action="store_true", help="include the code")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["check"]:
@@ -74,14 +80,14 @@ class Command(BaseCommand):
         except Exception as error:
             # Whatever else ends it with 1 would say that it was made.
             logger.exception("the report could not be made")
-            told = f"It could not be made: {type(error).__name__}; the log says why."
+            told = f"The report could not be made: {type(error).__name__}; see the log."
             raise CommandError(told, returncode=NOT_MADE) from error
         self.stdout.write(
             f"{made.runs} runs, {made.findings} findings. Entry {made.ledger_sequence} of the "
             f"ledger; JSON {made.json_hash}, PDF {made.pdf_hash}."
         )
         if made.truncated:
-            self.stdout.write(f"NOT ALL: there are more than {made.runs} runs.")
+            self.stdout.write(f"INCOMPLETE: there are more than {made.runs} runs.")
         if made.findings:
             sys.exit(NOT_INTACT)
 
@@ -89,7 +95,7 @@ class Command(BaseCommand):
         """Nothing is left of a report that was not entered."""
         for path in paths.values():
             if os.path.lexists(path):
-                raise FileExistsError(17, "is there already", path)
+                raise FileExistsError(17, "already exists", path)
         drafts = {name: f"{path}.part" for name, path in paths.items()}
 
         def written(name: str) -> Any:

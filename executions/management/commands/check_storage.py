@@ -17,7 +17,7 @@ class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
         "Compare the files of artifacts, queued requests and sessions with their rows, both ways. "
-        "Ends with 1 when something has no counterpart, with 2 when the storage cannot be read."
+        "Exit code: 1 when a file or row has no counterpart, 2 when the storage cannot be read."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,7 +27,7 @@ class Command(BaseCommand):
             help="delete the files that no row names, which after a restored backup may be newer "
             "than the rows",
         )
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -17,7 +17,9 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--reset", metavar="REASON", help="why the ledger went back")
+        parser.add_argument(
+            "--reset", metavar="REASON", help="why the ledger is at an earlier state"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not checkpoints.where():

@@ -23,11 +23,11 @@ from sandbox_site import draining
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "The bridge for programs in other languages: run code as the API does, and print what came "
-        "of it as one line of JSON. Without arguments the request is a JSON object on standard "
-        "input: code, and language, timeout, arguments, entrypoint, files if they are wanted. "
-        "Standard output has answers alone, logs go to standard error. "
-        f"Ends with 0 when the answer says what came of the code, {REFUSED} when the request was "
+        "The bridge for programs in other languages: run code as the API does, and print the "
+        "result as one line of JSON. Without arguments the request is a JSON object on standard "
+        "input: code, and optionally language, timeout, arguments, entrypoint, files. Standard "
+        "output has only responses; logs go to standard error. Exit code: 0 when the response "
+        f"has the result of the code, {REFUSED} when the request was "
         f"refused, {NOT_RUN} when it could not be run."
     )
 
@@ -43,21 +43,23 @@ class Command(BaseCommand):
         parser.add_argument(
             "--serve",
             action="store_true",
-            help="stay: a request in each line of standard input, an answer with the same id in "
-            "each line of standard output",
+            help="keep running: each line of standard input is a request, each line of standard "
+            "output a response with the same id",
         )
         parser.add_argument(
             "--artifacts",
             type=Path,
             metavar="FOLDER",
-            help="put large artifacts into files there, for the caller to remove; the answer has "
-            "their path in place of content_b64",
+            help="write large artifacts to files in this directory, for the caller to remove; the "
+            "response has their path instead of content_b64",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         request = options["request"]
         if request and (options["serve"] or len(request) != 4):
-            problem = "CODE LANGUAGE TIMEOUT ARGUMENTS are four, or none; --serve takes none."
+            problem = (
+                "Give all four of CODE LANGUAGE TIMEOUT ARGUMENTS, or none; --serve takes none."
+            )
             raise CommandError(problem, returncode=REFUSED)
         folder = options["artifacts"]
         bridge = Bridge(folder.absolute() if folder else None)

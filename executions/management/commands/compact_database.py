@@ -14,12 +14,12 @@ from providers.checks import BEFORE_WORK
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Write the SQLite database anew, without what is free in it. Once, for a database that "
-        "was made before it could give space back by itself. Stop the service first."
+        "Rewrite the SQLite database without its free pages. Needed once, for a database that was "
+        "created before free space was returned automatically. Stop the service first."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if connection.vendor != "sqlite":
-            raise CommandError("This database looks after its space itself.")
+            raise CommandError("This database returns free space automatically.")
         freed = compact()
         self.stdout.write(f"{freed / 2**20:.1f} MiB freed")

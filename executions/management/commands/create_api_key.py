@@ -42,13 +42,16 @@ class Command(BaseCommand):
                 dest=name,
                 action="append",
                 default=[],
-                help="hold the key to this; may be repeated",
+                help="restrict the key to this; may be repeated",
             )
         parser.add_argument(
-            "--minimum-isolation", choices=isolation.LEVELS, default="", help="hold the key to this"
+            "--minimum-isolation",
+            choices=isolation.LEVELS,
+            default="",
+            help="restrict the key to this",
         )
         parser.add_argument(
-            "--e2b", action="store_true", help="in the form that older clients of E2B insist on"
+            "--e2b", action="store_true", help="in the format that older E2B clients require"
         )
         parser.add_argument("--expires-in-days", type=int, help="never by default")
 

@@ -14,19 +14,25 @@ from providers.checks import BEFORE_WORK
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Hold a policy, a draft or a preset against what ran, and print what it would have "
-        "blocked. Nothing is changed."
+        "Check past executions against a policy, a draft or a preset, and print what it would "
+        "have blocked. Nothing is changed."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "policy", help=f"the number of a policy or draft, or a preset: {', '.join(presets())}"
         )
-        parser.add_argument("--tenant", default="", help="of a preset: whose executions")
+        parser.add_argument(
+            "--tenant", default="", help="for a preset: the tenant whose executions are checked"
+        )
         parser.add_argument("--days", type=int, default=DAYS)
-        parser.add_argument("--seconds", type=float, default=600.0, help="look no longer than this")
-        parser.add_argument("--rows", type=int, default=MOST_ROWS, help="look at no more than this")
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument(
+            "--seconds", type=float, default=600.0, help="maximum duration of the dry run"
+        )
+        parser.add_argument(
+            "--rows", type=int, default=MOST_ROWS, help="maximum number of executions to check"
+        )
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         days = options["days"]
@@ -60,13 +66,13 @@ class Command(BaseCommand):
                 f"{hit.execution_id} {hit.tenant_slug} {hit.rule} {line}{ascii(hit.name)[1:-1]}"
             )
         self.stdout.write(
-            f"Of {run.executions} executions of the last {run.days} days {run.blocked} would have "
-            f"been blocked, {run.asked} waited for an approval and {run.warned} been warned of. "
-            f"Of {run.unknown} the code is not kept."
+            f"Of {run.executions} executions of the last {run.days} days, {run.blocked} would "
+            f"have been blocked, {run.asked} sent for approval, and {run.warned} reported with a "
+            f"warning. The code of {run.unknown} is not stored."
         )
         if run.cut:
             until = run.until.isoformat() if run.until else "nothing"
-            self.stdout.write(f"NOT ALL: {run.cut}. It came back to {until}.")
+            self.stdout.write(f"INCOMPLETE: {run.cut}. Checked back to {until}.")
 
 
 def _as_json(run: DryRun) -> dict[str, Any]:

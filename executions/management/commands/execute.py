@@ -35,9 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--arguments", help="a JSON object that main() is called with")
         parser.add_argument("--entrypoint", default="auto", choices=API_ENTRYPOINTS)
         parser.add_argument("--timeout", type=float, help="seconds")
-        parser.add_argument(
-            "--json", action="store_true", help="print everything there is to know as JSON"
-        )
+        parser.add_argument("--json", action="store_true", help="print all details as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -76,7 +74,7 @@ def _read(name: str) -> str:
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}", returncode=SERVICE_ERROR) from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{name}: is no UTF-8 text", returncode=SERVICE_ERROR) from error
+        raise CommandError(f"{name}: is not UTF-8 text", returncode=SERVICE_ERROR) from error
 
 
 def _arguments(text: str | None) -> Any:

@@ -28,10 +28,10 @@ class Command(BaseCommand):
         who = parser.add_mutually_exclusive_group(required=True)
         who.add_argument(
             "--key-file",
-            help="a file with an API key: the client has its tenant, its scopes and its bounds",
+            help="a file with an API key: the client has the key's tenant, scopes and restrictions",
         )
         who.add_argument(
-            "--tenant", help="a tenant's slug: the client may do all that its keys could"
+            "--tenant", help="a tenant's slug: the client may do all that a key of the tenant can"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -11,11 +11,13 @@ from providers.checks import BEFORE_WORK
 
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
-    help = "Record the runs whose ends wait in the journal. The service does it by itself."
+    help = "Record the runs whose results wait in the journal. The service does this automatically."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--all", action="store_true", help="Try also what was set aside, such as after a key."
+            "--all",
+            action="store_true",
+            help="Also try files that were set aside, such as after a lost key is back.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -17,12 +17,14 @@ _LONGEST_HOURS = 24 * 366
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Make a key in the place of another one, held to the same, and print it, alone, on "
-        "standard output. Both are valid for a while."
+        "Replace a key by a new one with the same scopes and restrictions, and print it, alone, "
+        "on standard output. Both are valid for a while."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("prefix", help="the first characters of the key, as the admin has them")
+        parser.add_argument(
+            "prefix", help="the first characters of the key, as the admin shows them"
+        )
         parser.add_argument(
             "--overlap-hours", type=float, default=24.0, help="how long the old key stays valid"
         )

@@ -34,11 +34,11 @@ class Command(BaseCommand):
     requires_system_checks = [Tags.security]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
         parser.add_argument(
             "--ledger-only",
             action="store_true",
-            help="leave out comparing executions and other rows with what is entered of them",
+            help="do not compare executions and other rows with their entries",
         )
         parser.add_argument(
             "--skip-artifacts",
@@ -50,7 +50,7 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="FILE",
-            help="a receipt, or an answer with one, that the ledger must still hold",
+            help="a receipt, or a response with one, that the ledger must match",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -40,9 +40,7 @@ def unhealthy(now: datetime, _: float) -> Iterator[Found]:
     for provider, version, code in rows.values_list("provider_id", "config_version", "code"):
         if versions.get(provider) == version:
             number = failed[provider]
-            message = (
-                f"{provider} failed {number} checks one after the other ({code or 'no code'})."
-            )
+            message = f"{provider} failed {number} consecutive checks ({code or 'no code'})."
             yield Found(provider, number, message)
 
 

@@ -65,7 +65,7 @@ class Rule:
         every = sorted(self.look(now, self.limit or 0.0), key=self._badness)
         told, left_out = every[:MOST_SUBJECTS], len(every) - MOST_SUBJECTS
         if left_out > 0:
-            message = f"{told[-1].message} So it is, and less so, of {left_out} more."
+            message = f"{told[-1].message} {left_out} more have the same problem, less severely."
             told[-1] = replace(told[-1], message=message)
         return told
 
@@ -192,7 +192,7 @@ def _bounds(now: datetime, most: float) -> Iterator[Found]:
         near.sort(reverse=True)
         named = ", ".join(text for _, text in near[:_NAMED])
         rest = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
-        yield Found("tenants", near[0][0], f"Near the bound of executions: {named}{rest}.")
+        yield Found("tenants", near[0][0], f"Near the limit of executions: {named}{rest}.")
 
 
 def _approvals(now: datetime, _: float) -> Iterator[Found]:

@@ -27,7 +27,7 @@ def _watch_forever() -> None:
         try:
             watch_without_workers()
         except DatabaseFailure as error:
-            logger.info("alerts could not be looked at: %s", error)
+            logger.info("alerts could not be checked: %s", error)
         except Exception:
-            logger.exception("alerts could not be looked at")
+            logger.exception("alerts could not be checked")
         close_old_connections()

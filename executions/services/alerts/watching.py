@@ -32,7 +32,7 @@ def watch(now: datetime | None = None) -> int:
             opened += sum(_note(rule, each, moment) for each in rule.found(moment))
         except Exception:
             # The others are still looked at, and of this one nothing is known to be over.
-            logger.exception("the rule %s could not be looked at", rule.name)
+            logger.exception("the alert rule %s could not be checked", rule.name)
             unknown.append(rule.name)
     over = Alert.objects.filter(active_key__isnull=False, seen_at__lt=moment - QUIET)
     for alert in over.exclude(rule__in=unknown):

@@ -95,7 +95,7 @@ def _export_batch(destination: AuditDestination, me: str) -> int:
         return 0
     if entries[0].sequence != row.sequence + 1:
         logger.critical(
-            "ALERT: the ledger has no entry %d; the collector gets the next one there is",
+            "ALERT: the ledger has no entry %d; the collector gets the next existing entry",
             row.sequence + 1,
             extra={"alert": "ledger_gap"},
         )

@@ -38,7 +38,7 @@ def send(entries: Sequence[LedgerEntry], destination: AuditDestination) -> None:
         raise NotTaken(answer.problem)
     rejected = _rejected(answer.body)
     if rejected is None:
-        raise NotTaken("what answers is no collector: its answer is not OTLP's")
+        raise NotTaken("the receiver is not a collector: its answer is not OTLP")
     if rejected:
         raise NotTaken(f"{rejected} of {len(entries)} entries were rejected")
 

@@ -69,7 +69,7 @@ def fetch_files(
     bounds = bounds or Bounds()
     if len(urls) > bounds.urls:
         raise InvalidConfiguration(
-            f"urls: {len(urls)} are given, and {bounds.urls} are the most.", field="urls"
+            f"urls: {len(urls)} are given; the limit is {bounds.urls}.", field="urls"
         )
     batch = _Batch(bounds, holder, Names(taken))
     results = batch.results(urls)
@@ -179,7 +179,8 @@ class _Task:
         batch_left = max(0.0, self._batch.ends - time.monotonic())
         if not self._started.wait(batch_left):
             raise FetchError(
-                Reason.TOO_SLOW, "The time of the request was over before this file's turn."
+                Reason.TOO_SLOW,
+                "The time limit of the request was reached before this file was fetched.",
             )
         try:
             left = self._budget.ends - time.monotonic() + GRACE_SECONDS

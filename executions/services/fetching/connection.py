@@ -27,7 +27,7 @@ class Network(CheckedNetwork):
         except httpcore.ConnectError:
             # One text for both: which names this network knows is not for everybody to find out.
             raise FetchError(
-                Reason.HOST, "The host was not found, or is not one that files are fetched from."
+                Reason.HOST, "The host was not found, or files may not be fetched from it."
             ) from None
 
     def connect_seconds(self, timeout: float | None) -> float:

@@ -57,7 +57,7 @@ def _check(answer: httpcore.Response, bounds: Bounds, room: Room) -> int | None:
     if _header(answer, b"content-encoding").strip().lower() not in ("", "identity"):
         # Decoded, it may be a thousand times as long; as it is, it is not what was asked for.
         raise FetchError(
-            Reason.ANSWER, "The server sends the file compressed, which was not asked for."
+            Reason.ANSWER, "The server sends the file compressed, which was not requested."
         )
     announced = _header(answer, b"content-length")
     if not announced:
@@ -103,7 +103,7 @@ def _received(
 
 def _no_room(problem: object) -> FetchError:
     logger.error("a fetched file could not be kept: %s", problem)
-    return FetchError(Reason.NO_ROOM, "There is no room for the file here now.")
+    return FetchError(Reason.NO_ROOM, "There is no space for the file on this server now.")
 
 
 def _too_large(bounds: Bounds) -> FetchError:

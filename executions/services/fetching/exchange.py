@@ -73,5 +73,5 @@ def _not_connected(error: httpcore.ConnectError) -> FetchError:
         text = f"The server's certificate is not accepted: {cause.verify_message}."
         return FetchError(Reason.CERTIFICATE, text)
     if isinstance(cause, ssl.SSLError):
-        return FetchError(Reason.CONNECTION, "The server does not speak TLS as it should.")
+        return FetchError(Reason.CONNECTION, "The server violates the TLS protocol.")
     return FetchError(Reason.CONNECTION, "The server cannot be connected to.")

@@ -34,12 +34,14 @@ class Slot:
         with _lock:
             if _held[holder] >= MOST_OF_ONE:
                 raise RateLimited(
-                    f"{MOST_OF_ONE} requests fetch files by URL already. Wait for one to end.",
+                    f"{MOST_OF_ONE} requests are already fetching files by URL. Wait until one "
+                    "ends.",
                     retry_after=_RETRY_SECONDS,
                 )
             if _held.total() >= MOST:
                 raise RateLimited(
-                    "Too many requests fetch files by URL. Try again.", retry_after=_RETRY_SECONDS
+                    "Too many requests are fetching files by URL. Try again.",
+                    retry_after=_RETRY_SECONDS,
                 )
             _held[holder] += 1
         self._holder = holder

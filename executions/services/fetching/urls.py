@@ -30,19 +30,19 @@ def read_url(text: str, to: Rules) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, UnicodeError):
-        raise _refused("This is no URL.") from None
+        raise _refused("This is not a URL.") from None
     if url.scheme not in _PORTS:
         raise _refused("The URL must begin with https:// or http://.")
     if url.userinfo or "@" in re.split("[/?#]", text.partition("//")[2])[0]:
-        raise _refused("The URL has a user or password in it. Those are not sent.")
+        raise _refused("The URL has a user or password. They are not supported.")
     host = url.raw_host.decode("ascii")
     if not is_host(host):
         raise _refused("The URL names no host.")
     if port_of(url) in BAD_PORTS or not 0 < port_of(url) < 65536:
-        raise _refused("The URL's port is not one that files are fetched from.")
+        raise _refused("Files may not be fetched from the URL's port.")
     address = literal(host)
     if address is not None and not to.is_allowed(host, address, port_of(url)):
-        raise FetchError(Reason.HOST, "The URL's address is not one that files are fetched from.")
+        raise FetchError(Reason.HOST, "Files may not be fetched from the URL's address.")
     return url.copy_with(fragment=None)
 
 
@@ -51,7 +51,7 @@ def redirected(url: httpx.URL, location: str, to: Rules) -> httpx.URL:
     try:
         joined = urljoin(str(url), location)
     except ValueError:
-        raise FetchError(Reason.REDIRECTS, "The server redirects to what is no URL.") from None
+        raise FetchError(Reason.REDIRECTS, "The server redirects to an invalid URL.") from None
     try:
         new = read_url(joined, to)
     except FetchError as error:

@@ -80,9 +80,9 @@ def _is_due_in_time(row: Any) -> str:
     from executions.services.recurring.cron import next_time
 
     if row.paused_because:
-        return "" if row.next_at is None else "it is due although it is paused"
+        return "" if row.next_at is None else "it has a next run although it is paused"
     if row.next_at is None:
-        return "it is never due although it is not paused"
+        return "it has no next run although it is not paused"
     now = timezone.now()
     last = min(row.last_at or row.created_at, now + _A_DAY)
     begin = max(now, row.created_at, last) + _CLOCKS_DIFFER

@@ -269,7 +269,9 @@ def _is_ours(known: Point) -> bool:
     """Whether the file says what one of our keys signed."""
     ours = is_signed(known, configured_keys()) or is_signed(known, trusted_keys())
     if not ours:
-        logger.critical("the ledger's head.json was written by somebody else, and is written anew")
+        logger.critical(
+            "the ledger's head.json was not written by this service, and is written again"
+        )
     return ours
 
 
@@ -279,7 +281,7 @@ def _read_head(text: str) -> Point | None:
     try:
         return _parse(json.loads(text))
     except ValueError:
-        logger.critical("the ledger's head.json is damaged and was written anew")
+        logger.critical("the ledger's head.json is damaged and was written again")
         return None
 
 

@@ -328,7 +328,7 @@ def _enter_altered(
     entry = append(binding.kind, subject, content)
     note_written(label, pk, entry)
     logger.critical(
-        "ALERT: %s %s was changed past the service: %s. Find out who can write to the database, "
+        "ALERT: %s %s was changed outside the service: %s. Find out who can write to the database, "
         "and run `manage.py verify_ledger`.",
         label,
         pk,

@@ -140,7 +140,7 @@ def _wrong(row: Row) -> str:
     if key is not None and not is_signed_by(
         key.public_key, signed_bytes(stated, row.statement), row.signature
     ):
-        return "our key did not sign it"
+        return "this service's key did not sign it"
     return ""
 
 
@@ -155,9 +155,9 @@ def _altered(row: Row, reason: str) -> LedgerAltered:
     if _told != row:
         _told = row
         logger.critical(
-            "ALERT: the ledger's newest entry, %s, was written by somebody else: %s. Nothing runs "
-            "and nothing is changed until it is in order. Run `manage.py verify_ledger`, find out "
-            "who can write to the database, and restore a backup.",
+            "ALERT: the ledger's newest entry, %s, was not written by this service: %s. Nothing "
+            "runs and nothing can be changed until it is repaired. Run `manage.py verify_ledger`, "
+            "find out who can write to the database, and restore a backup.",
             row.sequence,
             reason,
             extra={"alert": "ledger_altered", "ledger_sequence": row.sequence},

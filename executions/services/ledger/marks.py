@@ -58,7 +58,8 @@ class Marks:
             yield (
                 "altered checkpoint",
                 end,
-                f"line {number} of the checkpoints is not ours, or does not follow the line before",
+                f"line {number} of the checkpoints was not written by this service, or does not "
+                "follow the line before",
             )
         if self.head_problem:
             yield "altered checkpoint", end, self.head_problem
@@ -78,7 +79,7 @@ class Marks:
                 yield (
                     "missing checkpoint",
                     sequence,
-                    "the checkpoints were gone when it was entered, and nobody had reset them",
+                    "the checkpoints were gone when it was entered, and had not been reset",
                 )
         points = self.history.points
         begin = max(self.reset_at, points[0].sequence if points else 0)

@@ -94,7 +94,7 @@ class RowsRead:
     def _alteration(self, stated: Mapping[str, Any], said: tuple[int, str, str, str] | None) -> str:
         row = f"{stated['model']} {stated['row']}"
         if stated["action"] == ALTERED:
-            return f"{row} was changed past the service: {stated['because']}"
+            return f"{row} was changed outside the service: {stated['because']}"
         before = stated["before"]
         if before == NOT_COMPARED:
             return ""
@@ -111,7 +111,7 @@ class RowsRead:
         if is_right:
             return ""
         last = "no entry says it was" if said is None else f"entry {said[0]} left it"
-        return f"{row} was changed past the service: it was not as {last}"
+        return f"{row} was changed outside the service: it was not as {last}"
 
     def keep(self) -> None:
         self._said.commit()
@@ -182,7 +182,7 @@ class RowsRead:
             self.unproven += 1
             return ""
         if said is None:
-            return "has no entry: it was added behind our back"
+            return "has no entry: it was added outside the service"
         _, columns, expected = said
         try:
             if row_hash(row, columns) != expected:

@@ -52,8 +52,8 @@ def configured_keys() -> dict[str, str]:
             Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
         except ValueError:
             raise LedgerUnavailable(
-                f"LEDGER_TRUSTED_KEYS: {public_key!r} is no public key. Give what "
-                "/api/v1/ledger/keys called its public_key."
+                f"LEDGER_TRUSTED_KEYS: {public_key!r} is not a public key. Set the public_key that "
+                "/api/v1/ledger/keys shows."
             ) from None
         trusted.setdefault(public_key_id(public_key), public_key)
     return trusted

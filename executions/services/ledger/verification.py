@@ -104,7 +104,7 @@ def check_receipt(receipt: Mapping[str, Any]) -> Finding | None:
     stated = {name: value for name, value in receipt.items() if name != "signature"}
     sequence, signature = stated.get("sequence"), receipt.get("signature")
     if not isinstance(sequence, int) or not isinstance(signature, str):
-        raise ValueError("it is no receipt")
+        raise ValueError("it is not a receipt")
     statement = write(stated)
     public_key = trusted_keys().get(str(stated.get("key_id")), "")
     if not is_signed_by(public_key, signed_bytes(stated, statement), signature):
@@ -251,8 +251,8 @@ class _Reading:
                     "untrusted key",
                     entry.sequence,
                     f"no key of LEDGER_KEYS vouches for the key {key_id}, which it and perhaps "
-                    "later ones are signed with. If it is a former key of yours, put its public "
-                    "key into LEDGER_TRUSTED_KEYS",
+                    "later ones are signed with. If it is a former key of this service, put its "
+                    "public key into LEDGER_TRUSTED_KEYS",
                 )
             return None
         if not is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature):

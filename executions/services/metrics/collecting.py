@@ -67,17 +67,17 @@ def _of_ended() -> Iterator[Family]:
     hops = Family(
         "cofferdam_provider_failures_total",
         "counter",
-        "Failed tries of a provider on a route, whether or not another one served then.",
+        "Failed attempts of a provider on a route, whether or not another provider succeeded.",
     )
     observed = Family(
         "cofferdam_observations_total",
         "counter",
-        "Executions of which something suspicious was seen, by its kind.",
+        "Executions with security events, by kind.",
     )
     duration = Family(
         "cofferdam_execution_duration_seconds",
         "histogram",
-        "How long executions waited (queue), got a sandbox (start), ran (run), and all of it.",
+        "Duration of executions by phase: queue, start of the sandbox, run, and total.",
     )
     durations: dict[tuple[str, str], list[Any]] = {}
     for kind, provider, label, count, amount in ExecutionTotal.objects.order_by(
@@ -144,7 +144,7 @@ def _of_open(with_tenants: bool) -> Iterator[Family]:
         opened.add(number, status=status)
     depth = Family("cofferdam_queue_depth", "gauge", "Executions that wait for a worker.")
     depth.add(waiting)
-    age = Family("cofferdam_queue_oldest_seconds", "gauge", "How long the oldest of them waits.")
+    age = Family("cofferdam_queue_oldest_seconds", "gauge", "Wait time of the oldest of them.")
     age.add(oldest)
     sessions = Family("cofferdam_sessions", "gauge", "Sessions that have not ended.")
     living = Session.objects.filter(closed_at=None).order_by().values_list("provider", "state")
@@ -184,11 +184,15 @@ def _age(since: str | datetime | None) -> float:
 
 
 def _of_providers(health: list[dict[str, Any]]) -> Iterator[Family]:
-    info = Family("cofferdam_provider_info", "gauge", "Configured providers; active serves now.")
-    healthy = Family("cofferdam_provider_healthy", "gauge", "Whether the last check was good.")
-    checked = Family("cofferdam_provider_checked_seconds", "gauge", "When it ended, by Unix time.")
+    info = Family(
+        "cofferdam_provider_info", "gauge", "Configured providers; active is the one in use."
+    )
+    healthy = Family("cofferdam_provider_healthy", "gauge", "Whether the last check succeeded.")
+    checked = Family(
+        "cofferdam_provider_checked_seconds", "gauge", "End of the last check, in Unix time."
+    )
     latency = Family(
-        "cofferdam_provider_check_duration_seconds", "gauge", "How long the last check took."
+        "cofferdam_provider_check_duration_seconds", "gauge", "Duration of the last check."
     )
     checks = Family("cofferdam_provider_checks_total", "counter", "Checks, by their result.")
     by_provider = {row["provider_id"]: row for row in health}
@@ -208,9 +212,9 @@ def _of_providers(health: list[dict[str, Any]]) -> Iterator[Family]:
         checks.add(good, provider=provider_id, result="good")
         checks.add(row["checks"] - good, provider=provider_id, result="bad")
     opened = Family("cofferdam_breaker_open", "gauge", "Whether it is out of service.")
-    failures = Family("cofferdam_breaker_failures", "gauge", "Requests failed one after the other.")
+    failures = Family("cofferdam_breaker_failures", "gauge", "Consecutive failed requests.")
     opening = Family(
-        "cofferdam_provider_open_seconds", "gauge", "Of getting a sandbox there, smoothed."
+        "cofferdam_provider_open_seconds", "gauge", "Time to get a sandbox there, smoothed."
     )
     for breaker in CircuitBreaker.objects.order_by("provider_id"):
         name = breaker.provider_id
@@ -222,20 +226,22 @@ def _of_providers(health: list[dict[str, Any]]) -> Iterator[Family]:
 
 
 def _of_the_service(processes: list[dict[str, Any]]) -> Iterator[Family]:
-    alive = Family("cofferdam_processes", "gauge", "Processes that show signs of life.")
+    alive = Family("cofferdam_processes", "gauge", "Processes with a recent heartbeat.")
     numbers: dict[tuple[str, str], int] = defaultdict(int)
     for row in processes:
         numbers[row["kind"], row["instance"]] += 1
     for (kind, instance), number in sorted(numbers.items()):
         alive.add(number, kind=kind, instance=instance)
-    alerts = Family("cofferdam_alerts_open", "gauge", "Alerts that hold, by rule.")
+    alerts = Family("cofferdam_alerts_open", "gauge", "Open alerts, by rule.")
     rows = Alert.objects.filter(active_key__isnull=False).order_by("rule")
     for rule, severity, number in rows.values_list("rule", "severity").annotate(n=Count("pk")):
         alerts.add(number, rule=rule, severity=severity)
     newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
     entries = Family("cofferdam_ledger_entries_total", "counter", "Entries of the ledger.")
     entries.add(newest)
-    behind = Family("cofferdam_audit_export_behind", "gauge", "Entries the collector has not got.")
+    behind = Family(
+        "cofferdam_audit_export_behind", "gauge", "Entries that the collector has not received."
+    )
     for destination, sequence in AuditExport.objects.values_list("destination", "sequence"):
         behind.add(max(0, newest - sequence), destination=destination)
     yield from (alive, alerts, entries, behind)

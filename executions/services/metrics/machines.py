@@ -12,19 +12,23 @@ _STATES = ("busy", "idle", "kept", "creating", "ending")
 
 def of_pools(processes: list[dict[str, Any]], health: list[dict[str, Any]]) -> Iterator[Family]:
     """`process` is who has the pool: empty for a service's, which all processes share."""
-    capacity = Family("cofferdam_pool_capacity", "gauge", "The most sandboxes a pool may have.")
+    capacity = Family("cofferdam_pool_capacity", "gauge", "Maximum number of sandboxes of a pool.")
     sandboxes = Family("cofferdam_pool_sandboxes", "gauge", "Sandboxes of a pool, by state.")
     waiting = Family("cofferdam_pool_waiting", "gauge", "Callers that wait for a sandbox.")
     started = Family("cofferdam_pool_started_total", "counter", "Sandboxes started.")
     failed = Family("cofferdam_pool_start_failures_total", "counter", "Starts that failed.")
     restarts = Family(
-        "cofferdam_pool_restarts_total", "counter", "Sandboxes replaced that ended unused."
+        "cofferdam_pool_restarts_total", "counter", "Sandboxes that ended unused and were replaced."
     )
-    refused = Family("cofferdam_pool_refused_total", "counter", "Callers refused: it was full.")
+    refused = Family(
+        "cofferdam_pool_refused_total", "counter", "Callers refused because the pool was full."
+    )
     creation = Family(
-        "cofferdam_pool_creation_seconds", "gauge", "Of making a sandbox: median of the last 100."
+        "cofferdam_pool_creation_seconds",
+        "gauge",
+        "Time to make a sandbox: median of the last 100.",
     )
-    runtime = Family("cofferdam_pool_runtime_info", "gauge", "The tool that isolates.")
+    runtime = Family("cofferdam_pool_runtime_info", "gauge", "Runtime that isolates the sandboxes.")
     for provider, process, found in _pools(processes, health):
         labels = {"provider": provider, "process": process}
         capacity.add(found.get("capacity"), **labels)
@@ -59,9 +63,11 @@ def of_hosts(processes: list[dict[str, Any]]) -> Iterator[Family]:
     load = Family("cofferdam_host_load1", "gauge", "Load of the host over a minute.")
     processors = Family("cofferdam_host_processors", "gauge", "Processors of the host.")
     memory = Family("cofferdam_host_memory_bytes", "gauge", "Memory of the host.")
-    memory_free = Family("cofferdam_host_memory_free_bytes", "gauge", "Memory still to be had.")
+    memory_free = Family(
+        "cofferdam_host_memory_free_bytes", "gauge", "Available memory of the host."
+    )
     disk = Family("cofferdam_host_disk_bytes", "gauge", "The disk of DATA_DIR.")
-    disk_free = Family("cofferdam_host_disk_free_bytes", "gauge", "What is free of it.")
+    disk_free = Family("cofferdam_host_disk_free_bytes", "gauge", "Free space of this disk.")
     for instance, found in hosts(processes).items():
         for family, name in (
             (load, "load1"),

@@ -89,7 +89,7 @@ def _notebook() -> Any:
     path = Path(__file__).parents[3] / "providers" / "guest" / "notebook.py"
     spec = importlib.util.spec_from_file_location("notebook", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no module.")
+        raise ImportError(f"{path} is not a module.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -34,7 +34,7 @@ def submit_look(code: str, rules: Mapping[str, Any], owner: str) -> Future[Answe
 
 class _Lookers(Turns[Answer]):
     def __init__(self) -> None:
-        work = "programs of the tenant are being looked at, as its policy asks."
+        work = "programs of the tenant are being analyzed, as its policy requires."
         super().__init__(Bounds(AT_ONCE, OF_ONE_TENANT, work), "policy-look")
 
     def submit(self, code: str, rules: Mapping[str, Any], owner: str) -> Future[Answer]:
@@ -52,7 +52,7 @@ def look(code: str, rules: Mapping[str, Any]) -> Answer:
         answer = _analysts.ask(json.dumps([code, rules]).encode() + b"\n")
     except OSError as error:
         raise ProviderUnavailable(
-            f"The policy asks for the code to be looked at, which cannot be done: {error}."
+            f"The policy requires an analysis of the code, which failed: {error}."
         ) from error
     return (TOO_MUCH, []) if answer is None else _checked(answer)
 

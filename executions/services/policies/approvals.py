@@ -118,10 +118,10 @@ def refuse_whoever_asked(execution_id: UUID, person: Any) -> None:
         return person.pk in accounts
 
     if is_one_of(begun_by(execution_id)):
-        raise AskedBySame("You have asked for it yourself: somebody else approves it.")
+        raise AskedBySame("You requested it yourself. Another person must approve it.")
     if is_one_of(key_made_by(execution_id)):
         raise AskedBySame(
-            "It was sent with a key that you made, or rotated: somebody else approves it."
+            "It was sent with a key that you created or rotated. Another person must approve it."
         )
 
 
@@ -141,7 +141,7 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
             pk=approval.pk, status=Status.WAITING, request_hash=request_hash
         )
         if not waiting.update(status=verdict, decided_by=by, decided_at=now):
-            raise AlreadyDecided("It was decided already, or is not what you have looked at.")
+            raise AlreadyDecided("It was already decided, or differs from what you reviewed.")
         queued = Execution.objects.filter(
             pk=approval.execution_id, status=Execution.Status.QUEUED, finished_at=None
         )
@@ -169,14 +169,14 @@ def _refuse_without_key(execution: Execution | None) -> None:
     key = execution.api_key if execution is not None else None
     if key is not None and not key.is_valid(timezone.now()):
         raise AlreadyDecided(
-            "The key that it was asked for with was revoked or has expired meanwhile. Reject it."
+            "The key of the request was revoked or has expired meanwhile. Reject it."
         )
 
 
 def _end(execution: Execution | None, by: str) -> bool:
     if execution is None:
         return False
-    message = f"The policy asks for an approval, and {by} has rejected it."
+    message = f"The policy requires an approval, and {by} rejected the request."
     changes = error_changes(BLOCKED.code, message, "code")
     won = close_record(
         execution, Execution.Status.BLOCKED, changes, only_if=Execution.Status.QUEUED

@@ -91,10 +91,10 @@ def dry_run(
         batch = list((rows if last is None else rows.filter(pk__lt=last))[:_AT_ONCE])
         for execution in batch:
             if run.executions >= most_rows:
-                run.cut = f"{most_rows} executions were looked at"
+                run.cut = f"the limit of {most_rows} executions was reached"
                 return run
             if time.monotonic() > deadline:
-                run.cut = f"{seconds:g} seconds were over"
+                run.cut = f"the limit of {seconds:g} seconds was reached"
                 return run
             _judge(run, rules, execution, looked, most_listed)
             last, run.until = execution.pk, execution.created_at
@@ -160,8 +160,10 @@ def _of_record(rules: Rules, execution: Execution) -> list[tuple[str, int, str]]
         found.append(("provider", 0, f"It ran on {execution.provider}."))
     longest = rules.policy.max_timeout
     if longest is not None and execution.timeout > longest:
-        found.append(("timeout", 0, f"It was given {execution.timeout:g} s, asked for or not."))
+        found.append(
+            ("timeout", 0, f"Its timeout was {execution.timeout:g} s, requested or by default.")
+        )
     demanded = rules.policy.minimum_isolation
     if execution.isolation and not meets(execution.isolation, demanded):
-        found.append(("isolation", 0, f"It was isolated by {execution.isolation}."))
+        found.append(("isolation", 0, f"Its isolation was {execution.isolation}."))
     return found

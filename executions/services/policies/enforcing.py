@@ -37,12 +37,15 @@ from providers.values import SandboxLimits
 MOST_WARNINGS = 50
 _MOST_TOLD = 10
 _MEMORY_FIELDS = ("memory_bytes", "limits")
-_TOO_MUCH = f"more than is looked at: {MOST_BYTES // 1024} KiB, deep nesting, or a long look"
-_UNPARSED = "is not Python as this service reads it, and was not looked at"
+_TOO_MUCH = (
+    f"exceeds the limits of the analysis: {MOST_BYTES // 1024} KiB, deep nesting, or a long "
+    "analysis"
+)
+_UNPARSED = "is not valid Python for this service, and was not analyzed"
 
 _TAKES_APPROVAL = (
-    "It takes an approval, which is not there: send it to POST /api/v1/executions, or to a session "
-    "as a cell, without a stream, and it waits for one."
+    "It needs an approval. Send it to POST /api/v1/executions, or to a session as a cell, without "
+    "a stream; it then waits for the approval."
 )
 
 Remark = dict[str, Any]
@@ -200,7 +203,7 @@ def refused_of_request(
         return "language", f"The policy allows {rules.policy.languages}, and not {language}."
     longest = rules.policy.max_timeout
     if longest is not None and timeout is not None and timeout > longest:
-        return "timeout", f"The policy allows {longest:g} s, and {timeout:g} s is asked for."
+        return "timeout", f"The policy allows {longest:g} s, and {timeout:g} s was requested."
     return None
 
 
@@ -250,6 +253,7 @@ def _in_words(found: Sequence[Remark]) -> str:
 
 def _networked(provider_id: str) -> BlockedByPolicy:
     return BlockedByPolicy(
-        f"The policy allows no network, and {provider_id} does not promise sandboxes without one.",
+        f"The policy allows no network, and {provider_id} does not guarantee sandboxes without "
+        "network.",
         field="network",
     )

@@ -63,7 +63,7 @@ def _begin_alone(schedule_id: UUID) -> bool:
     try:
         return _begin(schedule_id)
     except Exception:
-        logger.exception("schedule %s could not be looked at", schedule_id)
+        logger.exception("schedule %s could not be checked", schedule_id)
         return False
 
 
@@ -85,7 +85,7 @@ def _begin(schedule_id: UUID) -> bool:
             pause(schedule, because)
             return False
         if following is None:
-            pause(schedule, "It has no further time.")
+            pause(schedule, "It has no further run.")
             return False
         return _run(schedule, following)
     except _TakenByAnother:
@@ -98,7 +98,7 @@ def _begin(schedule_id: UUID) -> bool:
         _leave_out(schedule, following, error.message)
     except SandboxError as error:
         # Nothing of the tenant's is at fault: it stays due.
-        logger.warning("schedule %s could not begin: %s", schedule.pk, error.message)
+        logger.warning("schedule %s could not be started: %s", schedule.pk, error.message)
     except DecryptionError:
         # Nor can its row be entered in the ledger, as a pause would be.
         _leave_out(schedule, following, "Its request cannot be decrypted. Send it again.")
@@ -119,10 +119,10 @@ def _kept_from_it(schedule: Schedule, now: datetime) -> str:
     if key is None:
         return "Its key was removed."
     if (key.tenant_id, key.prefix) != (schedule.tenant_id, schedule.api_key_prefix):
-        return "Its key is not the one that has made it."
+        return "Its key is not the one that created it."
     if not key.is_valid(now):
         return "Its key was revoked." if key.revoked_at else "Its key has expired."
-    return "" if key.has_scope(Scope.EXECUTE) else "Its key may not run code any more."
+    return "" if key.has_scope(Scope.EXECUTE) else "Its key may no longer run code."
 
 
 def _run(schedule: Schedule, following: datetime) -> bool:

@@ -52,8 +52,8 @@ def create(wanted: ScheduleRequest, api_key: ApiKey) -> Schedule:
         has, most = Schedule.objects.filter(tenant=tenant).count(), bound(tenant, Quota.SCHEDULES)
         if has >= most:
             raise RateLimited(
-                f"The tenant has {has} schedules, and may have {most}. Delete one; an "
-                "administrator can raise the bound.",
+                f"The tenant has {has} schedules, and the limit is {most}. Delete one; an "
+                "administrator can raise the limit.",
                 field=Quota.SCHEDULES.value,
             )
         schedule.save(force_insert=True)
@@ -73,7 +73,7 @@ def change(schedule_id: UUID, wanted: ScheduleChange, api_key: ApiKey) -> Schedu
         try:
             body = wanted.request if wanted.request is not None else schedule.request
         except DecryptionError:
-            refuse("request", "The one that is kept cannot be decrypted. Send it again.")
+            refuse("request", "The stored request cannot be decrypted. Send it again.")
         _give(schedule, body, api_key)
         because = schedule.paused_because
         if wanted.paused is not None:

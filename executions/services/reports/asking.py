@@ -66,7 +66,7 @@ def check(scope: Scope) -> None:
     scope.check()
     if _to_make().count() >= MOST_WAITING:
         raise InvalidConfiguration(
-            f"{MOST_WAITING} reports wait to be made. Ask again when some are done."
+            f"{MOST_WAITING} reports are waiting. Try again when some are done."
         )
 
 
@@ -97,20 +97,23 @@ def make_one(pk: UUID) -> bool:
         report = Report.objects.get(pk=pk)
     mine = Report.objects.filter(pk=pk, state=Report.State.MAKING, tries=report.tries)
     if report.tries > MOST_TRIES:
-        _fail(mine, f"It was begun {MOST_TRIES} times and never done. Ask for less at a time.")
+        _fail(
+            mine,
+            f"It was started {MOST_TRIES} times and never completed. Request a smaller report.",
+        )
         return False
     try:
         return _make(report, mine)
     except Superseded:
-        logger.warning("report %s is made by somebody else", pk)
+        logger.warning("report %s is made by another process", pk)
     except LedgerUnavailable as error:
         _fail(mine, error.message)
     except OSError as error:
         logger.exception("report %s could not be written", pk)
-        _fail(mine, f"It could not be written: {error.strerror or type(error).__name__}")
+        _fail(mine, f"The report could not be written: {error.strerror or type(error).__name__}")
     except Exception:
         logger.exception("report %s could not be made", pk)
-        _fail(mine, "It could not be made; the log says why.")
+        _fail(mine, "The report could not be made; see the log.")
     return False
 
 
@@ -164,7 +167,7 @@ def open_file(report: Report, file_format: str) -> IO[bytes]:
     entry = LedgerEntry.objects.filter(sequence=report.ledger_sequence or 0).first()
     stated = authentic(entry, keys) if entry else None
     if stated is None or (stated["kind"], stated["subject"]) != (KIND, str(report.pk)):
-        raise NotAsMade("The ledger's entry of this report is not as it was signed.")
+        raise NotAsMade("The ledger entry of this report was changed after it was signed.")
     copy = tempfile.TemporaryFile(prefix="cofferdam-report-")  # noqa: SIM115
     try:
         with closing(kept(REPORTS).open_range(name_of(report, file_format))) as pieces:
@@ -173,7 +176,7 @@ def open_file(report: Report, file_format: str) -> IO[bytes]:
         problem, digest = examined(copy, keys)
         recorded = {JSON: report.json_hash, PDF: report.pdf_hash}[file_format]
         if problem or not f"sha256:{digest}" == recorded == hashes_of(stated)[file_format]:
-            raise NotAsMade("The file that is kept is not the one that was made.")
+            raise NotAsMade("The stored file is not the one that was made.")
         copy.seek(0)
     except BaseException:
         copy.close()

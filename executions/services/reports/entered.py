@@ -35,7 +35,7 @@ def lines_of(stated: Mapping[str, Any]) -> list[str]:
         f"NOT INTACT: {stated['findings']} findings" if stated["findings"] else "INTACT",
     ]
     if stated["truncated"]:
-        told.append(f"NOT ALL: it ends after {stated['runs']} runs")
+        told.append(f"INCOMPLETE: it ends after {stated['runs']} runs")
     return told
 
 

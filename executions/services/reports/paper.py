@@ -352,7 +352,7 @@ def _runs_heading(paper: _Paper) -> None:
     paper.note(
         "First line: time, id, status, exit code, ledger entry, start of the code hash. Second "
         "line: tenant, API key, provider and configuration version, isolation and sharing, "
-        "language. Beside the bar: key name, runtime, data from the caller, error. Times are UTC. "
+        "language. Next to the bar: key name, runtime, data from the caller, error. Times are UTC. "
         "The JSON file has all fields."
     )
     paper.y -= _LINE * 0.5

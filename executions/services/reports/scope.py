@@ -43,7 +43,7 @@ class Scope:
         """Raises InvalidConfiguration, naming the field, for what no report can be of."""
         if not (self.tenant or self.since or self.until or self.ids):
             raise InvalidConfiguration(
-                "Say what it is of: a tenant, a time, or executions.", field="tenant_slug"
+                "Select a tenant, a time, or executions.", field="tenant_slug"
             )
         for field, at in (("since", self.since), ("until", self.until)):
             if at and not _EARLIEST <= at <= _LATEST:

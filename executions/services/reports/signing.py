@@ -66,7 +66,7 @@ def examined(file: IO[bytes], public_keys: Mapping[str, str]) -> tuple[str, str]
     start = file.read(len(JSON_START))
     is_json = start == JSON_START
     if not is_json and not start.startswith(b"%PDF-"):
-        return "it is no report", ""
+        return "it is not a report", ""
     size = file.seek(0, os.SEEK_END)
     tail_at = max(0, size - _MOST_END)
     file.seek(tail_at)

@@ -54,7 +54,9 @@ def follow_the_unattended() -> int:
         try:
             ended += wait_for(record_if_ended(session, execution))
         except SandboxError as error:
-            logger.warning("execution %s could not be followed: %s", execution.pk, error.message)
+            logger.warning(
+                "the events of execution %s could not be read: %s", execution.pk, error.message
+            )
     return ended
 
 
@@ -149,9 +151,13 @@ class Follower:
                 _close(self._execution, self._output, ended)
         except SandboxError as error:
             # Its sandbox is gone or out of reach: the session's end, or the schedule, closes it.
-            logger.info("execution %s is followed no longer: %s", self._execution.pk, error.message)
+            logger.info(
+                "the events of execution %s are no longer read: %s",
+                self._execution.pk,
+                error.message,
+            )
         except Exception:
-            logger.exception("execution %s is followed no longer", self._execution.pk)
+            logger.exception("the events of execution %s are no longer read", self._execution.pk)
         finally:
             self._finish()
             tell([self._output.log.closed])
@@ -161,7 +167,7 @@ class Follower:
 def _close(execution: Execution, output: Output, ended: Process | None) -> bool:
     """Record how a background process ended; None: the sandbox knows nothing of it any more."""
     if ended is None:
-        lost = error_changes("SB009", "The sandbox knows nothing of this process any more.")
+        lost = error_changes("SB009", "The sandbox no longer knows this process.")
         return _record(execution, Execution.Status.ERROR, {**output.facts(), **lost})
     has_ended = Session.objects.filter(executions=execution.pk, closed_at__isnull=False)
     if ended.ended_by_us == "closed" or has_ended.exists():
@@ -170,10 +176,10 @@ def _close(execution: Execution, output: Output, ended: Process | None) -> bool:
         told = {"exit_code": ended.exit_code, "error_message": message_for(asked_by)}
         return _record(execution, Execution.Status.CANCELLED, {**output.facts(), **told})
     if ended.ended_by_us == "memory":
-        memory = error_changes("SB006", "The command used more memory than it may and was ended.")
+        memory = error_changes("SB006", "The command exceeded its memory limit and was ended.")
         return _record(execution, Execution.Status.OUT_OF_MEMORY, {**output.facts(), **memory})
     if ended.ended_by_us == "timeout":
-        late = error_changes("SB005", "The command took longer than it may and was ended.")
+        late = error_changes("SB005", "The command exceeded its timeout and was ended.")
         return _record(
             execution, Execution.Status.TIMED_OUT, {**output.facts(), **late, "exit_code": 137}
         )

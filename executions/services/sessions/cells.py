@@ -45,7 +45,7 @@ def cell_of(
     context = request.context or DEFAULT_CONTEXT
     language = language_of(session, context)
     if language is None:
-        refuse("context", "The session has no context of this id.")
+        refuse("context", "The session has no context with this id.")
     named = normalize_language(request.language)
     if named and named != normalize_language(language):
         refuse("language", f"The context {context!r} runs {language}. Name one that runs {named}.")
@@ -86,8 +86,8 @@ def end_of(session: Session, error: SandboxError) -> SandboxError:
         return SessionLost(lost.message, started=error.started)
     if isinstance(error, KeptSandboxLost):
         return SessionAsleep(
-            f"{error.message} The files that were saved are there with the next use of the session,"
-            " variables are not. What this run has done may be lost.",
+            f"{error.message} The next use of the session restores the saved files, but no "
+            "variables. Changes made by this run may be lost.",
             started=error.started,
         )
     return error

@@ -53,7 +53,7 @@ def tend_in_background(goes_on: Callable[[], bool]) -> None:
             try:
                 tend_if_due()
             except Exception:
-                logger.exception("the sessions could not be tended; it is tried again")
+                logger.exception("the sessions could not be maintained; it is tried again")
             time.sleep(LOOK_SECONDS)
         connections.close_all()
 

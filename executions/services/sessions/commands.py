@@ -95,7 +95,7 @@ class CommandRequest:
         if bool(self.command) == bool(self.shell):
             refuse("command", "Give either command, a list of arguments, or shell.")
         if self.background and self.timeout is not None:
-            refuse("timeout", "A process in the background has none.")
+            refuse("timeout", "Not supported for a background process.")
 
     @property
     def text(self) -> str:

@@ -53,7 +53,7 @@ def done_in(
     for is_last in (False, True):
         if session.state == Session.State.ASLEEP:
             if not is_use:
-                raise SessionAsleep("The session is asleep: it has no sandbox to be looked at.")
+                raise SessionAsleep("The session is asleep: it has no sandbox.")
             yield from awake(session)
         if changes_files:
             use_session(session.pk)
@@ -66,15 +66,15 @@ def done_in(
             refuse_ended(session)
             if is_last or not is_use or not error.nothing_ran:
                 raise SessionAsleep(
-                    f"{error.message} The files that were saved are there with the next use of the "
-                    "session. Send this again."
+                    f"{error.message} The next use of the session restores the saved files. Send "
+                    "the request again."
                 ) from error
         else:
             break
     if changes_files:
         # It went to sleep meanwhile, and nobody can say whether this was saved with the rest.
         if not use_session(session.pk, session.wakes):
-            raise SessionAsleep("The session went to sleep meanwhile. Send this again.")
+            raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
         if saves:
             yield from saved_behind(session)
     return found
@@ -131,7 +131,7 @@ def change(
 def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str, Any]]:
     """Another interpreter of the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
-        raise Conflict("id: The session has a context of this id.", field="id")
+        raise Conflict("id: The session already has a context with this id.", field="id")
     made = yield from done_in(
         session,
         lambda kept: kept.contexts.create(wanted.language, wanted.cwd, wanted.id),
@@ -188,7 +188,7 @@ def _write_contexts(
 
 def _refuse_unknown(session: Session, context: Any, field: str) -> None:
     if all(each["id"] != context for each in session.contexts):
-        refuse(field, "The session has no context of this id.")
+        refuse(field, "The session has no context with this id.")
 
 
 def _boolean(answer: Any) -> bool:
@@ -197,7 +197,7 @@ def _boolean(answer: Any) -> bool:
 
 def _context(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, Context) or not isinstance(answer.id, str) or not answer.id:
-        raise ProviderUnavailable("The provider answered with something that is no context.")
+        raise ProviderUnavailable("The provider did not return a context.")
     return {
         "id": storable(answer.id)[:64],
         "language": storable(str(answer.language))[:32],

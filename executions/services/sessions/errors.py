@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from executions.models import Session, Tenant
 from providers.errors import ErrorCode, InvalidConfiguration, SandboxError
 
-CONFLICT = ErrorCode(
-    "conflict", "Conflict", "Look at the session: it has ended, or it is busy.", 409
-)
+CONFLICT = ErrorCode("conflict", "Conflict", "Check the session: it has ended, or it is busy.", 409)
 
 
 class Conflict(SandboxError):
@@ -31,7 +29,7 @@ class SessionClosed(Conflict):
     """It was closed, before or while this ran."""
 
 
-NOT_FOUND = ErrorCode("not_found", "Not found", "Look the id up.", 404)
+NOT_FOUND = ErrorCode("not_found", "Not found", "Check the id.", 404)
 
 
 class NoSuchSession(SandboxError):
@@ -56,7 +54,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
 def refuse_ended(session: Session) -> None:
     """Raises SessionLost or SessionClosed."""
     if session.state == Session.State.LOST:
-        raise SessionLost(f"The session is lost, and what was in it: {session.closed_because}")
+        raise SessionLost(f"The session and its content are lost: {session.closed_because}")
     if session.closed_at is not None:
         raise SessionClosed(f"The session was closed: {session.closed_because}")
 

@@ -24,7 +24,7 @@ def extend(session: Session, seconds: int, by: str) -> Session:
     age = math.ceil((timezone.now() - session.created_at).total_seconds())
     longest = settings.SESSION_MAX_SECONDS
     if age + seconds > longest:
-        refuse("seconds", f"It may be {longest} s old at most, and is {age} s old.")
+        refuse("seconds", f"Its maximum age is {longest} s, and it is {age} s old.")
     changes = SessionChanges(
         idle_seconds=max(session.idle_seconds, seconds),
         max_seconds=max(session.max_seconds, age + seconds),

@@ -96,7 +96,7 @@ def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
     if entry is None:
         return None
     if (entry.end or entry).type != "file":
-        refuse("path", f"Is no regular file, but: {entry.type}.")
+        refuse("path", f"Is not a regular file, but: {entry.type}.")
     return (yield from readable(session, path, entry))
 
 
@@ -296,7 +296,7 @@ def _changing(
         try:
             return (yield from saved())
         except changing.IsAwake:
-            logger.info("session %s was woken: its sandbox is asked", session.pk)
+            logger.info("session %s was woken: its sandbox is used", session.pk)
     return (yield from done_in(session, live, check, changes_files=True, saves=saves))
 
 
@@ -379,7 +379,7 @@ def _sent(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> It
                 if piece is None:
                     return
                 if not isinstance(piece, bytes):
-                    raise ProviderUnavailable("The provider gave something that is no bytes.")
+                    raise ProviderUnavailable("The provider did not return bytes.")
                 yield piece
         except KeptSandboxLost as error:
             lose(session, error.message)
@@ -408,7 +408,7 @@ def _come(awaited: Future[T], held: ExitStack) -> Generator[bytes, None, T]:
 
 def _entries(answer: Any) -> list[FileEntry]:
     if not isinstance(answer, list | tuple):
-        raise ProviderUnavailable("The provider answered with something that is no list.")
+        raise ProviderUnavailable("The provider did not return a list.")
     return sorted((_entry(each) for each in answer), key=lambda entry: entry.path)
 
 
@@ -428,7 +428,7 @@ def _entry(answer: Any) -> FileEntry:
         or not isinstance(answer.metadata, Mapping)
         or not all(isinstance(text, str) for pair in answer.metadata.items() for text in pair)
     ):
-        raise ProviderUnavailable("The provider answered with something that is no file.")
+        raise ProviderUnavailable("The provider did not return a file.")
     return answer
 
 

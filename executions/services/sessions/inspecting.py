@@ -68,7 +68,7 @@ def looking_into(session: Session, path: str, after: str) -> Waits[tuple[list[Fi
 
 def _inspection(answer: Any) -> Inspection:
     if not isinstance(answer, SandboxState):
-        raise ProviderUnavailable("The provider answered with something that is no state.")
+        raise ProviderUnavailable("The provider did not return a state.")
     processes = [
         Running(each.pid, _text(" ".join(map(str, each.argv))), _text(each.cwd), each.exit_code)
         for each in _first(answer.processes)
@@ -92,7 +92,7 @@ def _size(claimed: Any) -> int | None:
 
 def _first(rows: Iterable[Any]) -> list[Any]:
     if not isinstance(rows, list | tuple):
-        raise ProviderUnavailable("The provider answered with something that is no list.")
+        raise ProviderUnavailable("The provider did not return a list.")
     return list(rows[:MOST_SHOWN])
 
 

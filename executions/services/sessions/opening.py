@@ -122,7 +122,7 @@ def _without_network(steps: Sequence[Step]) -> Waits[list[Step]]:
             if lease.provider.network == NO_NETWORK:
                 found.append(step)
     if not found:
-        refuse("offline", "Nothing on the route promises a sandbox without a network.")
+        refuse("offline", "No provider of the route guarantees a sandbox without network.")
     return found
 
 
@@ -163,7 +163,7 @@ def _reserve(
         name = "name" if request.name else "conversation"
         if not getattr(request, name):
             raise
-        raise Conflict(f"{name}: An open session has this {name} already.", field=name) from error
+        raise Conflict(f"{name}: An open session already has this {name}.", field=name) from error
     return session
 
 
@@ -187,7 +187,9 @@ def _place(
                 )
                 _require_kept(lease)
                 if request.offline and lease.provider.network != NO_NETWORK:
-                    raise Unfit(f"{lease.provider_id} does not promise to be without a network.")
+                    raise Unfit(
+                        f"{lease.provider_id} does not guarantee sandboxes without network."
+                    )
                 require_provider(lease, floor)
                 held_to.to_lease(lease)
                 sandbox = yield from opened_where_there_is_room(
@@ -217,7 +219,7 @@ def _place(
 
 def _require_kept(lease: Lease) -> None:
     if KEPT not in lease.provider.capabilities:
-        raise Unfit(f"{lease.provider_id} has no sessions.")
+        raise Unfit(f"{lease.provider_id} does not support sessions.")
 
 
 def _put(

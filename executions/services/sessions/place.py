@@ -83,9 +83,9 @@ class _Shares:
 
 
 # A sandbox can let its callers wait.
-_waited_for = _Shares(4, "calls to your sessions are waited for already.")
+_waited_for = _Shares(4, "calls to your sessions are already waiting.")
 # And files are sent at the pace of whoever reads them.
-_streams = _Shares(8, "files of your sessions are being sent already.")
+_streams = _Shares(8, "files of your sessions are already being sent.")
 
 
 class Runs(Protocol):
@@ -261,7 +261,7 @@ def _check_sandbox(answer: Any) -> KeptSandbox:
         or not answer.ref
         or not isinstance(answer.metadata, dict)
     ):
-        raise CreationFailed("The provider answered with something that is no kept sandbox.")
+        raise CreationFailed("The provider did not return a persistent sandbox.")
     return answer
 
 

@@ -122,7 +122,7 @@ def _given_up(session: Session, execution: Execution, pid: int) -> Waits[NoRetur
         because = "Its session ended or went to sleep while it was being started."
         end_leftovers(session, only=[execution.pk], because=because)
         refuse_ended(session)
-        raise SessionAsleep("The session went to sleep meanwhile. Send this again.")
+        raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
     yield from signalling(session, pid, "SIGKILL")
     raise Conflict("It was cancelled while it was being started, and has been ended.")
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _RETRY_SECONDS = 5.0
 # Who wants room waits no longer for others to be saved: that may take half an hour.
 ROOM_SECONDS = 30.0
-_BECAUSE = "another one was opened"
+_BECAUSE = "another session was opened"
 # Asleep, for each that a tenant may have awake: they have no sandbox, but rows and files.
 ASLEEP_FOR_EACH = 50
 # Who sleeps has no sandbox, unless it is being woken.
@@ -67,7 +67,7 @@ def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
         session = next(iter(_unused(slug, tried)), None)
         if session is None or time.monotonic() > until:
             raise RateLimited(
-                f"{problem}, and no more may be opened while these are in use. Close one.",
+                f"{problem}, and no more can be opened while these are in use. Close one.",
                 field=quota,
                 retry_after=_RETRY_SECONDS,
             )
@@ -88,7 +88,7 @@ def refuse_too_many_asleep(tenant: Tenant) -> None:
     )
     if most and (number := asleep.count()) >= most:
         raise RateLimited(
-            f"The tenant has {number} sessions asleep and may have {most}. Close some.",
+            f"The tenant has {number} sleeping sessions, and the limit is {most}. Close some.",
             field=Quota.SESSIONS.value,
         )
 
@@ -97,7 +97,7 @@ def _full(tenant: Tenant) -> tuple[str, str, str] | None:
     """Whose sessions are one too many, why, and by which quota; None where there is room."""
     own = awake_of(tenant)
     if own >= (most := bound(tenant, Quota.SESSIONS)):
-        said = f"The tenant has {own} sessions and may have {most}"
+        said = f"The tenant has {own} sessions, and the limit is {most}"
         return tenant.slug, said, Quota.SESSIONS.value
     if (total := _AWAKE.count()) >= settings.SESSIONS_MAX_TOTAL:
         return _who_has_most(tenant.slug), f"There are {total} sessions", OF_ALL_SESSIONS
@@ -165,6 +165,6 @@ def _made_free(session: Session, until: float) -> Waits[None]:
     try:
         awaited.result()
     except DeadlinePassed:
-        logger.warning("session %s is still being saved, and makes room only then", pk)
+        logger.warning("session %s is still being saved, and is closed after that", pk)
     except SandboxError as error:
         logger.warning("session %s cannot sleep: %s", pk, error.message)

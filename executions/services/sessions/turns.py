@@ -71,8 +71,8 @@ def turn_of(
             left = until - time.monotonic()
             if left <= 0:
                 raise Conflict(
-                    f"Others have been running in this context of the session {session_id} for "
-                    f"{settings.SESSION_QUEUE_TIMEOUT} s. Wait for them, interrupt them, or use "
+                    f"Other code has been running in this context of the session {session_id} for "
+                    f"{settings.SESSION_QUEUE_TIMEOUT} s. Wait for it, interrupt it, or use "
                     "another context."
                 )
             # The bell rings for what this process runs, the poll sees what others do.

@@ -90,7 +90,7 @@ class Watch(Relay):
             or not isinstance(change.former, str)
             or max(len(change.path), len(change.former)) > MAX_PATH_BYTES
         ):
-            raise ProviderUnavailable("The provider told of something that is no change.")
+            raise ProviderUnavailable("The provider did not return a file change.")
         while self.is_full and self.is_wanted:
             self._left.wait(_LOOK_SECONDS)
         self._seq += 1
@@ -114,7 +114,7 @@ def watching(session: Session, path: str) -> Waits[Watch]:
         work.start()
     except RuntimeError:
         _uncount(session.tenant_slug)
-        raise RateLimited("There are no threads left.", retry_after=_RETRY_SECONDS) from None
+        raise RateLimited("The process has no thread left.", retry_after=_RETRY_SECONDS) from None
     awaited = within(OPERATION_SECONDS, begun)
     try:
         yield awaited
@@ -132,7 +132,7 @@ def _work(session: Session, path: str, watch: Watch, begun: Future[None]) -> Non
     except SandboxError as error:
         told = _end_of(session, error)
     except Exception:
-        logger.exception("the files of session %s are watched no longer", session.pk)
+        logger.exception("the files of session %s are no longer watched", session.pk)
         told = ProviderUnavailable("The watch failed inside the service. The log has the details.")
     finally:
         _uncount(session.tenant_slug)
@@ -184,7 +184,7 @@ def _count(slug: str) -> None:
     with _lock:
         if _listeners[slug] >= MOST_OF_ONE or _listeners.total() >= MOST:
             raise RateLimited(
-                f"Too many folders are watched already; a tenant may have {MOST_OF_ONE}.",
+                f"Too many folders are already watched; the limit of a tenant is {MOST_OF_ONE}.",
                 retry_after=_RETRY_SECONDS,
             )
         _listeners[slug] += 1

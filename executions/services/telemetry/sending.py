@@ -83,7 +83,7 @@ class Traces:
                 for span in spans_of(execution, *times):
                     processor.on_end(self._readable(span))
         except Exception:
-            logger.exception("the spans of execution %s could not be told", execution.pk)
+            logger.exception("the spans of execution %s could not be sent", execution.pk)
 
     def _started(self) -> BatchSpanProcessor:
         """With the first span: a process may fork before, and most commands have none."""

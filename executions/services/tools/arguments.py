@@ -98,7 +98,7 @@ def read_arguments(tool: Tool, sent: bytes) -> tuple[str, str]:
     except (ValueError, RecursionError):
         return to_json(text[:1000]), "they are not JSON"
     if not isinstance(arguments, dict):
-        return written, "they are no object"
+        return written, "they are not an object"
     return written, _problem(tool, arguments)
 
 

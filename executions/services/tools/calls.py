@@ -28,7 +28,7 @@ from executions.text import from_json, to_json
 KIND = "tool_call"
 State = ToolCall.State
 
-REJECTED = "somebody looked at the call and rejected it"
+REJECTED = "a person reviewed the call and rejected it"
 
 
 def hash_of(text: str) -> str:
@@ -55,7 +55,7 @@ def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
         arguments_hash=hash_of(arguments),
         writes=tool.writes,
         state=State.REFUSED if problem else State.HELD if tool.writes else State.WAITING,
-        answer=to_json({"error": f"the arguments are not what the tool takes: {problem}"})
+        answer=to_json({"error": f"the arguments do not match the schema of the tool: {problem}"})
         if problem
         else "",
     )
@@ -79,7 +79,7 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
     if execution.api_key_id != key.pk:
         raise PermissionDenied
     if call.state == State.WAITING and not is_entered(call):
-        raise Conflict("The call is not what the ledger says, and takes no answer.")
+        raise Conflict("The call does not match the ledger, and cannot be answered.")
     by, now = f"key:{key.prefix}", timezone.now()
     with transaction.atomic():
         # The execution's row before the ledger, as whoever ends it has them.
@@ -96,8 +96,8 @@ def answer_call(execution: Execution, call_id: UUID, key: ApiKey, answer: str) -
     if call.state == State.ANSWERED and (call.answer, call.answered_by) == (answer, by):
         return call
     if call.state == State.HELD:
-        raise Conflict("The call waits for an approval first.")
-    raise Conflict(f"The call waits for no answer: {call.get_state_display().lower()}.")
+        raise Conflict("The call needs an approval first.")
+    raise Conflict(f"The call does not wait for an answer: {call.get_state_display().lower()}.")
 
 
 def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -> None:
@@ -111,7 +111,7 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         refuse_whoever_asked(call.execution_id, person)
         # The row may show other arguments, another name, or another hash than those.
         if call.state == State.HELD and not is_entered(call):
-            raise AlreadyDecided("The call is not what the ledger says. Reject it.")
+            raise AlreadyDecided("The call does not match the ledger. Reject it.")
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     with transaction.atomic():
         # Just what was compared with the ledger above, whatever the row says by now.
@@ -124,7 +124,9 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
         is_open = Execution.objects.filter(pk=call.execution_id, finished_at=None).exists()
         was_held = call.state == State.HELD
         if not is_open or not was_held or not held.update(**values):
-            raise AlreadyDecided("It was decided already, is over, or is not what you looked at.")
+            raise AlreadyDecided(
+                "It was already decided, has ended, or differs from what you reviewed."
+            )
         _note(call, _enter(call, "approved" if approve else "rejected", by))
 
 

@@ -103,7 +103,7 @@ def _schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         _require_schema(parameters)
     except RecursionError:
-        raise ValueError("The parameters are no schema for a tool: too deep.") from None
+        raise ValueError("The parameters are not a valid schema: too deep.") from None
     return parameters
 
 
@@ -113,12 +113,12 @@ def _require_schema(schema: Any) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        raise ValueError("The parameters are no schema for a tool: a part of it is no object.")
+        raise ValueError("The parameters are not a valid schema: a part of it is not an object.")
     for name, value in schema.items():
         if name not in KEYWORDS:
             raise ValueError(
-                f"The parameters are no schema for a tool: {str(name)[:50]!r} is not among the "
-                "keywords that are understood here."
+                f"The parameters are not a valid schema: {str(name)[:50]!r} is not a supported "
+                "keyword."
             )
         parts: Iterable[Any] = ()
         if name in _ONE:
@@ -134,8 +134,7 @@ def _require_schema(schema: Any) -> None:
         if not is_one:
             hint = " It must be #/$defs/NAME." if name == "$ref" else ""
             raise ValueError(
-                f"The parameters are no schema for a tool: {name} has a value that it cannot have."
-                f"{hint}"
+                f"The parameters are not a valid schema: {name} has an invalid value.{hint}"
             )
         for part in parts:
             _require_schema(part)
@@ -173,7 +172,7 @@ def _apart(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         if keyword.iskeyword(name) or name in _TAKEN:
             raise ValueError(f"{name} cannot be the name of a tool.")
     if len(set(names)) < len(names):
-        raise ValueError("Two have the same name, which cannot be the name of a tool twice.")
+        raise ValueError("Two tools have the same name.")
     return tuple(tools)
 
 

@@ -88,7 +88,7 @@ class Desk:
         number, arguments = call.number, call.arguments
         if tool is None or not is_one:
             if self._not_taken <= MOST_TOLD:
-                self._send(number, to_json({"error": "the call was not taken"}))
+                self._send(number, to_json({"error": "the call was not accepted"}))
             return
         _clerk.do(self, lambda: self._record(tool, number, arguments))
 
@@ -120,11 +120,11 @@ class Desk:
             getattr(known, name) != getattr(found, name) for name in _NEVER_CHANGE
         ):
             logger.error(
-                "the ledger does not say what the row of tool call %s does",
+                "the row of tool call %s does not match the ledger",
                 found.pk,
                 extra={"alert": "tool_call_altered"},
             )
-            self._settle(found, to_json({"error": "what came is not what the ledger says"}))
+            self._settle(found, to_json({"error": "the call does not match the ledger"}))
         elif found.state == State.ANSWERED:
             self._settle(found, found.answer)
         else:
@@ -186,7 +186,7 @@ class Desk:
 def _note_failure(sent: Any) -> None:
     if not sent.cancelled() and (error := sent.exception()) is not None:
         # Most likely the run has ended meanwhile, of which its own path tells.
-        logger.info("an answer could not be handed to its sandbox: %s", error)
+        logger.info("a result could not be sent to its sandbox: %s", error)
 
 
 def look_now() -> None:
@@ -216,7 +216,7 @@ class _Clerk:
                     self._is_working = True
                 except RuntimeError as error:
                     # The next call tries again.
-                    logger.error("no thread for calls of tools: %s", error)
+                    logger.error("no thread for tool calls: %s", error)
         self.wake.set()
 
     def _work(self) -> None:
@@ -274,9 +274,9 @@ class _Clerk:
         try:
             what()
         except DatabaseFailure as failure:
-            logger.info("calls of tools wait for the database: %s", failure)
+            logger.info("tool calls wait for the database: %s", failure)
         except Exception:
-            logger.exception("a call of a tool could not be gone on with")
+            logger.exception("a tool call could not be continued")
 
 
 _clerk = _Clerk()

@@ -24,7 +24,7 @@ def require_tools(lease: Lease, request: ExecutionRequest) -> None:
     a route is not looked at before."""
     if request.tools and not takes_tools(lease):
         raise InvalidConfiguration(
-            f"tools: The provider {lease.provider_id!r} runs no code that calls tools.",
+            f"tools: The provider {lease.provider_id!r} does not support tools.",
             field="tools",
         )
 

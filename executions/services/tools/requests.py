@@ -30,7 +30,7 @@ class ToolAnswer:
 
     def __post_init__(self) -> None:
         if self.error is not None and self.result is not None:
-            refuse("error", "Give a result or an error, and not both.")
+            refuse("error", "Give a result or an error, not both.")
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError:

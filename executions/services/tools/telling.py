@@ -91,7 +91,7 @@ class _Sender:
         with self._changed:
             waiting = self._waiting.setdefault(tenant, [])
             if len(waiting) >= MOST_WAITING:
-                logger.info("tool call %s is not told: too many wait", telling.call.pk)
+                logger.info("no webhook is sent for tool call %s: too many wait", telling.call.pk)
                 return
             heappush(waiting, telling)
             if self._idle < sum(map(len, self._waiting.values())) and self._threads < MOST:
@@ -103,7 +103,7 @@ class _Sender:
             threading.Thread(target=self._work, name="tool-webhook", daemon=True).start()
             self._threads += 1
         except RuntimeError as error:
-            logger.error("no thread for webhooks of tools: %s", error)
+            logger.error("no thread for webhooks of tool calls: %s", error)
 
     def _work(self) -> None:
         while (telling := self._next()) is not None:
@@ -153,11 +153,15 @@ def _is_told(telling: _Telling) -> bool:
     try:
         status = send(telling.message)
     except NotSent as problem:
-        logger.info("tool call %s could not be told: %s", telling.call.pk, problem)
+        logger.info("the webhook of tool call %s could not be sent: %s", telling.call.pk, problem)
         return False
     except Exception as error:
         # Not its text, which may have the URL or the signature.
-        logger.error("tool call %s could not be told: %s", telling.call.pk, type(error).__name__)
+        logger.error(
+            "the webhook of tool call %s could not be sent: %s",
+            telling.call.pk,
+            type(error).__name__,
+        )
         return True
     return 200 <= status < 300
 

@@ -42,7 +42,7 @@ TRY_SECONDS = 15.0
 _PAUSE_SECONDS = 10.0
 _PROBLEMS = {
     Reason.URL: "the URL is not allowed any more",
-    Reason.HOST: "the host was not found, or is not one that webhooks are sent to",
+    Reason.HOST: "the host was not found, or webhooks may not be sent to it",
     Reason.CONNECTION: "the receiver cannot be connected to",
     Reason.CERTIFICATE: "the receiver's certificate is not accepted",
     Reason.ANSWER: "the receiver's answer is not HTTP",
@@ -73,7 +73,7 @@ def message_of(delivery: WebhookDelivery) -> Message:
     except DecryptionError:
         raise NotSent("the URL or the secret cannot be decrypted") from None
     if not secrets:
-        raise NotSent("the tenant has no secret in force")
+        raise NotSent("the tenant has no active secret")
     body = json.dumps(payload_of(delivery), ensure_ascii=False, separators=(",", ":")).encode(
         errors="replace"
     )
@@ -180,7 +180,7 @@ class Sender:
         try:
             outbox.note_answer(delivery, status, problem)
         except Exception:
-            logger.exception("what came of webhook %s could not be noted", delivery.pk)
+            logger.exception("the result of webhook %s could not be recorded", delivery.pk)
         finally:
             connections.close_all()
             self._has_ended(delivery)
@@ -203,7 +203,7 @@ def send_in_background(goes_on: Callable[[], bool]) -> None:
                 while goes_on() and sender.look():
                     pass
             except Exception:
-                logger.exception("webhooks could not be looked for; it is tried again")
+                logger.exception("due webhooks could not be read; it is tried again")
             sender.has_room.wait(LOOK_SECONDS)
             sender.has_room.clear()
         connections.close_all()

@@ -64,8 +64,8 @@ def refuse_unsigned(tenant: Tenant) -> None:
     if not in_force(tenant.pk).exists():
         refuse(
             "webhook",
-            "The tenant has no secret to sign it with. An administrator makes one, in the admin "
-            "under webhook secrets.",
+            "The tenant has no webhook secret. An administrator can create one in the admin, under "
+            "webhook secrets.",
         )
 
 

@@ -37,7 +37,7 @@ def create_secret(tenant: Tenant) -> tuple[WebhookSecret, str]:
 def check_room(tenant: Tenant) -> None:
     """Raises InvalidConfiguration where the tenant has as many in force as it may."""
     if in_force(tenant.pk).count() >= MOST:
-        refuse("tenant", f"Has {MOST} secrets in force. Retire one that nobody checks by.")
+        refuse("tenant", f"Has {MOST} active secrets. Retire one that no receiver uses.")
 
 
 def retire(secret: WebhookSecret) -> bool:

@@ -53,5 +53,5 @@ def pieces_of(provider_id: str, begin: Callable[[], Iterator[bytes]]) -> Iterato
         if piece is None:
             return
         if not isinstance(piece, bytes):
-            raise ProviderUnavailable("The provider gave something that is no bytes.")
+            raise ProviderUnavailable("The provider did not return bytes.")
         yield piece

@@ -92,7 +92,9 @@ def store_all(tenant: Tenant, contents: Sequence[Content]) -> dict[str, Blob]:
             found |= _upload(tenant, missing, lost)
         if len(found) == len(wanted):
             return found
-    raise ProviderUnavailable("Others removed what was being saved. Try again.", retry_after=1)
+    raise ProviderUnavailable(
+        "Another request removed the saved data meanwhile. Try again.", retry_after=1
+    )
 
 
 def stored(
@@ -212,7 +214,7 @@ def _has_bytes(blob: Blob) -> bool:
     try:
         return kept(WORKSPACES).size(str(blob.file)) == blob.size
     except FileNotFoundError:
-        logger.error("%s is not in storage, and is stored anew", blob.file)
+        logger.error("%s is not in storage, and is stored again", blob.file)
         return False
 
 

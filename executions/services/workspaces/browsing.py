@@ -34,7 +34,7 @@ def read_whole(find: Callable[[], Workspace | None], look: Callable[[Workspace |
             continue
         if _is_same(workspace, find()):
             return found
-    raise ProviderUnavailable("Others change the files all the time. Try again.", retry_after=1)
+    raise ProviderUnavailable("Other requests keep changing the files. Try again.", retry_after=1)
 
 
 def _is_same(one: Workspace | None, other: Workspace | None) -> bool:
@@ -86,7 +86,7 @@ def blob_at(workspace: Workspace | None, path: str) -> Blob:
     if row is None:
         refuse("path", "No such file or directory.")
     if row.blob is None:
-        refuse("path", f"Is no regular file, but: {row.type}.")
+        refuse("path", f"Is not a regular file, but: {row.type}.")
     return row.blob
 
 
@@ -95,9 +95,7 @@ def read(blob: Blob, offset: int = 0, length: int | None = None) -> Iterator[byt
     try:
         yield from blobs.read(blob, offset, length)
     except OSError as error:
-        raise ProviderUnavailable(
-            "The storage of files does not give them now.", retry_after=5
-        ) from error
+        raise ProviderUnavailable("The file storage cannot be read now.", retry_after=5) from error
 
 
 def archive(workspace: Workspace | None, path: str) -> Iterator[bytes]:

@@ -166,7 +166,7 @@ def move(session: Session, source: str, target: str) -> FileEntry:
         there = edit.at(new)
         if there is not None or edit.is_folder(new):
             if there is None or not there.type == moved.type == "file":
-                refuse("target", "Something has this name, and is not replaced.")
+                refuse("target", "A file or folder with this name exists, and is not replaced.")
             if new == old:
                 return entry_of(moved)
         if moved.type == "directory" and new.startswith(f"{old}/"):
@@ -190,7 +190,7 @@ def stored(
     try:
         return blobs.stored(tenant, contents, spared=spared)
     except OSError as error:
-        raise ProviderUnavailable("The storage of files does not take them now.") from error
+        raise ProviderUnavailable("The file storage cannot be written now.") from error
 
 
 def may_be_large(session: Session) -> bool:
@@ -212,7 +212,7 @@ def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
 
     def begin() -> T:
         if is_given_up.is_set():
-            raise Conflict("Nobody waits for it any more.")
+            raise Conflict("The request was abandoned meanwhile.")
         return context.run(change)
 
     awaited = within(STORING_SECONDS, threads.submit(object(), session.tenant_slug, begin))
@@ -221,8 +221,8 @@ def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
     if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):
         is_given_up.set()
         raise ProviderUnavailable(
-            "The storage of files did not take it in time. Look whether it is there before you "
-            "send it again.",
+            "The file storage did not store it in time. Check whether the file exists before you "
+            "send the request again.",
             retry_after=5,
         )
     return awaited.result()
@@ -239,7 +239,7 @@ def while_blobs_are_there(change: Callable[[], T]) -> T:
 
 
 def _overtaken() -> Conflict:
-    return Conflict("Others changed the same files. Try again.", retry_after=1)
+    return Conflict("Another request changed the same files. Try again.", retry_after=1)
 
 
 def _refuse_other_than_file(tree: Tree, parts: list[str]) -> None:

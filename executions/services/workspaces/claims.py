@@ -99,4 +99,4 @@ def _is_target(entry: FileEntry) -> bool:
 
 
 def _none() -> ProviderUnavailable:
-    return ProviderUnavailable("The sandbox answered with something that are no changes.")
+    return ProviderUnavailable("The sandbox did not return file changes.")

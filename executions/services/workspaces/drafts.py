@@ -167,7 +167,7 @@ def discard_former(workspace: Workspace) -> None:
     try:
         discard(workspace.pk)
     except DatabaseFailure as problem:
-        logger.warning("the former workspace %s is still there: %s", workspace.pk, problem)
+        logger.warning("the former workspace %s still exists: %s", workspace.pk, problem)
 
 
 def collect() -> int:
@@ -177,6 +177,6 @@ def collect() -> int:
     )
     left = list(old.order_by("pk").values_list("pk", "tenant")[:_AT_ONCE])
     for pk, tenant_id in left:
-        logger.info("the workspace %s is nobody's and is removed", pk)
+        logger.info("the workspace %s has no owner and is removed", pk)
         blobs.remove_unnamed(tenant_id, discard(pk))
     return len(left)

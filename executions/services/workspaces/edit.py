@@ -46,7 +46,7 @@ class Edit(Tree):
     ) -> WorkspaceFile:
         """Have this stand under a path, whatever stood there."""
         if is_internal(path):
-            refuse("path", "Names that begin with `.cofferdam-` are the service's own.")
+            refuse("path", "Names that begin with `.cofferdam-` are reserved.")
         row = WorkspaceFile(
             workspace=self.workspace,
             key=key_of(path),

@@ -77,7 +77,7 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
             former=former.pk if is_named else None,
         )
         if not won and is_named:
-            raise Conflict("Another session has begun with these files.", field="from")
+            raise Conflict("Another session already began with these files.", field="from")
         if not won:
             return []
         mine = Session.objects.get(pk=session.pk)

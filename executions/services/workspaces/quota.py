@@ -32,14 +32,14 @@ def check_session(provider: str, files: int, size: int, names: int = 0) -> None:
         refuse_session_bytes(provider)
     if files > settings.SESSION_STORAGE_FILES:
         raise QuotaExceeded(
-            f"The session has {files} files and folders and may have "
+            f"The session has {files} files and folders, and the limit is "
             f"{settings.SESSION_STORAGE_FILES} (SESSION_STORAGE_FILES). Remove some.",
             field="session_storage_files",
         )
     if names > SESSION_NAMES:
         raise QuotaExceeded(
-            f"The names of the session's files and folders have {names} characters together, what "
-            f"links say included, and may have {SESSION_NAMES}. Shorten some.",
+            f"The names of the session's files and folders have {names} characters together, link "
+            f"targets included, and the limit is {SESSION_NAMES}. Shorten some.",
             field="session_storage_names",
         )
 
@@ -66,7 +66,7 @@ def left(provider: str, size: int) -> int:
 def refuse_session_bytes(provider: str) -> NoReturn:
     most = _most(provider)
     by_setting = most == settings.SESSION_STORAGE_BYTES
-    why = "SESSION_STORAGE_BYTES" if by_setting else "all that its sandbox holds"
+    why = "SESSION_STORAGE_BYTES" if by_setting else "everything in its sandbox"
     raise QuotaExceeded(
         f"The session's files take more than {most} bytes ({why}). Remove some.",
         field="session_storage_bytes",
@@ -115,21 +115,21 @@ def _refuse(total: StoredTotal, files: int, size: int, names: int) -> None:
     most = bound_on_storage(total.tenant_id)
     if size > 0 and total.bytes + size > most:
         raise QuotaExceeded(
-            f"The tenant's files take {total.bytes} bytes, {size} more are to be saved, and they "
-            f"may take {most} (TENANT_STORAGE_BYTES, or its own bound). Remove some, or close "
-            "sessions.",
+            f"The tenant's files take {total.bytes} bytes, {size} more are to be saved, and the "
+            f"limit is {most} (TENANT_STORAGE_BYTES, or the tenant's own limit). Remove some, or "
+            "close sessions.",
             field=Quota.STORAGE_BYTES.value,
         )
     if names > 0 and total.names + names > _tenant_names():
         raise QuotaExceeded(
             f"The names of the tenant's files have {total.names} characters, {names} more are to "
-            f"be saved, and they may have {_tenant_names()} ({_NAMES_OF_A_FILE} for each of "
+            f"be saved, and the limit is {_tenant_names()} ({_NAMES_OF_A_FILE} for each of "
             "TENANT_STORAGE_FILES). Remove some, or close sessions.",
             field="tenant_storage_names",
         )
     raise QuotaExceeded(
-        f"The tenant has {total.files} files and folders, {files} more are to be saved, and it may "
-        f"have {settings.TENANT_STORAGE_FILES} (TENANT_STORAGE_FILES). Remove some, or close "
+        f"The tenant has {total.files} files and folders, {files} more are to be saved, and the "
+        f"limit is {settings.TENANT_STORAGE_FILES} (TENANT_STORAGE_FILES). Remove some, or close "
         "sessions.",
         field=Quota.STORAGE_FILES.value,
     )

@@ -75,17 +75,15 @@ def _checked(path: str, blob: Blob) -> Iterator[bytes]:
     except (FileNotFoundError, blobs.Damaged) as error:
         raise _damaged(path) from error
     except OSError as error:
-        raise ProviderUnavailable(
-            "The storage of files does not give them now.", retry_after=5
-        ) from error
+        raise ProviderUnavailable("The file storage cannot be read now.", retry_after=5) from error
     if digest.hexdigest() != blob.sha256:
         raise _damaged(path)
 
 
 def _damaged(path: str) -> ProviderUnavailable:
     return ProviderUnavailable(
-        f"The saved file {storable(path)[:200]!r} is not as it was saved: its storage is damaged. "
-        "Put it there anew, or remove it, while the session sleeps."
+        f"The saved file {storable(path)[:200]!r} differs from what was saved: its storage is "
+        "damaged. Upload it again, or remove it, while the session sleeps."
     )
 
 

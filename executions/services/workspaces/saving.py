@@ -83,7 +83,7 @@ def save(session: Session, *, thorough: bool = False) -> Saved:
             raise
         except OSError as error:
             logger.warning("session %s could not be saved", session.pk, exc_info=error)
-            away = ProviderUnavailable("The storage of files does not take them now.")
+            away = ProviderUnavailable("The file storage cannot be written now.")
             _tell(session, away.message)
             raise away from error
         except Conflict:
@@ -101,7 +101,7 @@ def save(session: Session, *, thorough: bool = False) -> Saved:
         if saved.is_complete or rounds == _ROUNDS:
             return Saved(sorted(changed), sorted(removed), missed, saved.touched, saved.wakes)
         time.sleep(_PAUSE_SECONDS * rounds)
-    raise ProviderUnavailable("Others saved the same session all the time.", retry_after=1)
+    raise ProviderUnavailable("Other requests keep saving the same session.", retry_after=1)
 
 
 def workspace_of(session: Session, tenant: Tenant) -> Workspace:
@@ -158,7 +158,7 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     try:
         return _commit(look, claim, before)
     except IntegrityError:
-        logger.info("session %s is looked at again: a blob was removed", session.pk)
+        logger.info("session %s is saved again: a blob was removed", session.pk)
         return None
 
 
@@ -237,7 +237,7 @@ def _take_batch(
     pieces = pieces_of(look.session.provider, lambda: sandbox.files.read_archive("", only=batch))
     for member, body in tar.members(_in_time(look, pieces)):
         if member.name not in left:
-            raise ProviderUnavailable("The sandbox sent a file that it was not asked for.")
+            raise ProviderUnavailable("The sandbox sent a file that was not requested.")
         if not member.is_file:
             # It became something else meanwhile: the next look tells what.
             continue
@@ -259,7 +259,7 @@ def _take_batch(
 def _in_time(look: _Look, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         if time.monotonic() > look.deadline:
-            raise ProviderUnavailable(f"The files did not come within {MOST_SECONDS:g} s.")
+            raise ProviderUnavailable(f"The files were not received within {MOST_SECONDS:g} s.")
         yield piece
 
 

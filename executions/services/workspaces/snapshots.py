@@ -87,7 +87,7 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[S
     no snapshot then.
     """
     if session.saves == Session.Saves.NEVER:
-        raise Conflict("Nothing of the session is saved: it was opened with saves=never.")
+        raise Conflict("No files of the session are saved: it was opened with saves=never.")
     # Before anything is saved for it.
     _refuse_one_more(caller.tenant)
     if session.state == Session.State.OPEN:
@@ -110,8 +110,8 @@ def _saved(session: Session) -> Waits[None]:
         lose(session, error.message)
         refuse_ended(session)
         raise Conflict(
-            "The sandbox is gone. The session sleeps now, with the files that were saved before: "
-            "send this again for a snapshot of these."
+            "The sandbox is gone. The session sleeps now, with the files that were saved before. "
+            "Send the request again for a snapshot of these."
         ) from error
     if isinstance(error, Conflict):
         session.refresh_from_db()
@@ -123,7 +123,7 @@ def _saved(session: Session) -> Waits[None]:
     if missed := awaited.result().missed:
         raise Conflict(
             f"{len(missed)} files changed while they were read, or cannot be read: `files.problem` "
-            "of the session names one. Send this again when nothing writes to them."
+            "of the session names one. Send the request again when nothing writes to them."
         )
 
 
@@ -136,7 +136,7 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
         session.refresh_from_db()
         refuse_ended(session)
         if workspace is None:
-            raise Conflict("Nothing of the session is saved yet. Try again.", retry_after=1)
+            raise Conflict("No files of the session are saved yet. Try again.", retry_after=1)
         with drafts.draft(caller.tenant, workspace) as mine:
             drafts.copy(workspace, mine)
             with transaction.atomic():
@@ -166,7 +166,7 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
                 snapshot.refresh_from_db()
         logger.info("session %s: its files are the snapshot %s", session.pk, snapshot.pk)
         return snapshot
-    raise Conflict("Others changed the files meanwhile. Try again.", retry_after=1)
+    raise Conflict("Another request changed the files meanwhile. Try again.", retry_after=1)
 
 
 def _refuse_one_more(tenant: Tenant) -> None:

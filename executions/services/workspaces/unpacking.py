@@ -130,7 +130,7 @@ def _put_link(edit: Edit, path: str, member: tar.Member) -> None:
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
     if not is_name(member.target) or len(member.target) > MOST_BYTES:
-        refuse("data", "Its target is none that a link can have.")
+        refuse("data", "Its link target is not valid.")
     edit.put(path, "symlink", mode=0o777, modified=_moment(member), target=member.target)
 
 
@@ -141,7 +141,7 @@ def _put_second(edit: Edit, folder: list[str], path: str, member: tar.Member) ->
     if row is None:
         refuse_for(errno.ENOENT, "data")
     if row.type != "file":
-        refuse("data", "Links to what is no regular file.")
+        refuse("data", "Links to something that is not a regular file.")
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
     edit.copy(row, path)

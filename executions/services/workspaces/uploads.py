@@ -18,5 +18,5 @@ def discard_unfinished() -> int:
     try:
         return kept(WORKSPACES).discard_unfinished(time.time() - _SECONDS)
     except OSError as error:
-        logger.warning("what uploads have left is still in storage: %s", error)
+        logger.warning("data of unfinished uploads is still in storage: %s", error)
         return 0

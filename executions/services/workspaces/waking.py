@@ -198,7 +198,9 @@ def furnished(
             except InvalidConfiguration as error:
                 # Its folder may be none any more: that is no reason to keep all else from waking.
                 said = error.message
-                logger.warning("a context of session %s begins at the top: %s", session.pk, said)
+                logger.warning(
+                    "a context of session %s begins in the workspace: %s", session.pk, said
+                )
                 yield from told(made, lambda answer: answer)
     return mark
 
@@ -237,7 +239,7 @@ def _put(
             enter_row(session, "awake", before)
     if not won:
         refuse_ended(session)
-        raise SessionClosed("The session was woken by another one meanwhile.")
+        raise SessionClosed("The session was woken by another request meanwhile.")
 
 
 def _begin_anew(session: Session, mark: str, turn: int | None) -> None:

@@ -11,16 +11,16 @@ from sandbox_site import installation
 
 class Command(BaseCommand):
     help = (
-        "Take this instance's key or directory for the right one of this database, because the one "
-        "before is lost, or the files were moved or restored on purpose. The reason is entered in "
-        "the ledger. Every other instance must then have the same."
+        "Accept this instance's key or directory as the right one for this database, because the "
+        "former one is lost, or the files were moved or restored on purpose. The reason is entered "
+        "in the ledger. Every other instance must then use the same."
     )
     # It is for an instance that does not fit.
     requires_system_checks = [Tags.security]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", choices=installation.NAMES)
-        parser.add_argument("--reason", required=True, help="what became of the one before")
+        parser.add_argument("--reason", required=True, help="what happened to the former one")
 
     def handle(self, *args: Any, name: str, reason: str, **options: Any) -> None:
         try:

@@ -21,9 +21,9 @@ NOT_WRITTEN = 2
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Write database, keys, artifacts and checkpoints into one file, while the service goes on. "
-        "For the SQLite default. Ends with 0 when it is whole, "
-        f"{NOT_WHOLE} when files of artifacts were missing, {NOT_WRITTEN} when nothing was written."
+        "Write database, keys, artifacts and checkpoints to one file, while the service runs. For "
+        f"SQLite, the default. Exit code: 0 when the backup is complete, {NOT_WHOLE} when files of "
+        f"artifacts were missing, {NOT_WRITTEN} when nothing was written."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -31,9 +31,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--without-secrets",
             action="store_true",
-            help="leave out the generated keys and credentials, which are then kept apart",
+            help="leave out the generated keys and credentials; store them separately",
         )
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         target, secrets = options["target"], not options["without_secrets"]
@@ -67,17 +67,18 @@ class Command(BaseCommand):
         )
         if made.secrets:
             tell(
-                f"IT HOLDS SECRETS IN CLEAR: {', '.join(made.secrets)}. Whoever reads it can "
-                f"decrypt what is stored and sign in the ledger's name. Encrypt it: {PAGE}."
+                f"IT CONTAINS UNENCRYPTED SECRETS: {', '.join(made.secrets)}. A reader of this "
+                f"file can decrypt the stored data and sign ledger entries. Encrypt it: {PAGE}."
             )
         if made.keys_elsewhere:
             tell(
-                f"NOT IN IT: {', '.join(made.keys_elsewhere)}, which the environment brings. Keep "
-                "a copy of them elsewhere; without them it cannot be restored."
+                f"NOT INCLUDED: {', '.join(made.keys_elsewhere)}, which are set in the "
+                "environment. Keep a copy of them elsewhere; without them the backup cannot be "
+                "restored."
             )
         if made.missing:
             tell(
-                f"NOT WHOLE: {made.missing} files of artifacts were not there, such as "
-                f"{made.first_missing[0]}. They were erased meanwhile, or lost before: make "
-                "another, and if it says the same run `manage.py verify_ledger`."
+                f"INCOMPLETE: {made.missing} files of artifacts were missing, such as "
+                f"{made.first_missing[0]}. They were erased meanwhile, or lost before. Make "
+                "another backup; if files are missing again, run `manage.py verify_ledger`."
             )

@@ -20,16 +20,16 @@ from sandbox_site.keys import KeysLost
 from sandbox_site.private_files import tighten
 
 _ALONE = (
-    "TWO_PERSON_RULE is on, and there are no two administrators who count as two persons: what is "
-    "asked for waits until there are. `manage.py createsuperuser` makes one, and "
-    "`manage.py confirm_account NAME` says that one is a person of her own."
+    "TWO_PERSON_RULE is on, and fewer than two administrators count as separate people: requested "
+    "changes wait until there are two. `manage.py createsuperuser` creates an administrator, and "
+    "`manage.py confirm_account NAME` confirms that an account belongs to a separate person."
 )
 
 
 class Command(BaseCommand):
     help = (
-        "Make the data directory ready: keys, tables, an administrator, a tenant with an API key, "
-        "an active provider. What is there already stays as it is."
+        "Prepare the data directory: keys, tables, an administrator, a tenant with an API key, an "
+        "active provider. Existing data is not changed."
     )
     # The checks refuse to go on without the keys that this command makes.
     requires_system_checks = []
@@ -62,7 +62,8 @@ class Command(BaseCommand):
         # Of a new installation they are the roles, which `migrate` has made.
         if found and not is_new:
             self.stdout.write(
-                f"{found} records from before the ledger bound them were entered in it as found."
+                f"{found} existing records were not yet covered by the ledger and were entered as "
+                "found."
             )
         if created:
             self.stdout.write("Created, and shown only this once:")

@@ -12,8 +12,9 @@ from sandbox_site.management.of_account import AccountCommand
 class Command(AccountCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Say that an account is used by a person of its own, whoever made it or set its password. "
-        "It then counts as a second person under the two-person rule. Entered in the ledger."
+        "Confirm that an account belongs to a separate person, even if another person created it "
+        "or set its password. It then counts as a second person for two-person approval. The "
+        "confirmation is entered in the ledger."
     )
 
     def change(self, user: User) -> str:
@@ -23,4 +24,4 @@ class Command(AccountCommand):
             hold.save(update_fields=["released_at"])
         name = user.get_username()
         append("user", name, {"action": "confirmed as a person of its own", "holds": len(holds)})
-        return f"{name} counts as a person of its own."
+        return f"{name} counts as a separate person."

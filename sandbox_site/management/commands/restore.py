@@ -22,16 +22,16 @@ NOT_RESTORED = 2
 
 class Command(BaseCommand):
     help = (
-        "Put a backup back into an empty DATA_DIR, compare every file with its manifest, verify "
-        "the ledger and end what was open. Ends with 0 when the ledger is intact, "
-        f"{NOT_INTACT} when it is not, {NOT_RESTORED} when nothing was restored."
+        "Restore a backup into an empty DATA_DIR, compare every file with the manifest, verify the "
+        f"ledger and end open executions. Exit code: 0 when the ledger is intact, {NOT_INTACT} "
+        f"when it is not, {NOT_RESTORED} when nothing was restored."
     )
     # There are no keys yet.
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("source", metavar="SOURCE", help="a backup, or - for standard input")
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -71,23 +71,24 @@ class Command(BaseCommand):
             )
         if settled.ended:
             tell(
-                f"{settled.ended} executions that waited or ran when it was made were ended with "
-                "SB009. They do not run again: they may have run after it."
+                f"{settled.ended} executions that were queued or running at the time of the backup "
+                "were ended with SB009. They do not run again, because they may have run after it."
             )
         if settled.paused:
             tell(
-                f"{settled.paused} schedules that have come due since were paused: they may have "
-                "run. Their tenants resume them."
+                f"{settled.paused} schedules that have become due since were paused, because they "
+                "may have run. Their tenants can resume them."
             )
         if restored.not_ended:
             tell(
                 f"OPEN EXECUTIONS COULD NOT BE ENDED: {restored.not_ended} The service does not "
-                "start, for they would run again. Mend it, move the folder away, restore once more."
+                "start, because they would run again. Fix the cause, move the folder away and "
+                "restore again."
             )
         tell(
             f"Next ({PAGE}):\n"
             "  1. Revoke again what was revoked since: keys, accounts and roles are as they were.\n"
-            "  2. manage.py checkpoint_ledger --reset 'why': the ledger then says so itself.\n"
+            "  2. manage.py checkpoint_ledger --reset 'why': the ledger then records the restore.\n"
             "  3. manage.py verify_ledger --receipt FILE, for receipts that were given out since.\n"
             "  4. manage.py bootstrap, then start the service."
         )

@@ -33,10 +33,10 @@ EXIT_SECONDS = 5.0
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Serve: the web server, the worker and the pool service, with what POOL_LAUNCHER names, "
-        "else with containers where a Docker engine answers, and for the sessions of the local "
-        "provider. "
-        "The end of one ends all; Ctrl-C ends all in order, and a second one at once."
+        "Run the service: the web server, the worker and the pool service. The pool uses "
+        "POOL_LAUNCHER, or else containers if a Docker engine answers, and also serves the "
+        "sessions of the local provider. If one process ends, all end. Ctrl-C stops all in order; "
+        "a second Ctrl-C stops them at once."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--packages",
             action="store_true",
-            help="install common packages for programs in Python meanwhile (manage.py packages)",
+            help="also install common packages for programs in Python (manage.py packages)",
         )
 
     def handle(self, *args: Any, host: str, port: int, packages: bool, **options: Any) -> None:
@@ -71,12 +71,12 @@ class Command(BaseCommand):
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
             if sessions and not has_pool:
                 processes.start("pool", [*pool, "--no-port"], environment)
-            self._say(f"Cofferdam: http://{bind}/ (Ctrl-C ends it)")
+            self._say(f"Cofferdam: http://{bind}/ (Ctrl-C to stop)")
             ended = processes.wait()
             self._stop(processes, in_order=ended is None)
         if ended:
             name, code = ended
-            raise CommandError(f"The {name} process ended (exit code {code}), so all did.")
+            raise CommandError(f"The {name} process ended (exit code {code}), so all were stopped.")
 
     def _make_environment(self) -> bool:
         """Make the empty environment that the processes are to find; tell whether it is there."""
@@ -98,7 +98,7 @@ class Command(BaseCommand):
         service to finish anything for."""
         self._tellings = 0
         if in_order:
-            self._say("Stopping (Ctrl-C ends it now)")
+            self._say("Stopping. Press Ctrl-C again to stop now.")
         seconds = (
             settings.SHUTDOWN_DELAY_SECONDS
             + settings.SHUTDOWN_GRACE_SECONDS
@@ -117,8 +117,8 @@ class Command(BaseCommand):
         self._tellings += 1
         if self._tellings > _QUIET_TELLINGS or _has_runs():
             self._say(
-                f"Stopping: what runs in {' and '.join(names)} may go on for at most {left:.0f} s "
-                "(Ctrl-C ends it now)"
+                f"Stopping; waiting for {' and '.join(names)} (max {left:.0f} s). Press Ctrl-C "
+                "again to stop now."
             )
 
 

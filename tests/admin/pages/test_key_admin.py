@@ -241,7 +241,7 @@ def test_what_a_key_once_was_is_not_brought_back_by_one_person(
     assert _values(key)["scopes"] == "admin execute read"
     assert ApiKey.objects.get(pk=key.pk).scope == "admin"
     key.delete()
-    with pytest.raises(InvalidConfiguration, match="make a new one"):
+    with pytest.raises(InvalidConfiguration, match="Create a new key"):
         restore(ann, first)
 
 

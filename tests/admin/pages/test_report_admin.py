@@ -91,7 +91,7 @@ def test_operators_see_that_there_is_one_and_neither_make_nor_take_it(
 def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> None:
     auditor = login("Auditor")
     for values, told in (
-        ({}, "Say what it is of"),
+        ({}, "Select a tenant, a time"),
         ({"tenant_slug": "nobody"}, "nobody: Unknown name. Available: wonderland"),
         ({"ids": "<b>\u202e"}, "&lt;b&gt;[U+202E] is not an execution id."),
     ):
@@ -101,7 +101,7 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
     assert not Report.objects.exists()
     Report.objects.bulk_create(Report() for _ in range(asking.MOST_WAITING))
     page = auditor.post(f"{LIST}add/", {"tenant_slug": "wonderland"})
-    assert "20 reports wait to be made." in page.content.decode()
+    assert "20 reports are waiting." in page.content.decode()
 
 
 def test_a_large_one_is_made_by_the_workers(
@@ -147,7 +147,7 @@ def test_one_whose_maker_is_gone_is_begun_anew_and_not_for_ever(
     )
     assert not asking.make_one(report.pk)
     report.refresh_from_db()
-    assert (report.state, "never done" in report.problem) == ("failed", True)
+    assert (report.state, "never completed" in report.problem) == ("failed", True)
 
 
 def test_without_a_key_it_fails_and_says_so(alice: Caller, settings: Any) -> None:

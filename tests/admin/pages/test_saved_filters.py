@@ -82,7 +82,7 @@ def test_others_see_what_is_shared_and_cannot_remove_it(auditor: Client, colleag
 )
 def test_what_cannot_be_kept_is_refused(auditor: Client, name: str, query: str) -> None:
     page = save(auditor, name, query)
-    assert "Must be 1 to 100 printable characters." in page or "Is too long to be kept." in page
+    assert "Must be 1 to 100 printable characters." in page or "Is too long to be stored." in page
     assert not SavedFilter.objects.exists()
 
 
