@@ -14,7 +14,7 @@ from . import wire
 from .folders import AT_ONCE, Found, walk
 from .kept import Refused
 from .paths import (
-    ATTRIBUTE,
+    METADATA,
     MOST_DEPTH,
     ROOT,
     entry,
@@ -44,7 +44,6 @@ INTERNAL = ".cofferdam-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A file of the kernel's has no size that is known before it is read. Some never end.
 _UNSIZED_BYTES = 1024 * 1024
-_NO_ATTRIBUTES = (errno.ENOTSUP, errno.EPERM, errno.ENOSYS)
 # How often a folder that is being removed may be found filled again.
 _PASSES = 50
 
@@ -152,6 +151,8 @@ def move(base: int, header: "dict[str, object]") -> "Steps":
                 raise refusal(error, "target") from None
             _require_removable(folder, moved)
             yield from _move_between(base, folder, source, target)
+        else:
+            METADATA.put(moved, joined(target), METADATA.of(moved))
         return {"entry": _look(base, target)}
     finally:
         os.close(folder)
@@ -387,7 +388,7 @@ def write(base: int, header: "dict[str, object]") -> "Steps":
         try:
             while (data := (yield TAKE)) is not None:
                 draft.add(data)
-            draft.put_down(metadata)
+            METADATA.put(os.fstat(draft.fd), joined(place), metadata)
             status = draft.finish(mode)
         finally:
             draft.drop()
@@ -438,17 +439,6 @@ class Draft:
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
-
-    def put_down(self, metadata: "dict[str, str]") -> None:
-        """Say this of the file, for as long as it is this one."""
-        try:
-            for name, value in metadata.items():
-                os.setxattr(self.fd, ATTRIBUTE + name, value.encode())
-        except OSError as error:
-            if error.errno in _NO_ATTRIBUTES:
-                reason = "The file system has no place for it (extended attributes)."
-                raise Refused(reason, "metadata") from None
-            raise refusal(error, "metadata") from None
 
     def finish(self, mode: "int | None") -> os.stat_result:
         """Put it in place, with `mode` or that of the former file. What it is then."""

@@ -13,6 +13,8 @@ from .kept import Refused
 # The most components of a path, and bytes of it and of one of them.
 MOST_DEPTH, PATH_BYTES, NAME_BYTES = 64, 4096, 255
 _MOST_SHOWN = 200
+# Of the metadata of all files together.
+METADATA_BYTES = 4 * 1024 * 1024
 ROOT = "/"
 
 # What file systems take their times from (CLOCK_REALTIME_COARSE). Until it has ticked a file may
@@ -221,9 +223,59 @@ def kind_of(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-# What clients put down beside a file has names that begin so, as with E2B.
-ATTRIBUTE = "user.e2b."
-_MOST_ATTRIBUTES = 64
+class Metadata:
+    """What clients say about files, by name, as long as this process runs.
+
+    Sandboxes have no extended attributes: their kernel memory is not counted (pool/seccomp.py). A
+    file is known by its device and number, so that its metadata stays with it when it is renamed.
+    The file systems of sandboxes are in memory, and use no number again.
+    """
+
+    def __init__(self) -> None:
+        self._known: "dict[tuple[int, int], tuple[str, dict[str, str]]]" = {}
+        self._size = 0
+
+    def of(self, status: os.stat_result) -> "dict[str, str]":
+        """The metadata of this file."""
+        return self._known.get((status.st_dev, status.st_ino), ("", {}))[1]
+
+    def put(self, status: os.stat_result, path: str, metadata: "dict[str, str]") -> None:
+        """Replace the metadata of this file. Raises Refused if there is no room."""
+        self._drop((status.st_dev, status.st_ino))
+        if not metadata:
+            return
+        size = _size(metadata)
+        if self._size + size > METADATA_BYTES:
+            self._drop_lost()
+        if self._size + size > METADATA_BYTES:
+            reason = f"The metadata of all files together may have {METADATA_BYTES} bytes."
+            raise Refused(reason, "metadata", "exhausted")
+        self._known[status.st_dev, status.st_ino] = (path, metadata)
+        self._size += size
+
+    def _drop(self, key: "tuple[int, int]") -> None:
+        former = self._known.pop(key, None)
+        if former is not None:
+            self._size -= _size(former[1])
+
+    def _drop_lost(self) -> None:
+        """Drop the metadata of files that are no longer at their path."""
+        for key, (path, _) in list(self._known.items()):
+            try:
+                status = os.lstat(path)
+            except OSError:
+                self._drop(key)
+                continue
+            if (status.st_dev, status.st_ino) != key:
+                self._drop(key)
+
+
+def _size(metadata: "dict[str, str]") -> int:
+    """About the bytes of memory that a file's metadata takes."""
+    return 500 + sum(len(name) + len(value) + 200 for name, value in metadata.items())
+
+
+METADATA = Metadata()
 
 
 def entry(
@@ -231,8 +283,7 @@ def entry(
 ) -> "dict[str, object]":
     """What is said of a file. The target of a link is read where `folder` and `name` lead to it.
 
-    Of an absolute path it is also said where a link leads in the end, and what is put down beside
-    the file.
+    Of an absolute path it is also said where a link leads in the end, and the file's metadata.
     """
     said: "dict[str, object]" = {
         "path": path,
@@ -251,7 +302,7 @@ def entry(
     if path.startswith(ROOT):
         if stat.S_ISLNK(status.st_mode):
             _say_where_it_leads(said, path)
-        elif metadata := _metadata(path):
+        elif metadata := METADATA.of(status):
             said["metadata"] = metadata
     return said
 
@@ -264,20 +315,3 @@ def _say_where_it_leads(said: "dict[str, object]", path: str) -> None:
         return
     if not stat.S_ISLNK(status.st_mode) and not is_too_long(end):
         said["end"] = {"path": end, "type": kind(status), "mode": stat.S_IMODE(status.st_mode)}
-
-
-def _metadata(path: str) -> "dict[str, str]":
-    """By name, as far as it is text. Not every file system has it."""
-    found: "dict[str, str]" = {}
-    try:
-        names = os.listxattr(path, follow_symlinks=False)
-    except OSError:
-        return found
-    for each in names[:_MOST_ATTRIBUTES]:
-        if each.startswith(ATTRIBUTE):
-            try:
-                value = os.getxattr(path, each, follow_symlinks=False)
-                found[each[len(ATTRIBUTE) :]] = value[:PATH_BYTES].decode()
-            except (OSError, UnicodeDecodeError):
-                continue
-    return found

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from providers.guest import protocol
+from providers.guest.paths import METADATA_BYTES
 from tests.support.kept_frames import Failed, Rooms
 from tests.support.kept_guest import Guests
 
@@ -224,21 +225,40 @@ def test_a_command_begins_in_any_folder(places: Rooms) -> None:
     assert (caught.value.code, caught.value.field) == ("missing", "cwd")
 
 
-def test_what_is_put_down_beside_a_file_stays_with_it(places: Rooms) -> None:
-    script = "import os; open('/tmp/x', 'w'); os.setxattr('/tmp/x', 'user.e2b.a', b'1')"
-    if places.follow(places.spawn("python3", "-c", script))[1]["exit_code"]:
-        # gVisor's file systems in memory have no place for it.
-        said = refused(places, "write", path="/tmp/f", metadata={"author": "me"})
-        assert said == ("refused", "metadata")
-        assert refused(places, "read", path="/tmp/f") == ("missing", "path")
-        return
-    entry = places.write("/tmp/f", b"x", metadata={"author": "me"})
-    assert places.call("file.stat", path="/tmp/x")["entry"]["metadata"] == {"a": "1"}
-    assert entry["metadata"] == {"author": "me"}
-    assert places.call("file.move", path="/tmp/f", target="/tmp/g")["entry"]["metadata"] == {
-        "author": "me"
-    }
-    assert "metadata" not in places.write("/tmp/g", b"y")
+def metadata_of(places: Rooms, path: str) -> object:
+    return places.call("file.stat", path=path)["entry"].get("metadata")
+
+
+def test_the_metadata_of_a_file_stays_with_it(places: Rooms) -> None:
+    metadata = {"author": "me"}
+    assert places.write("/tmp/f", b"x", metadata=metadata)["metadata"] == metadata
+    moved = places.call("file.move", path="/tmp/f", target="/tmp/g")["entry"]
+    assert moved["metadata"] == metadata
+    # A program moves it, and changes it in its place.
+    places.shell("mv /tmp/g /tmp/h; echo more >> /tmp/h")
+    assert metadata_of(places, "/tmp/h") == metadata
+    assert "metadata" not in places.write("/tmp/h", b"y")
+    assert metadata_of(places, "/tmp/h") is None
+
+
+def test_another_file_of_the_same_name_has_no_metadata(places: Rooms) -> None:
+    places.write("/tmp/f", b"x", metadata={"author": "me"})
+    places.shell("rm /tmp/f; echo new > /tmp/f")
+    assert metadata_of(places, "/tmp/f") is None
+
+
+def test_metadata_takes_a_bounded_amount_of_memory(places: Rooms) -> None:
+    large = {"text": "x" * 20_000}
+    with pytest.raises(Failed) as caught:
+        for number in range(METADATA_BYTES // 20_000 + 1):
+            places.write(f"/tmp/{number}", b"x", metadata=large)
+    assert (caught.value.code, caught.value.field) == ("exhausted", "metadata")
+    assert refused(places, "write", path="/tmp/more", metadata=large) == ("exhausted", "metadata")
+    assert refused(places, "read", path="/tmp/more") == ("missing", "path")
+    # The metadata of a file that is gone makes room.
+    places.shell("rm /tmp/0")
+    assert places.write("/tmp/more", b"x", metadata=large)["metadata"] == large
+    assert metadata_of(places, "/tmp/1") == large
 
 
 # The home.
