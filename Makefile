@@ -19,10 +19,10 @@ PYTEST = $(PY) -m pytest -m "$(or $(LANE),not slow)" $(if $(ARGS),,-n $(WORKERS)
 ON_SERVERS = .ci/with-servers $(PY) -m pytest -m "$(if $(LANE),$(LANE) and )database and not slow" $(ARGS) || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-servers lint bench bench-containers chaos soak adapters lock bundle clean venv venv-dev bubblewrap
+.PHONY: help run test test-all test-servers lint bench bench-containers chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
 
 run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$PORT (8000); PACKAGES=no: no packages
 	@# What it has made it says itself.
@@ -82,6 +82,9 @@ chaos: venv-dev ## Run the randomised fault-injection test of two hosts (ARGS="-
 
 soak: venv-dev bubblewrap ## Run all long tests: chaos with every launcher, the matrices, the load
 	@$(PY) -m tests.chaos.soak $(ARGS)
+
+e2b: venv-dev bubblewrap ## Run E2B's SDKs, in every installed version, against the E2B API
+	@$(PY) -m pytest tests/doors/e2b $(ARGS)
 
 adapters: venv bubblewrap ## Run examples/adapters, each with its framework (ARGS=smolagents for one)
 	@$(PY) -m tests.support.adapters $(ARGS)
