@@ -150,7 +150,7 @@ def test_a_receipt_is_checked_without_the_service(
     for changed in ({**done.raw, "stdout": "43\n"}, {**done.raw, "exit_code": 1}):
         assert not check_receipt(changed, keys).is_valid
     assert check_receipt(done, keys, code="print(6*7)").problems == (
-        "code_hash: what was given is not the code that was run",
+        "code_hash: the given file is not the code that was run",
     )
     assert not check_receipt(done, {"keys": []}).is_valid
     for nothing in ({}, {**done.raw, "receipt": None}, {"receipt": {}}):
