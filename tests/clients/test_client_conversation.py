@@ -56,7 +56,7 @@ def test_refusals_are_errors_by_what_to_do(client: Cofferdam, streaming_site: Si
     charlie = Cofferdam(streaming_site.service.url, streaming_site.charlie)
     with charlie as stranger, pytest.raises(NotFound):
         stranger.execution(mine.id)
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="not a valid name"):
         client.artifact(mine.id, "../../sessions")
     with pytest.raises(Conflict):
         client.cancel(mine.id)

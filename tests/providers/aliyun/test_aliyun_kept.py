@@ -45,7 +45,7 @@ def test_what_aliyun_lacks_it_says(
         sandbox.files.write("file", itertools.repeat(bytes(1 << 20)))
     with pytest.raises(InvalidConfiguration, match="UTF-8"):
         sandbox.files.stat("\udcff")
-    with pytest.raises(InvalidConfiguration, match="keeps an idle sandbox for"):
+    with pytest.raises(InvalidConfiguration, match="ends an idle sandbox"):
         sandbox.renew(5000)
     assert sandbox.close() is True
     assert aliyun_server.sandboxes == {}
