@@ -37,7 +37,7 @@ def test_what_aliyun_lacks_it_says(
     ):
         with pytest.raises(InvalidConfiguration, match=f"^{field}: "):
             sandbox.processes.start(command)
-    with pytest.raises(InvalidConfiguration, match="no changes"):
+    with pytest.raises(InvalidConfiguration, match="does not report changes"):
         sandbox.files.watch()
     with pytest.raises(InvalidConfiguration, match=r"^mode: "):
         sandbox.files.write("file", [b""], mode=0o600)
