@@ -16,9 +16,9 @@ OBSERVATIONS = "observations"
 SIGSYS, PROCESS_LIMIT, PROCESS_BURST = "sigsys", "process_limit", "process_burst"
 # What each means, for those who read records; `count` is of what is counted in it.
 KINDS = {
-    SIGSYS: "processes that the filter of system calls ended with SIGSYS",
-    PROCESS_LIMIT: "processes refused at the limit, or the limit reached at the end of the run",
-    PROCESS_BURST: "processes and threads started, or refused at the limit of a container",
+    SIGSYS: "processes ended by SIGSYS, with which the filter of system calls ends them",
+    PROCESS_LIMIT: "processes refused, or there at its end, as many as it may have",
+    PROCESS_BURST: "processes and threads started, or tried where a container may have no more",
 }
 HOST, SUPERVISOR = "host", "supervisor"
 WITNESSES = (HOST, SUPERVISOR)
