@@ -194,7 +194,7 @@ def test_all_files_together_are_bounded(bubblewrap: Local) -> None:
     code = "for n in 'abc': open(f'artifacts/{n}', 'wb').write(b'x' * (8 << 20))"
     result = bubblewrap.run(code)
     assert sorted(contents(result)) == ["a", "b"]
-    reason = "too large: at most 20971520 bytes are kept of all files together"
+    reason = "too large: at most 20971520 bytes are kept in total for all files"
     assert skipped(result) == {"c": reason}
 
 

@@ -193,7 +193,7 @@ def test_number_and_size_are_bounded(pool: WarmPool) -> None:
     assert [(len(each.get("text/html", "")), each["text/plain"]) for each in large.outputs] == [
         (size, "Big") for size in (4000, 0, 5000, 0)
     ]
-    reason = "too large: at most 10000 bytes are kept of all outputs together"
+    reason = "too large: at most 10000 bytes are kept in total for all outputs"
     assert large.metadata["outputs_skipped"] == [
         ["output 2: text/html", reason],
         ["output 4: text/html", reason],
