@@ -166,7 +166,7 @@ def move(session: Session, source: str, target: str) -> FileEntry:
         there = edit.at(new)
         if there is not None or edit.is_folder(new):
             if there is None or not there.type == moved.type == "file":
-                refuse("target", "Something has this name, and is not replaced.")
+                refuse("target", "A file or folder with this name exists, and is not replaced.")
             if new == old:
                 return entry_of(moved)
         if moved.type == "directory" and new.startswith(f"{old}/"):

@@ -67,7 +67,7 @@ def members(pieces: Iterator[bytes]) -> Iterator[tuple[Member, Iterator[bytes]]]
             # With its own block: there may be any number of empty ones.
             left -= _BLOCK + found.size
             if left < 0:
-                raise NoArchive("The archive says too much about one member.")
+                raise NoArchive("The headers of one member are too long.")
             text = stream.text(found.size)
             if found.type in _LONG:
                 said[_LONG[found.type]] = os.fsdecode(text.rstrip(b"\0"))
@@ -121,7 +121,7 @@ def _parsed(block: bytes) -> tarfile.TarInfo:
     except (tarfile.HeaderError, ValueError):
         raise NoArchive("Is not a tar archive, or a compressed one.") from None
     if found.size < 0:
-        raise NoArchive("The archive has a member of less than no bytes.")
+        raise NoArchive("The archive has a member of negative size.")
     return found
 
 
@@ -132,7 +132,7 @@ def _member(found: tarfile.TarInfo, said: dict[str, str]) -> Member:
     size = found.size
     if (told := said.get("size")) is not None:
         if not (told.isascii() and told.isdecimal() and len(told) <= 18):
-            raise NoArchive("The archive has a header that is none.")
+            raise NoArchive("The archive has an invalid header.")
         size = int(told)
     name = said.get("path", found.name)
     return Member(
@@ -162,7 +162,7 @@ def _records(text: bytes) -> dict[str, str]:
         size = int(length) if length.isdigit() else 0
         number += 1
         if not len(length) < size <= len(text) - start or number > _MOST_RECORDS:
-            raise NoArchive("The archive has a header that is none.")
+            raise NoArchive("The archive has an invalid header.")
         record = text[start + len(length) + 1 : start + size - 1]
         name, _, value = record.partition(b"=")
         found[os.fsdecode(name)] = os.fsdecode(value)

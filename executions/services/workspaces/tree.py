@@ -46,7 +46,7 @@ def refuse_for(number: int, field: str) -> NoReturn:
     """Raise InvalidConfiguration in the words of the system call that would fail there."""
     reason = os.strerror(number)
     if number == errno.ELOOP:
-        reason = "A symbolic link is on the way, and none is followed"
+        reason = "The path has a symbolic link, and links are not followed"
     refuse(field, reason)
 
 

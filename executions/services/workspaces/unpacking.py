@@ -141,7 +141,7 @@ def _put_second(edit: Edit, folder: list[str], path: str, member: tar.Member) ->
     if row is None:
         refuse_for(errno.ENOENT, "data")
     if row.type != "file":
-        refuse("data", "Links to what is no regular file.")
+        refuse("data", "Links to something that is not a regular file.")
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
     edit.copy(row, path)
