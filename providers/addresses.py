@@ -82,7 +82,7 @@ class Allowed:
             return cls(ipaddress.ip_network(host.strip("[]")), port=port)
         except ValueError:
             if not _NAME.fullmatch(host) or _ends_in_number(host):
-                raise ValueError(f"{text!r} is no network, address or name") from None
+                raise ValueError(f"{text!r} is not a network, address or name") from None
         return cls(None, host.lower().rstrip("."), port)
 
     def covers(self, name: str, address: Address | None, port: int) -> bool:
@@ -109,12 +109,12 @@ class Rules:
         address = literal("127.0.0.1" if host == "localhost" else host)
         if url.scheme == "http" and not self._may_be_plain(host, address, port):
             raise ValueError(
-                "Must begin with https://. Whoever runs the server may allow plain http to it with "
-                "PROVIDER_PLAIN_HTTP."
+                "Must begin with https://. The operator can allow plain http to this address with "
+                "the setting PROVIDER_PLAIN_HTTP."
             )
         if address is not None and not self.is_allowed(host, address, port):
             raise ValueError(
-                "Is not a public address. Whoever runs the server may allow it with "
+                "Is not a public address. The operator can allow it with the setting "
                 "PROVIDER_ALLOWED_NETWORKS."
             )
 
@@ -128,8 +128,8 @@ class Rules:
         for text in addresses:
             if not self.is_allowed(host, ipaddress.ip_address(text), port):
                 raise AddressRefused(
-                    f"{host} port {port} is {text}, which is not public, and which "
-                    f"{self.setting} does not allow"
+                    f"{host} port {port} is {text}, which is not public and not allowed by "
+                    f"{self.setting}"
                 )
         return addresses
 
@@ -267,7 +267,7 @@ def check_resolved(fields: Schema, config: Mapping[str, Any]) -> None:
         try:
             rules([fields[key].from_environment]).resolve(host, port)
         except AddressRefused as error:
-            logger.warning("an address is refused: %s", error)
+            logger.warning("address refused: %s", error)
             raise
         except OSError:
             continue
@@ -286,7 +286,7 @@ def _split(text: str) -> tuple[SplitResult, str, int]:
         url = urlsplit(text if "://" in text else f"https://{text}")
         host, port = url.hostname or "", url.port
     except ValueError:
-        raise ValueError("Is no address.") from None
+        raise ValueError("Is not a URL.") from None
     if url.scheme not in _PORTS:
         raise ValueError("Must begin with https:// or http://.")
     if "@" in url.netloc or url.query or url.fragment or "\\" in text or port == 0:

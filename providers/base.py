@@ -240,8 +240,8 @@ class SandboxProvider(ABC):
         """Raise InvalidConfiguration for a job that may take longer than `max_timeout`."""
         if self.max_timeout is not None and job.timeout > self.max_timeout:
             raise InvalidConfiguration(
-                f"timeout: {self.name} runs code for {self.max_timeout:g} s at most. Ask for less, "
-                "or raise the timeout of its configuration.",
+                f"timeout: {self.name} runs code for {self.max_timeout:g} s at most. Set a shorter "
+                "timeout, or raise the timeout of its configuration.",
                 field="timeout",
             )
 

@@ -22,7 +22,7 @@ _SHORTEST = 32
 
 _HINT = (
     "Set FERNET_KEYS to a list of long random keys, the newest first, and keep them: "
-    "what was encrypted with a lost key cannot be read again."
+    "values that were encrypted with a lost key cannot be read again."
 )
 
 
@@ -37,13 +37,14 @@ def check_fernet_keys(**kwargs: Any) -> list[CheckMessage]:
     if isinstance(keys, str | bytes):
         return [Error("FERNET_KEYS must be a list of keys.", hint=_HINT, id="providers.E002")]
     if not all(isinstance(key, str | bytes) and key.strip() for key in keys):
-        return [Error("FERNET_KEYS holds an empty key.", hint=_HINT, id="providers.E003")]
+        return [Error("FERNET_KEYS contains an empty key.", hint=_HINT, id="providers.E003")]
     if any(len(key) < _SHORTEST for key in keys):
         return [
             checks.Warning(
-                f"FERNET_KEYS holds a key of less than {_SHORTEST} characters.",
-                hint="Put a new one first (python -c 'import secrets; "
-                "print(secrets.token_urlsafe(32))'), run `manage.py rotate_keys`, remove the old.",
+                f"FERNET_KEYS contains a key of less than {_SHORTEST} characters.",
+                hint="Put a new key first (python -c 'import secrets; "
+                "print(secrets.token_urlsafe(32))'), run `manage.py rotate_keys`, then remove the "
+                "old key.",
                 id="providers.W001",
             )
         ]
@@ -66,7 +67,7 @@ def check_local_python(**kwargs: Any) -> list[CheckMessage]:
         return [
             Error(
                 error.message,
-                hint="Sandboxes see the whole environment: no program starts without it.",
+                hint="Sandboxes need this interpreter: without it no Python program starts.",
                 id="providers.E004",
             )
         ]

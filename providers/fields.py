@@ -25,8 +25,8 @@ _DUMPED = "aes256gcm:"
 _DUMPED_BEFORE = "fernet:"
 
 _RESTART = (
-    "This process has them from its environment, as they were when it was started: if one was "
-    "added since, restart it. "
+    "This process read them from its environment when it started: if a key was added since then, "
+    "restart it. "
 )
 
 
@@ -122,8 +122,8 @@ class EncryptedTextField(_EncryptedTextField):
         except (aes_gcm.NotOpened, InvalidToken):
             restart = "" if key_ring.are_reread() else _RESTART
             raise DecryptionError(
-                f"{self} cannot be decrypted: none of FERNET_KEYS is the key it was written with. "
-                f"{restart}Put that key back into FERNET_KEYS, behind the first one."
+                f"{self} cannot be decrypted: none of FERNET_KEYS is the key that encrypted it. "
+                f"{restart}Put that key back into FERNET_KEYS, after the first one."
             ) from None
 
     def value_to_string(self, obj: models.Model) -> Any:
@@ -162,7 +162,7 @@ class EncryptedTextField(_EncryptedTextField):
         try:
             return slices.decoded(dumped, len(_DUMPED))
         except ValueError as error:
-            raise DecryptionError(f"{self}: the dumped value is no base64.") from error
+            raise DecryptionError(f"{self}: the dumped value is not base64.") from error
 
     def clean(self, value: Any, model_instance: models.Model | None) -> Any:
         # Not through to_python: whoever can set a value could have a dumped one decrypted.

@@ -147,7 +147,7 @@ def parse(subject: str) -> tuple[Guarded, str]:
     for guarded in _guarded.values():
         if guarded.label == label:
             return guarded, pk
-    raise InvalidConfiguration(f"Nothing of the kind {label!r} is known here any more.")
+    raise InvalidConfiguration(f"This version does not know the type {label!r} any more.")
 
 
 def find(guarded: Guarded, pk: Any) -> Model | None:

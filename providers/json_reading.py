@@ -121,7 +121,7 @@ def _read_apart(body: int, encoded: Sequence[str], most_text: int) -> Read:
         is_read = reader.read(json.dumps(question).encode(), body, told.fileno())
         _idle.append(reader)
         if not is_read:
-            raise TooMuch("Takes more time or memory to read than it may")
+            raise TooMuch("Takes more time or memory to read than allowed")
         return _read_answer(told)
 
 

@@ -76,7 +76,7 @@ def check(text: bytes, most_values: int, most_depth: int) -> int:
         elif mark in _CLOSING:
             depth -= 1
         if values > most_values:
-            raise TooMuch(f"Must hold at most {most_values} values")
+            raise TooMuch(f"Must contain at most {most_values} values")
     return values
 
 
@@ -121,7 +121,7 @@ def taken_apart(
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     rest = compact.encode("utf-8", "surrogatepass")
     if len(rest) > MOST_REST:
-        raise TooMuch(f"Must hold at most {MOST_REST} bytes besides its long texts")
+        raise TooMuch(f"Must have at most {MOST_REST} bytes, not counting its long texts")
     return rest, parts
 
 
@@ -166,7 +166,7 @@ def _content(literal: memoryview, most_text: int, is_encoded: bool) -> tuple[str
         except ValueError:
             return NO_BASE64, base64_problem(content.decode("utf-8", "replace")).encode()
     if len(content) > most_text:
-        raise TooMuch(f"Must hold no text of more than {most_text} bytes")
+        raise TooMuch(f"Must contain no text of more than {most_text} bytes")
     return TEXT, content
 
 
@@ -177,7 +177,7 @@ def base64_problem(text: str) -> str:
     """
     if (found := _NO_BASE64_CHARACTER.search(text)) is not None:
         return f"Must be base64: character {found.start() + 1} is {found[0]!a}."
-    return "Must be base64: it is not whole, or has `=` before its end."
+    return "Must be base64: it is incomplete, or has `=` before its end."
 
 
 def _emptied(value: Any, path: Path) -> Any:
@@ -238,7 +238,7 @@ def _read(
         lengths = [(path, kind, len(content)) for path, kind, content in parts]
         said = {"values": values, "rest": len(rest), "parts": lengths}
     except MemoryError:
-        said = {"too_much": "Takes more memory to read than it may"}
+        said = {"too_much": "Takes more memory to read than allowed"}
     except TooMuch as error:
         said = {"too_much": str(error)}
     except (ValueError, RecursionError) as error:

@@ -63,7 +63,7 @@ def _kept(probe: Probe) -> Iterator[KeptSandbox]:
     sandbox = probe.provider.open(spec, "contract")
     try:
         if not isinstance(sandbox, KeptSandbox):
-            raise Broken(f"open: a {type(sandbox).__name__} is no kept sandbox")
+            raise Broken(f"open: a {type(sandbox).__name__} is not a KeptSandbox")
         yield sandbox
     finally:
         sandbox.close()
@@ -81,7 +81,7 @@ def _say(sandbox: KeptSandbox, code: str, context: str = "") -> str:
 
 
 @_check(
-    "a context keeps what runs have left",
+    "a context keeps the state that runs leave",
     python="x = 41|print(x + 1)",
     javascript="var x = 41|console.log(x + 1)",
     bash="x=41|echo $((x + 1))",
@@ -103,7 +103,7 @@ def _attaches(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     again.renew(60)
 
 
-@_check("the environment is that of all that runs", ENVIRONMENT)
+@_check("all code and commands have the environment", ENVIRONMENT)
 def _environment(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     expect("stdout", _say(sandbox, "import os\nprint(os.environ['PROMISED'])"), "kept\n")
     echo = Command(shell="echo $PROMISED")  # noqa: S604  the sandbox's own
@@ -118,7 +118,7 @@ def _survives(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     expect("stdout", _say(sandbox, "print(x)"), "42\n")
 
 
-@_check("tells the value of a cell's last expression")
+@_check("returns the value of a cell's last expression")
 def _echoes(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     events: list[Event] = []
     result = sandbox.run(Job("print('one')\n40 + 2"), events.append)
@@ -135,7 +135,7 @@ def _calls_main(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
 
 
 @_check(
-    "code calls tools, and goes on with what they are answered",
+    "code calls tools, and continues with their answers",
     TOOLS,
     python="import tools\nfor n in (1, 2): print(tools.double(n=n)['is'])",
     javascript="import { double } from 'tools'\n"
@@ -145,7 +145,7 @@ def _calls_tools(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     calls_tools(sandbox, code)
 
 
-@_check("a deadline ends the run, and says what became of the context")
+@_check("a deadline ends the run, and the result says whether the context is kept")
 def _times_out(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     _say(sandbox, "x = 42")
     result = _run(sandbox, "print('begun', flush=True)\nwhile True: pass", timeout=1)
@@ -211,7 +211,7 @@ def _contexts(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     raise Broken("a run in a context that was ended: it was no error")
 
 
-@_check("contexts of several languages go side by side, each with its own state", python="x = 40")
+@_check("contexts of several languages exist together, each with its own state", python="x = 40")
 def _mixes(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     offered = probe.provider.get_supported_languages()
     keeping = {"python": "x = 41", "nodejs": "var x = 42", "bash": "x=43"}
@@ -336,17 +336,17 @@ def _archives(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     expect("made", {".inner/x.txt", "link"} <= names, True)
 
 
-@_check("an archive of single paths has those that are there", WORKSPACE)
+@_check("an archive of single paths has those that exist", WORKSPACE)
 def _archives_some(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     archives_single_paths(sandbox)
 
 
-@_check("what has changed since a mark is told, and what is gone", WORKSPACE)
+@_check("changes since a mark are reported, and removals", WORKSPACE)
 def _tells_changes(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     tells_changes(sandbox)
 
 
-@_check("what changes is told to whoever watches", WATCHING, python="open('new.txt', 'w').close()")
+@_check("changes are reported to watchers", WATCHING, python="open('new.txt', 'w').close()")
 def _watches(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     changes = sandbox.files.watch()
     _run(sandbox, code)
@@ -357,7 +357,7 @@ def _watches(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     raise Broken("watch: it ended without the change")
 
 
-@_check("it tells what memory it uses", MEMORY, python="held = b'x' * (64 << 20)")
+@_check("it reports its memory use", MEMORY, python="data = b'x' * (64 << 20)")
 def _tells_memory(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     before = sandbox.state().memory_bytes
     _run(sandbox, code)
@@ -366,7 +366,7 @@ def _tells_memory(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         raise Broken(f"memory: {before!r}, and {after!r} with 64 MiB more")
 
 
-@_check("what was closed is there for no holder")
+@_check("a closed sandbox is gone for every holder")
 def _ends(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     ref = sandbox.ref
     other = probe.provider.attach(ref)
@@ -377,7 +377,7 @@ def _ends(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         probe.provider.attach(ref)
     except KeptSandboxLost:
         return
-    raise Broken("attaching: it was not told as lost")
+    raise Broken("attaching: it was not reported as lost")
 
 
 def _ended(sandbox: KeptSandbox, command: Command) -> tuple[int | None, bytes, bytes]:

@@ -95,13 +95,15 @@ class _Ring:
         former = self._keys
         self._keys = (*found, *(key for key in former if key not in found))
         if self._keys != former:
-            logger.info("%s was changed: %d keys taken up", self._file.path, len(found))
+            logger.info("%s was changed: %d keys loaded", self._file.path, len(found))
 
     def _settle(self, found: Keys) -> None:
         if found:
             self.take(found)
         else:
-            logger.error("%s holds no keys any more; those read before stay", self._file.path)
+            logger.error(
+                "%s contains no keys any more; the keys read before stay in use", self._file.path
+            )
 
 
 @lru_cache(maxsize=8)

@@ -298,7 +298,7 @@ class ProviderManager(RagflowNames):
 
     def _report_database(self, error: DatabaseFailure) -> None:
         if not self._database_failed:
-            logger.error("The active provider cannot be looked up. %s", error)
+            logger.error("The active provider cannot be read. %s", error)
         self._database_failed = True
         if self._slot is None:
             raise ProviderUnavailable("The database cannot be reached.") from None
@@ -321,7 +321,7 @@ class ProviderManager(RagflowNames):
         try:
             self._load(slot, row)
         except BaseException:
-            logger.exception("The start of provider %r was broken off.", row.provider_id)
+            logger.exception("The start of provider %r was interrupted.", row.provider_id)
         finally:
             connections.close_all()
 
@@ -337,7 +337,7 @@ class ProviderManager(RagflowNames):
             slot.fail(error)
             return
         except BaseException:
-            slot.fail(ProviderUnavailable(f"The start of {row.provider_id!r} was broken off."))
+            slot.fail(ProviderUnavailable(f"The start of {row.provider_id!r} was interrupted."))
             raise
         with self._lock:
             slot.lease = Lease(provider, row.provider_id, row.version)

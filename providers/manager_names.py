@@ -38,10 +38,10 @@ class RagflowNames(ABC):
         kind = type(registry.get(name))
         if provider is not None and not isinstance(provider, kind):
             raise InvalidConfiguration(
-                f"It is no {kind.__name__}, which is what {name!r} stands for.", field="provider"
+                f"provider: Must be a {kind.__name__}, the class of {name!r}.", field="provider"
             )
         if two_person_rule():
-            raise NotPermitted("It takes two persons: ask for it in the admin.")
+            raise NotPermitted("This needs two-person approval. Request it in the admin.")
         activate(name)
         self.look_again()
 

@@ -117,7 +117,9 @@ class _PinnedManager(ProviderManager):
         try:
             found = versions.defer("content").first()
             if found is None and self._version:
-                raise NotInitialized("The version of the configuration that it keeps is gone.")
+                raise NotInitialized(
+                    "The stored version of its configuration does not exist any more."
+                )
             # The defaults, of a provider that had not been configured, are version 0.
             config = {} if found is None else config_of(found)
         except SandboxError as error:

@@ -33,4 +33,4 @@ def calls_tools(sandbox: KeptSandbox, code: str) -> None:
         thread.join()
     expect("stdout", (result.stdout, result.stderr), ("2\n4\n", ""))
     expect("calls", told, [("double", {"n": n}, True) for n in (1, 2)])
-    expect("answered when nobody asks", sandbox.answer("asks", 1, b'{"result":0}'), False)
+    expect("answered without a call", sandbox.answer("asks", 1, b'{"result":0}'), False)

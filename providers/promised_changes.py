@@ -31,12 +31,12 @@ def tells_changes(sandbox: KeptSandbox) -> None:
         sizes = [told[path].size if path in told else None for path in ("kept", "d/new")]
         expect("sizes", sizes, [4, 0])
         expect("the link", "link" in told, True)
-        expect("what is gone, as an entry", "gone" in told, False)
-        expect("what is gone, as removed", "gone" in since.removed, not since.complete)
-    stranger = sandbox.files.changes("a mark that nobody gave out")
+        expect("the removed file, as an entry", "gone" in told, False)
+        expect("the removed file, as removed", "gone" in since.removed, not since.complete)
+    stranger = sandbox.files.changes("an unknown mark")
     expect("complete with an unknown mark", stranger.complete, True)
     found = {entry.path for entry in stranger.entries} & {"kept", "gone", "d", "d/new", "link"}
-    expect("all of it", found, {"kept", "d", "d/new", "link"})
+    expect("all entries", found, {"kept", "d", "d/new", "link"})
 
 
 def archives_single_paths(sandbox: KeptSandbox) -> None:

@@ -21,7 +21,7 @@ _SANDBOX: dict[str, tuple[int, str]] = {
     "memory_bytes": (
         64 * MIB,
         # A provider may give its own processes some beside what the program has.
-        "import time\nheld = b'x' * (BOUND * 3 // 2)\ntime.sleep(0.5)\nprint('beyond')",
+        "import time\ndata = b'x' * (BOUND * 3 // 2)\ntime.sleep(0.5)\nprint('beyond')",
     ),
     "workspace_bytes": (
         4 * MIB,
@@ -54,7 +54,7 @@ _SANDBOX: dict[str, tuple[int, str]] = {
         "    for child in born:\n"
         "        os.kill(child, signal.SIGKILL)",
     ),
-    "open_files": (32, "held = [open('/dev/null') for _ in range(BOUND)]\nprint('beyond')"),
+    "open_files": (32, "files = [open('/dev/null') for _ in range(BOUND)]\nprint('beyond')"),
 }
 
 
@@ -76,14 +76,14 @@ def _sandbox_check(name: str) -> Check:
                 code.replace("BOUND", str(bound)), within=SandboxLimits(**{name: bound})
             )
             if "beyond" in result.stdout:
-                raise Broken(f"{name}: {bound} was asked for, and the program had more")
+                raise Broken(f"{name}: {bound} was requested, and the program had more")
 
-    return Check(f"obeys or refuses {name} of a sandbox", {"python": code}, verify)
+    return Check(f"applies or refuses {name} of a sandbox", {"python": code}, verify)
 
 
 def _expect_named(refusal: InvalidConfiguration, name: str) -> None:
     if refusal.field not in (name, "limits"):
-        raise Broken(f"{name}: it is refused, and {refusal.field!r} is named for it")
+        raise Broken(f"{name}: it is refused, but the error names {refusal.field!r}")
 
 
 def _run_check(
@@ -97,9 +97,9 @@ def _run_check(
             _expect_named(refusal, name)
             return
         if not fits(result):
-            raise Broken(f"{name}: {bound} was asked for, and the result is {result!r:.300}")
+            raise Broken(f"{name}: {bound} was requested, and the result is {result!r:.300}")
 
-    return Check(f"obeys or refuses {name} of a run", {"python": code}, verify, capability)
+    return Check(f"applies or refuses {name} of a run", {"python": code}, verify, capability)
 
 
 def _is_refused_value(result: ExecutionResult) -> bool:

@@ -224,7 +224,7 @@ def _refuses_value(probe: Probe, code: str) -> None:
 
 
 @promise(
-    "returns null for what is no finite number",
+    "returns null for numbers that are not finite",
     ARGUMENTS,
     python="def main():\n    return [float('nan'), float('-inf'), 1.5]",
     javascript="function main() { return [NaN, -1 / 0, 1.5] }",
@@ -254,7 +254,7 @@ def _times_out(probe: Probe, code: str) -> None:
 
 
 @promise(
-    "bounds output and goes on",
+    "limits output and continues",
     python="print('x' * 1_000_000)\nprint('end')",
     javascript="console.log('x'.repeat(1_000_000))",
     bash="head -c 1000000 /dev/zero | tr '\\0' x",
@@ -289,7 +289,7 @@ def _collects(probe: Probe, code: str) -> None:
     expect("artifacts", found, [("sub/out.csv", "text/csv", b"a,b")])
 
 
-@promise("hands output over as it comes", STREAMING, python="print('one')", bash="echo one")
+@promise("sends output while the code runs", STREAMING, python="print('one')", bash="echo one")
 def _streams(probe: Probe, code: str) -> None:
     sandbox = probe.open()
     events: list[Event] = []
@@ -339,16 +339,16 @@ def _declares(probe: Probe, code: str) -> None:
     told = sandbox.metadata.get("isolation", provider.isolation)
     if told not in LEVELS:
         raise Broken(
-            f"isolation: {told!r} is none of {', '.join(LEVELS)}, so it counts as none, and "
+            f"isolation: {told!r} is not one of {', '.join(LEVELS)}, so it counts as none, and "
             "nothing runs in it unless MINIMUM_ISOLATION is none. Set `isolation` on the class, "
             "or in the metadata of each sandbox."
         )
     shared = sandbox.metadata.get("sharing", provider.sharing)
     if shared not in SHARINGS:
-        raise Broken(f"sharing: {shared!r} is none of {', '.join(SHARINGS)}")
+        raise Broken(f"sharing: {shared!r} is not one of {', '.join(SHARINGS)}")
 
 
-@promise("says that it is healthy", python="")
+@promise("reports that it is healthy", python="")
 def _is_healthy(probe: Probe, code: str) -> None:
     health = probe.provider.health_check()
     expect("health", (health.healthy, health.message), (True, ""))

@@ -117,7 +117,7 @@ def _claim_error(provider_id: str, claims: list[_Declared]) -> str | None:
 def _load(entry_point: EntryPoint) -> type[SandboxProvider]:
     loaded = entry_point.load()
     if not (inspect.isclass(loaded) and issubclass(loaded, SandboxProvider)):
-        raise TypeError(f"{entry_point.value} is no subclass of SandboxProvider.")
+        raise TypeError(f"{entry_point.value} is not a subclass of SandboxProvider.")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))
         raise TypeError(f"{entry_point.value} does not implement {missing}.")
@@ -125,7 +125,9 @@ def _load(entry_point: EntryPoint) -> type[SandboxProvider]:
         raise ValueError(f"{entry_point.value} must have id = {entry_point.name!r} and a name.")
     for key in loaded.config_fields:
         if not _NAME.fullmatch(key):
-            raise ValueError(f"{entry_point.value} declares the field {key!r}, no valid name.")
+            raise ValueError(
+                f"{entry_point.value} declares the field {key!r}, which is not a valid name."
+            )
     return loaded
 
 

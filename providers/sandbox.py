@@ -344,7 +344,7 @@ class KeptSandbox(Sandbox):
         """Answer a call of a tool by the job of this name, with JSON: {"result": value} or
         {"error": text}. False where that is not under way. Needs TOOLS.
         """
-        raise InvalidConfiguration("tools: This sandbox takes no answers.", field="tools")
+        raise InvalidConfiguration("tools: This sandbox does not accept answers.", field="tools")
 
     @abstractmethod
     def reset(self) -> None:

@@ -68,7 +68,7 @@ class ConfigField:
         if self.address and self.type != "string":
             raise ValueError(f"{self.label}: only a string can be an address.")
         if self.default is not None and (problem := self.error(self.default)):
-            raise ValueError(f"{self.label}: its default is refused. {problem}")
+            raise ValueError(f"{self.label}: its default is not valid. {problem}")
 
     @property
     def decides_receiver(self) -> bool:

@@ -52,7 +52,7 @@ class WaitingThreads:
         with self._lock:
             if may_refuse and self._open >= self._most:
                 raise RateLimited(
-                    f"{self._most} calls of providers are waited for already.",
+                    f"{self._most} calls already wait for providers.",
                     retry_after=RETRY_AFTER_SECONDS,
                 )
             self._open += 1

@@ -1,4 +1,4 @@
-"""Make cofferdam/shapes.py of the server's OpenAPI description.
+"""Generate cofferdam/shapes.py from the server's OpenAPI description.
 
 curl -s $COFFERDAM_URL/api/schema?format=json | python make_shapes.py > cofferdam/shapes.py
 ruff format cofferdam/shapes.py
@@ -18,7 +18,7 @@ WANTED = (
     *("Snapshot", "Usage"),
 )
 HEAD = '''\
-"""What the service answers. Made of its OpenAPI description by make_shapes.py: do not edit."""
+"""Answers of the service. Generated from its OpenAPI description by make_shapes.py: do not edit."""
 
 from __future__ import annotations
 

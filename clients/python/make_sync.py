@@ -1,4 +1,4 @@
-"""Make cofferdam/_sync of cofferdam/_async: the same client without `await`.
+"""Generate cofferdam/_sync from cofferdam/_async: the same client without `await`.
 
 python make_sync.py            (then `ruff check --fix` and `ruff format`)
 """
@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent / "cofferdam"
-HEAD = "# Made of cofferdam/_async by make_sync.py: do not edit.\n"
+HEAD = "# Generated from cofferdam/_async by make_sync.py: do not edit.\n"
 WORDS = {
     "async def ": "def ",
     "async with ": "with ",

@@ -4,8 +4,8 @@
     python verify_receipt.py answer.json --keys keys.json --code program.py --artifact plot.png
 
 `answer.json` is the answer of POST or GET /api/v1/executions, or a receipt alone; - is standard
-input. Prints what does not fit, and what of the answer the receipt says nothing of. Ends with 0
-when all else fits, 1 when something does not, 2 when it cannot be checked.
+input. Prints the differences, and the fields of the answer that the receipt does not bind. Exits
+with 0 if all else matches, 1 if something differs, 2 if the receipt cannot be checked.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def signature_problems(receipt, keys):
     public_keys = {key["key_id"]: base64.b64decode(key["public_key"]) for key in keys["keys"]}
     key_id = receipt.get("key_id")
     if key_id not in public_keys:
-        yield f"the key {key_id} is none of those you trust"
+        yield f"the key {key_id} is not one of the keys that you trust"
         return
     try:
         message = signed_message(receipt)
@@ -156,9 +156,9 @@ def signature_problems(receipt, keys):
     except (KeyError, TypeError, ValueError):
         message = signature = b""
     if not is_signed(public_keys[key_id], message, signature):
-        yield "the signature does not fit: the receipt was changed"
+        yield "the signature does not match: the receipt was changed"
     if receipt.get("kind") != "execution":
-        yield "it is no receipt of an execution"
+        yield "it is not the receipt of an execution"
 
 
 def json_text(value):
@@ -208,7 +208,7 @@ def outcome_problems(answer, receipt):
     elif exception is not None:
         unbound.append("exception")
     problems = [
-        f"{name}: it has another type than answers have"
+        f"{name}: it has the wrong type"
         for name, kind in TYPES.items()
         if type(answer[name]) is not kind
     ]
@@ -218,7 +218,7 @@ def outcome_problems(answer, receipt):
     elif "error_hash" in receipt:
         found["error_hash"] = None
     if not answer["has_result"] and answer["result"] is not None:
-        problems.append("result: the answer says that there is none, and has one")
+        problems.append("result: has_result is false, but the answer has a result")
     for name in answer:
         if name in HANDLED or (name in DETAILS and "details_hash" in receipt):
             continue
@@ -229,9 +229,9 @@ def outcome_problems(answer, receipt):
         elif name != "has_result":
             unbound.append(name)
     if "details_hash" in receipt and details_hash(answer) != receipt["details_hash"]:
-        problems.append("{}: one of these is not as it was".format(", ".join(DETAILS)))
+        problems.append("{}: one of these was changed".format(", ".join(DETAILS)))
     if "policy_hash" in receipt and policy_hash(answer["policy"]) != receipt["policy_hash"]:
-        problems.append("policy: it is not as it was")
+        problems.append("policy: it was changed")
     problems += differences(found, receipt)
     more, names = artifact_problems(answer["artifacts"], receipt)
     return problems + more, unbound + names
@@ -271,7 +271,7 @@ def artifact_problems(artifacts, receipt):
     problems = []
     listed = [[artifact[name] for name in names] for artifact in artifacts]
     if listed != [[artifact[name] for name in names] for artifact in receipt["artifacts"]]:
-        problems.append("artifacts: the answer lists others than the receipt")
+        problems.append("artifacts: the answer and the receipt list different ones")
     others = {name for artifact in artifacts for name in artifact if name not in names}
     return problems, ["artifacts[]." + name for name in sorted(others)]
 
@@ -297,7 +297,7 @@ def file_problems(receipt, code, artifacts):
     for name, file in artifacts:
         given.add(name)
         if name not in hashes:
-            problems.append(f"artifacts: there is no artifact of the name {name}")
+            problems.append(f"artifacts: there is no artifact named {name}")
         elif hashes[name] != file_hash(file):
             problems.append(f"artifacts: {told(file)} is not the artifact {name}")
     missing += [f"the artifact {name} (--artifact FILE)" for name in hashes if name not in given]
@@ -323,14 +323,14 @@ def file_hash(file):
 
 
 def told(file):
-    return "what was given" if isinstance(file, bytes) else file
+    return "the given file" if isinstance(file, bytes) else file
 
 
 def receipt_in(document):
     """The receipt of an answer, or the one that the document is. Raises ValueError for none."""
     receipt = document.get("receipt", document)
     if receipt is None:
-        raise ValueError("the answer has no receipt; a queued execution has none yet")
+        raise ValueError("the answer has no receipt; a queued execution does not have one yet")
     return receipt
 
 
@@ -361,14 +361,14 @@ def read(path):
 def main(arguments=None, prog=None):
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("answer", help="the answer or the receipt, as JSON; - is standard input")
-    parser.add_argument("--keys", required=True, help="what /api/v1/ledger/keys answered")
+    parser.add_argument("--keys", required=True, help="the saved answer of /api/v1/ledger/keys")
     parser.add_argument("--code", help="the file with the code that was sent")
     parser.add_argument(
         "--artifact",
         action="append",
         default=[],
         metavar="[NAME=]FILE",
-        help="a downloaded artifact; NAME where the file is called otherwise",
+        help="a downloaded artifact; give NAME if the file has another name",
     )
     options = parser.parse_args(arguments)
     try:
@@ -387,7 +387,7 @@ def main(arguments=None, prog=None):
             "{provider} version {config_version} in {runtime}".format(**receipt)
         )
         if receipt.get("found"):
-            print("entered later than it ended, as it was found then")
+            print("entered in the ledger later than it ended, when the service noticed its end")
     if unbound:
         print("not bound by the receipt: " + ", ".join(unbound))
     if missing:

@@ -88,7 +88,7 @@ class AliyunCommands(Processes):
         return known.process
 
     def write(self, pid: int, data: bytes, *, close: bool = False) -> None:
-        raise InvalidConfiguration("stdin: Aliyun has no input for a command.", field="stdin")
+        raise InvalidConfiguration("stdin: Aliyun commands cannot have input.", field="stdin")
 
     def signal(self, pid: int, name: str) -> bool:
         if name not in _SIGNALS:
@@ -102,7 +102,7 @@ class AliyunCommands(Processes):
         return code == 0
 
     def resize(self, pid: int, columns: int, rows: int) -> None:
-        raise InvalidConfiguration("pty: Aliyun has no terminal for a command.", field="pty")
+        raise InvalidConfiguration("pty: Aliyun commands cannot have a terminal.", field="pty")
 
     def _run(self, known: _Known, text: str, cwd: str, seconds: float) -> None:
         began = time.monotonic()
@@ -165,8 +165,8 @@ class AliyunCommands(Processes):
             known = self._known.get(pid)
         if known is None:
             raise InvalidConfiguration(
-                f"pid: No process {pid} was begun here. Aliyun hands a command's output to who has "
-                "begun it.",
+                f"pid: This server process did not start the process {pid}. Aliyun sends the "
+                "output of a command only to the process that started it.",
                 field="pid",
             )
         return known
@@ -198,13 +198,13 @@ def _checked(command: Command) -> float:
         ("user", command.user),
     ):
         if value:
-            raise InvalidConfiguration(f"{name}: Aliyun has none for a command.", field=name)
+            raise InvalidConfiguration(f"{name}: Aliyun commands do not support it.", field=name)
     if not (command.shell or command.argv):
         raise InvalidConfiguration("command: Needs argv or shell.", field="command")
     if command.timeout is None or command.timeout > MOST_SECONDS:
         raise InvalidConfiguration(
-            f"timeout: Aliyun ends a command after {MOST_SECONDS} s: name one that is no longer. "
-            "There is none for the background.",
+            f"timeout: Must be at most {MOST_SECONDS} s: Aliyun ends a command then. Background "
+            "commands have no timeout.",
             field="timeout",
         )
     return command.timeout

@@ -63,7 +63,7 @@ def _translated(error: BaseException, secrets: Sequence[Secret], creating: bool)
         return ConnectionFailed(f"Aliyun does not answer in time. {said}")
     if status == 0 and cause is None and creating:
         return CreationFailed(f"Aliyun could not create a sandbox. {said}")
-    return ConnectionFailed(f"Aliyun's answer is cut off or no JSON. {said}")
+    return ConnectionFailed(f"Aliyun's answer is incomplete or not JSON. {said}")
 
 
 def _message(error: BaseException) -> str:

@@ -71,7 +71,7 @@ class AliyunFiles(Files):
         if entry is None:
             raise _Missing(path)
         if entry.type != "file":
-            raise InvalidConfiguration(f"path: {path!r} is no regular file.", field="path")
+            raise InvalidConfiguration(f"path: {path!r} is not a regular file.", field="path")
         _check_size(entry.size)
         return self._pieces(path, offset, length)
 
@@ -96,7 +96,7 @@ class AliyunFiles(Files):
     ) -> FileEntry:
         """Written beside it first, and then renamed, so that nobody sees half a file."""
         if metadata:
-            raise InvalidConfiguration("metadata: Is not kept here.", field="metadata")
+            raise InvalidConfiguration("metadata: Aliyun does not store it.", field="metadata")
         if mode is not None:
             raise InvalidConfiguration("mode: Aliyun chooses the mode of a file.", field="mode")
         place = _file_place(path)
@@ -119,7 +119,7 @@ class AliyunFiles(Files):
         found = self.stat(path)
         if found is not None:
             if found.type != "directory":
-                raise InvalidConfiguration(f"path: {path!r} is no folder.", field="path")
+                raise InvalidConfiguration(f"path: {path!r} is not a folder.", field="path")
             return False
         self._service.ask(lambda: self._machine.data().mkdir(_place(path)))
         return True
@@ -130,7 +130,7 @@ class AliyunFiles(Files):
         if before is None:
             raise _Missing(source)
         if after is not None and (before.type, after.type) != ("file", "file"):
-            raise InvalidConfiguration(f"path: {target!r} is there already.", field="path")
+            raise InvalidConfiguration(f"path: {target!r} exists already.", field="path")
         return self._renamed(old, new, target)
 
     def _renamed(self, old: str, new: str, path: str) -> FileEntry:
@@ -155,7 +155,7 @@ class AliyunFiles(Files):
         return True
 
     def watch(self, path: str = "") -> Iterator[FileChange | None]:
-        raise InvalidConfiguration("Aliyun tells of no changes. List the folder.", field="path")
+        raise InvalidConfiguration("Aliyun does not report changes. List the folder.", field="path")
 
     def read_archive(self, path: str = "", only: Sequence[str] = ()) -> Iterator[bytes]:
         folder = _place(path)
@@ -201,7 +201,7 @@ class AliyunFiles(Files):
         code, told, said = self._service.ask(self._machine.command, text, HOME, seconds)
         if code:
             raise InvalidConfiguration(
-                f"path: {path!r} is no folder, or tar failed in it: {said[-200:]}", field="path"
+                f"path: {path!r} is not a folder, or tar failed in it: {said[-200:]}", field="path"
             )
         return told
 
@@ -237,7 +237,7 @@ class AliyunFiles(Files):
 
 class _Missing(InvalidConfiguration):
     def __init__(self, path: str) -> None:
-        super().__init__(f"path: There is nothing under {path!r}.", field="path")
+        super().__init__(f"path: {path!r} does not exist.", field="path")
 
 
 def _place(path: str) -> str:
@@ -250,7 +250,9 @@ def _place(path: str) -> str:
 
 def _file_place(path: str) -> str:
     if not workspace_path(path):
-        raise InvalidConfiguration("path: The workspace itself stays.", field="path")
+        raise InvalidConfiguration(
+            "path: The workspace itself cannot be moved or removed.", field="path"
+        )
     return _place(path)
 
 
@@ -266,7 +268,7 @@ def _spool(content: Iterable[bytes], target: Path) -> None:
 def _check_size(size: int) -> None:
     if size > MOST_BYTES:
         raise InvalidConfiguration(
-            f"path: Aliyun takes and hands over {MOST_BYTES >> 20} MiB at once, and no more.",
+            f"path: Aliyun transfers at most {MOST_BYTES >> 20} MiB at once.",
             field="path",
         )
 
@@ -281,7 +283,7 @@ def _path_of(said: Any, folder: str) -> str:
     except InvalidConfiguration:
         is_plain = False
     if not (found and inside and is_plain):
-        raise ConnectionFailed("Aliyun's answer lists what is not in the folder.")
+        raise ConnectionFailed("Aliyun's answer lists entries that are not in the folder.")
     return path
 
 

@@ -95,7 +95,8 @@ class AliyunMachine(Machine):
         """A sandbox's idle time is set once; a call within it makes it begin again."""
         if seconds > KEPT_SECONDS:
             raise InvalidConfiguration(
-                f"seconds: Aliyun keeps an idle sandbox for {KEPT_SECONDS} s.", field="seconds"
+                f"seconds: Must be at most {KEPT_SECONDS} s: Aliyun ends an idle sandbox then.",
+                field="seconds",
             )
         self.data().list_contexts()
 

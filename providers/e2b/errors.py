@@ -85,7 +85,7 @@ def _translated(error: BaseException, secrets: Sequence[Secret], creating: bool)
             return CreationFailed(f"E2B could not create a sandbox. {said}")
         return ProviderUnavailable(f"E2B failed. {said}")
     if isinstance(error, (httpx.TransportError, OSError, json.JSONDecodeError, ConnectError)):
-        return ConnectionFailed(f"E2B's answer is cut off or no JSON. {said}")
+        return ConnectionFailed(f"E2B's answer is incomplete or not JSON. {said}")
     return ConnectionFailed(f"E2B's answer is not understood ({type(error).__name__}). {said}")
 
 

@@ -59,7 +59,7 @@ class E2BFiles(Files):
         if entry is None:
             raise _Missing(path)
         if entry.type != "file":
-            raise InvalidConfiguration(f"path: {path!r} is no regular file.", field="path")
+            raise InvalidConfiguration(f"path: {path!r} is not a regular file.", field="path")
         place, left = _place(path), entry.size - offset if length is None else length
         stream = self._ask_there(path, lambda: self._files.read(place, format="stream"))
         with self._service.translated(), stream:
@@ -82,7 +82,7 @@ class E2BFiles(Files):
     ) -> FileEntry:
         """Written beside it first, and then renamed, so that nobody sees half a file."""
         if metadata:
-            raise InvalidConfiguration("metadata: Is not kept here.", field="metadata")
+            raise InvalidConfiguration("metadata: E2B does not store it.", field="metadata")
         if mode is not None:
             raise InvalidConfiguration("mode: E2B chooses the mode of a file.", field="mode")
         place = _place(path)
@@ -105,7 +105,7 @@ class E2BFiles(Files):
         if before is None:
             raise _Missing(source)
         if after is not None and (before.type, after.type) != ("file", "file"):
-            raise InvalidConfiguration(f"path: {target!r} is there already.", field="path")
+            raise InvalidConfiguration(f"path: {target!r} exists already.", field="path")
         old, new = _place(source), _place(target)
         return _entry(self._ask_there(source, lambda: self._files.rename(old, new)))
 
@@ -113,7 +113,9 @@ class E2BFiles(Files):
         if self.stat(path) is None:
             return False
         if not workspace_path(path):
-            raise InvalidConfiguration("path: The workspace itself stays.", field="path")
+            raise InvalidConfiguration(
+                "path: The workspace itself cannot be moved or removed.", field="path"
+            )
         place = _place(path)
         self._ask_there(path, lambda: self._files.remove(place))
         return True
@@ -176,7 +178,7 @@ class E2BFiles(Files):
                 return str(self._commands.run(f"set -o pipefail; {text}").stdout)
             except CommandExitException as failed:
                 raise InvalidConfiguration(
-                    f"path: {path!r} is no folder, or tar failed in it: {failed.stderr[-200:]}",
+                    f"path: {path!r} is not a folder, or tar failed in it: {failed.stderr[-200:]}",
                     field="path",
                 ) from None
 
@@ -194,7 +196,7 @@ class E2BFiles(Files):
 
 class _Missing(InvalidConfiguration):
     def __init__(self, path: str) -> None:
-        super().__init__(f"path: There is nothing under {path!r}.", field="path")
+        super().__init__(f"path: {path!r} does not exist.", field="path")
 
 
 def _place(path: str) -> str:

@@ -142,7 +142,7 @@ class E2BMachine(Machine):
     def create_context(self, language: str, cwd: str) -> Context:
         if language == "go":
             raise InvalidConfiguration(
-                "language: No interpreter keeps what Go code leaves. Run a command instead.",
+                "language: Go has no interpreter that keeps state. Run a command instead.",
                 field="language",
             )
         made = self.sandbox.create_code_context(cwd=f"{HOME}/{cwd}", language=language)

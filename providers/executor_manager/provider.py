@@ -89,7 +89,7 @@ class ExecutorManagerProvider(SandboxProvider):
 
     def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
         if spec.kept or spec.limits or spec.environment:
-            raise InvalidConfiguration("RAGFlow's executor runs code, and nothing else.")
+            raise InvalidConfiguration("RAGFlow's executor can only run code.")
         return _ExecutorSandbox(self._pool)
 
     def health_check(self) -> Health:
@@ -149,8 +149,8 @@ class _ExecutorSandbox(Sandbox):
                     "configure a provider in the admin."
                 ) from None
         except HTTPError as error:
-            logger.info("RAGFlow's executor broke off: %s", error)
-            raise _unclear("The connection to RAGFlow's executor broke off.") from None
+            logger.info("connection to RAGFlow's executor broken: %s", error)
+            raise _unclear("The connection to RAGFlow's executor broke.") from None
         if answer.status == 422:
             with before_the_code():
                 raise InvalidConfiguration("RAGFlow's executor refuses the request.")
@@ -175,7 +175,7 @@ def result_of(told: Mapping[str, Any]) -> ExecutionResult:
     milliseconds = told.get("time_used_ms")
     artifacts = told.get("artifacts") or []
     if not isinstance(artifacts, list):
-        raise _unclear("RAGFlow's executor answered with artifacts that are none.")
+        raise _unclear("RAGFlow's executor answered with invalid artifacts.")
     return ExecutionResult(
         stdout=_text(told.get("stdout")),
         stderr=_text(told.get("stderr")),
@@ -195,7 +195,7 @@ def _raise_unrun(detail: Any, problem: Any) -> None:
         if detail == _UNSAFE:
             raise BlockedByPolicy(f"RAGFlow's executor refuses the code. {_text(problem)}")
         if detail == _BUSY:
-            raise RateLimited("RAGFlow's executor has no container free.", retry_after=5.0)
+            raise RateLimited("RAGFlow's executor has no free container.", retry_after=5.0)
     raise _unclear("RAGFlow's executor failed.")
 
 
@@ -204,9 +204,9 @@ def _language(job: Job) -> str:
     if language not in LANGUAGES:
         raise InvalidConfiguration("RAGFlow's executor runs Python and JavaScript.")
     if job.files:
-        raise InvalidConfiguration("RAGFlow's executor takes no files.", field="files")
+        raise InvalidConfiguration("RAGFlow's executor does not accept files.", field="files")
     if job.entrypoint == "script":
-        problem = "RAGFlow's executor runs nothing but main()."
+        problem = "RAGFlow's executor runs only main()."
         raise InvalidConfiguration(problem, field="entrypoint")
     return language
 
@@ -216,7 +216,7 @@ def _artifact(told: Any) -> ArtifactFile:
         content = slices.decoded(told["content_b64"])
         return ArtifactFile(str(told["name"]), str(told["mime_type"]), content)
     except (AttributeError, TypeError, KeyError, ValueError):
-        raise _unclear("RAGFlow's executor answered with an artifact that is none.") from None
+        raise _unclear("RAGFlow's executor answered with an invalid artifact.") from None
 
 
 def _unclear(problem: str) -> ProviderUnavailable:

@@ -72,7 +72,7 @@ def pack(base: int, header: "dict[str, object]") -> "Steps":
 def member_of(found: "Found") -> "tarfile.TarInfo | None":
     """What is said of it in an archive, its size aside; None for what is left out."""
     if found.status is None:
-        raise Refused(f"{shown(found.path)} cannot be looked at.", "path")
+        raise Refused(f"{shown(found.path)} cannot be read.", "path")
     said = entry(found.path, found.status, found.folder, found.name)
     member = tarfile.TarInfo(found.path)
     member.mode = stat.S_IMODE(found.status.st_mode)
@@ -176,7 +176,7 @@ class _Stream:
     def text(self, member: tarfile.TarInfo) -> "Generator[Any, bytes | None, bytes]":
         """What comes before a member and says something about it."""
         if member.size > _MOST_SAID:
-            raise Refused("The archive says too much about one member.", "data")
+            raise Refused("The headers of one member are too long.", "data")
         text = yield from self.take(member.size)
         yield from self.take(-member.size % _BLOCK)
         return text
@@ -188,7 +188,7 @@ def _parse(block: bytes) -> tarfile.TarInfo:
     except (tarfile.HeaderError, ValueError):
         raise Refused("Is not a tar archive, or a compressed one.", "data") from None
     if member.size < 0:
-        raise Refused("The archive has a member of less than no bytes.", "data")
+        raise Refused("The archive has a member of negative size.", "data")
     return member
 
 
@@ -198,7 +198,7 @@ def _records(text: bytes) -> "dict[str, str]":
     while text:
         length, _, _ = text.partition(b" ")
         if not length.isdigit() or not len(length) < int(length) <= len(text):
-            raise Refused("The archive has a header that is none.", "data")
+            raise Refused("The archive has an invalid header.", "data")
         record, text = text[len(length) + 1 : int(length) - 1], text[int(length) :]
         name, _, value = record.partition(b"=")
         found[os.fsdecode(name)] = os.fsdecode(value)
@@ -213,7 +213,7 @@ def _tell(member: tarfile.TarInfo, said: "dict[str, str]") -> None:
     member.linkname = said.get("linkpath", member.linkname)
     size = said.get("size", "0")
     if not size.isdecimal() or len(size) > 18:
-        raise Refused("The archive has a header that is none.", "data")
+        raise Refused("The archive has an invalid header.", "data")
     member.size = int(size) if "size" in said else member.size
 
 
@@ -305,7 +305,7 @@ def _link(folder: int, below: int, name: str, member: tarfile.TarInfo) -> None:
     source = reach(folder, target[:-1])
     try:
         if not stat.S_ISREG(os.lstat(target[-1], dir_fd=source).st_mode):
-            raise Refused("Links to what is no regular file.", "data")
+            raise Refused("Links to something that is not a regular file.", "data")
         _clear(below, name)
         os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=below, follow_symlinks=False)
     finally:

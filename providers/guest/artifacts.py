@@ -77,7 +77,7 @@ def _collect(
         if not content and len(found) >= limits["artifact_count"]:
             content = too_many(limits["artifact_count"])
         if not content and len(text.encode()) > names:
-            content = "the names are too long together"
+            content = "the names are too long in total"
         if not content:
             content = _read(name.rpartition("/")[2], folder, limits, room)
         if isinstance(content, str):
@@ -93,9 +93,9 @@ def _collect(
 def _kind_problem(name: str, status: os.stat_result) -> str:
     """Why this is nothing that can be kept, "" where it is a file that lies where one may."""
     if stat.S_ISLNK(status.st_mode):
-        return "a symbolic link: none is followed"
+        return "a symbolic link: links are not followed"
     if name.count("/") > DEPTH_LIMIT:
-        return f"too deep: at most {DEPTH_LIMIT} folders lie above a file that is kept"
+        return f"too deep: a kept file has at most {DEPTH_LIMIT} folders above it"
     return "" if stat.S_ISREG(status.st_mode) else "not a regular file"
 
 
@@ -136,7 +136,7 @@ def _walk(root: str, skipped: Omissions) -> "Iterator[tuple[str, int, os.stat_re
         finally:
             os.close(folder)
     if scanned > SCAN_LIMIT:
-        skipped.add("", f"too many entries: {SCAN_LIMIT} were looked at")
+        skipped.add("", f"too many entries: only {SCAN_LIMIT} were read")
 
 
 def _open_folder(path: "list[str]") -> int:

@@ -146,9 +146,9 @@ class Tools:
 
     def _call(self, name: str, arguments: "dict[str, object]") -> object:
         if _getpid() != self._process:
-            raise ToolError("only the process that runs the code can call a tool, no fork of it")
+            raise ToolError("only the process that runs the code can call a tool, not its forks")
         if name not in self._names:
-            raise ToolError(f"{name} is no tool of this run")
+            raise ToolError(f"{name} is not a tool of this run")
         try:
             body = wire.dumps(arguments).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -165,7 +165,7 @@ class Tools:
         try:
             said = {"type": "call", **self._outputs.mark, "call": number, "name": name}
             if not self._outputs.report(wire.pack(said, [("arguments", body)])):
-                raise ToolError("nothing can be told any more: the code has closed its descriptors")
+                raise ToolError("no call can be sent: the code has closed its file descriptors")
             told: "Any" = wire.loads(answer.get().decode())
         finally:
             self._inbox.waiting.pop(number, None)

@@ -130,11 +130,11 @@ class Bundles:
         if len(parts) > BUNDLE_LIMIT:
             return too_many(BUNDLE_LIMIT, "representations")
         if not all(len(mime) <= MIME_LIMIT and mime.isascii() for mime in parts):
-            return "the name of a representation is no MIME type"
+            return "the name of a representation is not a MIME type"
         if len(self.kept) >= self._count:
             return too_many(self._count, "outputs")
         if sum(map(len, parts.values())) > self._room:
             return too_large(self._most, "outputs")
         if sum(map(len, parts)) > self._names:
-            return "the names of the representations are too long together"
+            return "the names of the representations are too long in total"
         return ""

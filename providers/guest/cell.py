@@ -167,13 +167,13 @@ class Cell:
             # Nobody waits for an answer to it.
             self._refuse_call(None, "")
         elif not isinstance(name, str) or name not in self.tools:
-            self._refuse_call(call, "it is no tool of this run")
+            self._refuse_call(call, "it is not a tool of this run")
         elif len(arguments) > CALL_BYTES:
             self._refuse_call(call, f"its arguments are more than {CALL_BYTES} bytes")
         elif self._calls >= MOST_CALLS:
-            self._refuse_call(call, f"a run calls tools {MOST_CALLS} times at most")
+            self._refuse_call(call, f"a run can call tools at most {MOST_CALLS} times")
         elif len(self._unanswered) >= MOST_WAITING_CALLS:
-            self._refuse_call(call, f"{MOST_WAITING_CALLS} calls wait for their answers already")
+            self._refuse_call(call, f"{MOST_WAITING_CALLS} calls already wait for their answers")
         else:
             self._calls += 1
             self._unanswered.add(call)

@@ -365,7 +365,7 @@ class Command:
     def resize(self, columns: int, rows: int) -> None:
         """Raises Refused where it has no terminal, or has it no more."""
         if not self.has_terminal or self._stdin is None:
-            raise Refused("It has no terminal.", "pid")
+            raise Refused("The process has no terminal.", "pid")
         set_size(self._stdin, columns, rows)
         if self.exit_code is None and os.path.exists("/proc/sentry-meminfo"):
             # gVisor tells nobody, and not who has the terminal. Who does not care ignores it.

@@ -83,12 +83,12 @@ class Context:
     def run(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         """Begin a cell. Raises Refused."""
         if self.cell is not None:
-            raise Refused("something runs in this context", "context")
+            raise Refused("this context is already running code", "context")
         environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
         if self.language == "bash" and not all(map(_NAME.fullmatch, environment)):
-            raise Refused("bash has no variables of such names", "environment")
+            raise Refused("bash does not allow variables with such names", "environment")
         if self.language == "bash" and header.get("tools"):
-            raise Refused("only code in Python and JavaScript calls tools", "tools")
+            raise Refused("only code in Python and JavaScript can call tools", "tools")
         if self._child is None:
             self._take_over(self._fork())
         assert self._child is not None

@@ -109,23 +109,23 @@ class ContextRoom:
         language, name = header.get("language"), header.get("context")
         cwd = header.get("cwd") or ""
         if not isinstance(language, str) or language not in self._commands:
-            raise Refused("this sandbox has no such language", "language")
+            raise Refused("this sandbox does not have this language", "language")
         if not isinstance(cwd, str) or "\0" in cwd or _is_too_long(cwd):
-            raise Refused("this is no folder", "cwd")
+            raise Refused("this is not a folder", "cwd")
         if not name:
             self._made += 1
             name = f"{language}-{self._made}"
         if not isinstance(name, str) or len(name) > NAME_LIMIT or not name.isprintable():
-            raise Refused("this is no name for a context", "context")
+            raise Refused("this is not a valid name of a context", "context")
         if name in self._contexts:
-            raise Refused("there is a context of this name", "context")
+            raise Refused("a context with this name exists already", "context")
         if len(self._contexts) >= MOST_CONTEXTS:
-            raise Refused(f"a sandbox has {MOST_CONTEXTS} contexts at most", code="exhausted")
+            raise Refused(f"a sandbox can have at most {MOST_CONTEXTS} contexts", code="exhausted")
         self._add(name, language, cwd).waiting.append(operation)
 
     def _destroy(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         if header.get("context") == DEFAULT_CONTEXT:
-            raise Refused("a sandbox always has its first context", "context")
+            raise Refused("the first context of a sandbox cannot be ended", "context")
         context = self._contexts.pop(str(header.get("context")), None)
         if context is None:
             operation.done({"found": False})

@@ -182,7 +182,7 @@ class Outputs:
         for mime in (CHART, COLUMNS, LISTED):
             if size > self.room and mime in bundle:
                 size -= len(bundle.pop(mime))
-                cut.append([mime, "too large beside the others"])
+                cut.append([mime, "too large together with the others"])
         if size > self.room and "text/plain" in bundle:
             # What it is can be said still: the largest goes first.
             for mime in sorted(bundle, key=lambda each: -len(bundle[each])):

@@ -369,7 +369,7 @@ def changes(base: int, header: "dict[str, object]") -> "Steps":
     global _memory
     mark, thorough = header.get("mark", ""), header.get("thorough", False)
     if not isinstance(mark, str) or len(mark) > _MARK_LENGTH:
-        raise Refused("Must be a mark that was given out, or empty.", "mark")
+        raise Refused("Must be a mark from an earlier answer, or empty.", "mark")
     if not isinstance(thorough, bool):
         raise Refused("Must be true or false.", "thorough")
     if _memory is None:

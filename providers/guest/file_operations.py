@@ -163,7 +163,7 @@ def _require_removable(folder: int, moved: os.stat_result) -> None:
     if moved.st_dev != os.fstat(folder).st_dev:
         raise Refused("A file system is mounted there, which cannot be moved.", "path")
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
-        raise Refused("The folder that it is in may not be changed.", "path")
+        raise Refused("Its folder cannot be changed.", "path")
 
 
 def _move_between(
@@ -243,7 +243,7 @@ def _move(base: int, folder: int, name: str, moved: os.stat_result, target: "lis
         except FileNotFoundError:
             there = None
         if there is not None and not (kind(there) == kind(moved) == "file"):
-            raise Refused("Something has this name, and is not replaced.", "target")
+            raise Refused("A file or folder with this name exists, and is not replaced.", "target")
         os.rename(name, target[-1], src_dir_fd=folder, dst_dir_fd=onto)
     finally:
         os.close(onto)
@@ -303,7 +303,7 @@ def discard(base: int, folder: int, name: str) -> "Generator[None, Any, bool]":
                         except FileNotFoundError:
                             continue
                 else:
-                    raise Refused("Is being filled while it is removed.", "path")
+                    raise Refused("Another process adds files to it while it is removed.", "path")
             finally:
                 os.close(below)
             os.rmdir(waiting.pop(), dir_fd=heap)
@@ -451,7 +451,7 @@ class Draft:
         status = os.fstat(self.fd)
         now = os.lstat(self._name, dir_fd=self._folder)
         if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
-            raise Refused("Another file was put in its place meanwhile.", "path")
+            raise Refused("Another process replaced the file in the meantime.", "path")
         return status
 
     def drop(self) -> None:

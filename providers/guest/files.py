@@ -86,7 +86,9 @@ class _Link:
             finally:
                 other.close()
         except OSError as error:
-            raise Refused(f"No process for it: {error}.", None, "exhausted") from None
+            raise Refused(
+                f"No process could be started for it: {error}.", None, "exhausted"
+            ) from None
         loop.on_end(self.pid, self._ended)
         self._socket.setblocking(False)
         self._fd = self._socket.fileno()
@@ -127,7 +129,7 @@ class _Link:
         self._untaken[number] += 1
         if len(data) > protocol.CHUNK_BYTES or self._untaken[number] > protocol.AHEAD:
             operation = self._drop(number)
-            operation.failed("More was sent than there is room for.", "data")
+            operation.failed("More data was sent than this operation can take.", "data")
             return
         self._send({"id": number, "op": "data"}, [("data", data)])
 
@@ -174,7 +176,7 @@ class _Link:
             for header, parts in self._parser.feed(data):
                 self._take(header, parts)
         except wire.FrameError:
-            self.fail("The process that works on files was led astray.")
+            self.fail("The process that works on files broke the protocol.")
 
     def _go_on(self) -> None:
         """The host may have read: look again at what the worker says."""

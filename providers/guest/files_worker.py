@@ -163,7 +163,7 @@ class _Worker:
             watching = [one for one in self._operations.values() if one.name == name]
             if len(watching) >= MOST_WATCHES:
                 failed: "dict[str, object]" = {
-                    "reason": f"{MOST_WATCHES} watches are the most",
+                    "reason": f"at most {MOST_WATCHES} watches are allowed",
                     "code": "exhausted",
                 }
                 self._say(number, "failed", failed)

@@ -326,13 +326,13 @@ class Loop:
             raise wire.FrameError("an id that is in use")
         credit = header.get("credit")
         if credit is not None and (type(credit) is not int or credit < 0):
-            raise wire.FrameError("a credit that is none")
+            raise wire.FrameError("an invalid credit")
         operation = Operation(self, number, name, credit)
         handler = self._handlers.get(name)
         if handler is None:
             operation.failed(f"there is no operation {name!r}", "op")
         elif len(self._operations) >= protocol.MOST_OPERATIONS:
-            operation.failed("too much is under way in this sandbox", code="exhausted")
+            operation.failed("too many operations run in this sandbox", code="exhausted")
         else:
             self._operations[number] = operation
             self._carry_out(operation, lambda: handler(operation, header, parts))
@@ -343,7 +343,7 @@ class Loop:
         if name == "credit":
             amount = header.get("bytes")
             if type(amount) is not int or amount < 0:
-                raise wire.FrameError("a credit that is none")
+                raise wire.FrameError("an invalid credit")
             self._carry_out(operation, lambda: operation.give(amount))
         elif name == "stop":
             if operation.when_stopped is not None:

@@ -131,8 +131,8 @@ class Count:
         self._characters += len(path) + len(state[5])
         if self._entries > MOST_KNOWN or self._characters > KNOWN_CHARACTERS:
             raise Refused(
-                f"Holds more than {MOST_KNOWN} entries or {KNOWN_CHARACTERS} characters of names: "
-                "too much to tell what changes. List its folders one by one.",
+                f"Has more than {MOST_KNOWN} entries or {KNOWN_CHARACTERS} characters of names: "
+                "too many to report changes. List its folders one by one.",
                 "path",
             )
 

@@ -64,7 +64,7 @@ class Parser:
         while len(self._buffer) >= HEAD.size:
             lane, kind, size = HEAD.unpack_from(self._buffer)
             if size > MESSAGE_LIMIT or not START <= kind <= FAILED:
-                raise LaneError("a message that nobody sends")
+                raise LaneError("an unknown message")
             if len(self._buffer) < HEAD.size + size:
                 return
             content = bytes(self._buffer[HEAD.size : HEAD.size + size])

@@ -37,7 +37,7 @@ class LastingLoop(Loop):
 
     def _live_for(self, seconds: object) -> None:
         if type(seconds) not in (int, float):
-            raise wire.FrameError("a lease that is none")
+            raise wire.FrameError("an invalid lease")
         self.cancel(self._end)
         self._end = self.at(time.monotonic() + seconds, self._host_has_gone)  # type: ignore[operator]
 
@@ -104,7 +104,7 @@ class LastingLoop(Loop):
     def _resume(self, header: "Header") -> None:
         number, echo = header.get("id"), header.get("echo")
         if not self._is_found or type(number) is not int or not isinstance(echo, str):
-            raise wire.FrameError("nobody has come back")
+            raise wire.FrameError("no service has reconnected")
         self._is_found = False
         self._live_for(header.get("seconds"))
         said = memoryview(bytes.fromhex(echo))

@@ -70,4 +70,4 @@ def _text(value: "Any") -> str:
         return str(value.isoformat())
     if module == "uuid":
         return str(value)
-    raise TypeError(f"a {type(value).__name__} has no JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be JSON")

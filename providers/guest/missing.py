@@ -68,11 +68,11 @@ def advice(exit_code: "int | None", stdout: bytes, stderr: bytes) -> bytes:
             python and name.partition(".")[0] in getattr(sys, "stdlib_module_names", ())
         ):
             return b""
-        what = f"There is no module {name[:60]!r}, and none can be installed"
+        what = f"There is no module {name[:60]!r}, and modules cannot be installed"
     there = "" if node and not is_installing else f" There are: {', '.join(packages())}."
     said = (
-        f"{what}: a sandbox has no network, by design.{there} An administrator adds packages: an "
-        "image (build_images --template), or a virtual environment (SANDBOX_LOCAL_PYTHON)."
+        f"{what}: a sandbox has no network, by design.{there} An administrator can add packages, "
+        "with an image (build_images --template) or a virtual environment (SANDBOX_LOCAL_PYTHON)."
     )
     start = b"\n" if stderr and not stderr.endswith(b"\n") else b""
     return start + b"Advice: " + said.encode() + b"\n"

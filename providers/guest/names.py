@@ -66,7 +66,7 @@ def problem(name: object) -> str:
         return f"the name is too long: at most {MOST_CHARACTERS} characters are kept"
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            return "the name is no relative path"
+            return "the name is not a relative path"
         if len(part.encode()) > PART_BYTES and len(_bytes_of(part)) > PART_BYTES:
             return f"the name is too long: a part of it has at most {PART_BYTES} bytes"
     return ""
@@ -86,7 +86,7 @@ def too_many(most: int, what: str = "files") -> str:
 
 def too_large(most: int, together: str = "") -> str:
     """Give the reason for what is beyond a size in bytes, its own or that of all `together`."""
-    of_all = f" of all {together} together" if together else ""
+    of_all = f" in total for all {together}" if together else ""
     return f"too large: at most {most} bytes are kept{of_all}"
 
 

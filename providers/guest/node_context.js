@@ -39,8 +39,8 @@ new (require('net').Socket)({ fd: stop, readable: true, writable: false }).on('d
 `
 const PATIENCE_MS = 100
 // Where a TypeScript compiler may be for a Node that does not know the language itself.
-const NO_COMPILER = `If this is TypeScript: Node ${process.version} does not know it, and the package ` +
-  'typescript is not here. An administrator adds it (Debian: node-typescript), or Node from 22.13 on.'
+const NO_COMPILER = `If this is TypeScript: Node ${process.version} does not support it, and the package ` +
+  'typescript is missing. An administrator can add it (Debian: node-typescript), or Node 22.13 or newer.'
 // What JavaScript has nowhere: a type behind a name, and declarations of types.
 const TYPED = /[\w)\]]\??\s*:\s*[A-Za-z_$][\w$.<>[\] |]*[=,);{]|\b(interface|type|enum|namespace|declare|abstract|readonly|private|public|protected|as|satisfies)\s+[\w$]|\w<[\w$ ,[\]|]+>\s*[({]/
 // As display.py has it.
@@ -145,10 +145,10 @@ module.exports = function serve (shared, header) {
   }
 
   async function call (name, args, most) {
-    if (!tools || !Object.hasOwn(tools, name)) throw new ToolError(`${name} is no tool of this run`)
+    if (!tools || !Object.hasOwn(tools, name)) throw new ToolError(`${name} is not a tool of this run`)
     let body
     try {
-      if (args === null || typeof args !== 'object' || Array.isArray(args)) throw new TypeError('they are no object')
+      if (args === null || typeof args !== 'object' || Array.isArray(args)) throw new TypeError('not an object')
       body = toJson(args)
     } catch (error) {
       throw new ToolError(`the arguments of ${name} are not JSON: ${error.message}`)
@@ -158,7 +158,7 @@ module.exports = function serve (shared, header) {
     // Whoever hears of it may interrupt at once, and the end of a script is no time for a signal:
     // its own handler is gone by then, and ours is not back.
     if (isInScript) await new Promise((resolve) => soon(resolve))
-    if (running !== mine) throw new ToolError(`${name} is no tool of this run`)
+    if (running !== mine) throw new ToolError(`${name} is not a tool of this run`)
     const number = ++calls
     report({ type: 'call', number: running.number, call: number, name }, [['arguments', body]])
     const told = JSON.parse(await new Promise((resolve) => unanswered.set(number, resolve)))

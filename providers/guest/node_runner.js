@@ -97,7 +97,7 @@ function wantsArguments (body) {
 
 function checkTaken (code, args) {
   if (args === undefined || Object.keys(args).length === 0 || /\barguments\b/.test(code)) return
-  throw new ProgramError('nobody took the arguments: the code defines no function main() that could be ' +
+  throw new ProgramError('the arguments were not used: the code defines no function main() that could be ' +
     'called with them, and does not use the variable `arguments`')
 }
 

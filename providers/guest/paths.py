@@ -39,7 +39,7 @@ def refusal(error: OSError, field: str) -> Refused:
     if error.errno == errno.ENOENT:
         return Refused(reason, field, "missing")
     if error.errno == errno.ELOOP:
-        reason = "A symbolic link is on the way, and none is followed"
+        reason = "The path has a symbolic link, and links are not followed"
     return Refused(reason, field)
 
 
@@ -54,13 +54,13 @@ def parse(path: object, field: str = "path") -> "list[str]":
         raise Refused("Must be relative to the workspace, without NUL.", field)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Refused("Must not have `..` in it.", field)
+        raise Refused("Must not contain `..`.", field)
     try:
         longest = max([len(os.fsencode(part)) for part in parts], default=0)
         # An archive has a slash behind the longest path of a folder.
         whole = len(os.fsencode("/".join(parts)))
     except UnicodeEncodeError:
-        raise Refused("Has what no file name can have in it.", field) from None
+        raise Refused("Contains characters that a file name cannot have.", field) from None
     if longest > NAME_BYTES or whole > PATH_BYTES or len(parts) > MOST_DEPTH:
         raise Refused("Is too long or too deep.", field)
     return parts

@@ -287,7 +287,7 @@ def _check_taken(tree: "_ast.AST | None", values: object) -> None:
             nodes.extend(each for each in inner if isinstance(each, _ast.AST))
     if not _names_arguments(nodes):
         raise ProgramError(
-            "nobody took the arguments: the code defines no function main() that could be called "
+            "the arguments were not used: the code defines no function main() that could be called "
             "with them, and does not use the variable `arguments`"
         )
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Magic = Callable[..., object]
 
 _NO_NETWORK = (
-    "This sandbox has no network: pip installs nothing but files that are in it. `%pip list` says "
-    "what is installed; who runs the service can add more."
+    "This sandbox has no network: pip can install only files that are in it. `%pip list` shows the "
+    "installed packages; an administrator can add more."
 )
 # `{expression}`, `$name`, and `$$name` for the shell's own.
 _VARIABLE = re.compile(r"\{([^{}\n]+)\}|\$(\$?)([A-Za-z_]\w*)")
@@ -285,7 +285,7 @@ class InteractiveShell:
         self._pip(f"{shlex.quote(sys.executable)} -m pip {line}")
 
     def _line_conda(self, line: str) -> None:
-        raise UsageError("There is no conda here. `%pip list` says what is installed.")
+        raise UsageError("conda is not available. `%pip list` shows the installed packages.")
 
     def _line_cd(self, line: str) -> None:
         os.chdir(os.path.expanduser(line.strip().strip("'\"") or "~"))

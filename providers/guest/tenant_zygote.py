@@ -164,7 +164,7 @@ class _Zygote:
             if tell >= 0:
                 os.close(tell)
         if len(answer) != _PID.size:
-            raise OSError("the process between has failed")
+            raise OSError("the intermediate process has failed")
         found: int = _PID.unpack(answer)[0]
         return found
 
@@ -198,7 +198,7 @@ class _Zygote:
             return ""
         except OSError:
             left = self._kill_the_rest(number)
-            return f"its processes are not gone: {left}"
+            return f"its processes have not ended: {left}"
         return ""
 
     def _kill_the_rest(self, number: int) -> "list[str]":

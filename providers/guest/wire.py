@@ -206,7 +206,7 @@ class Parser:
 
 def _part_sizes(header: object) -> "list[tuple[str, int]]":
     if not isinstance(header, dict) or not isinstance(header.get("parts"), list):
-        raise FrameError("the header is no object with parts")
+        raise FrameError("the header is not an object with parts")
     sizes = []
     for entry in header["parts"]:
         if not (
@@ -224,7 +224,7 @@ def _part_sizes(header: object) -> "list[tuple[str, int]]":
     except UnicodeEncodeError:
         raise FrameError("a part has a name that is not Unicode") from None
     if len(set(names)) != len(names):
-        raise FrameError("two parts have one name")
+        raise FrameError("two parts have the same name")
     return sizes
 
 

@@ -94,7 +94,7 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
         if installed.returncode:
             reason = _last_line(installed.stderr)
             if _UNREACHED in installed.stderr:
-                reason = f"no registry of packages could be reached ({reason})"
+                reason = f"no package registry could be reached ({reason})"
             (folder / _REASON).write_text(reason)
             raise InstallationFailed(reason)
         (place,) = folder.glob("lib/python*/site-packages")

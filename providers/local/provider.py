@@ -363,9 +363,9 @@ def _tell(runtime: str, complaint: str) -> None:
         return
     _complaints[runtime] = complaint
     if complaint:
-        logger.info("launcher not usable", extra={"runtime": runtime, "reason": complaint})
+        logger.info("runtime unavailable", extra={"runtime": runtime, "reason": complaint})
     else:
-        logger.info("launcher usable again", extra={"runtime": runtime})
+        logger.info("runtime available again", extra={"runtime": runtime})
 
 
 async def _choose_launcher(wanted: str, platform: str) -> Launcher:

@@ -40,7 +40,7 @@ class LocalSessions:
         """Raises SandboxError; nothing has run then."""
         if self._apart["launcher"] not in LAUNCHERS:
             raise InvalidConfiguration(
-                "kept: Without isolation no sandbox is kept. Install bubblewrap or gVisor.",
+                "kept: A persistent sandbox needs isolation. Install bubblewrap or gVisor.",
                 field="kept",
             )
         self._check_service()

@@ -18,4 +18,4 @@ class AccountHold(models.Model):
     released_at = models.DateTimeField(null=True)
 
     def __str__(self) -> str:
-        return f"account {self.account_id} in the hands of {self.holder_id}"
+        return f"account {self.account_id} accessible to {self.holder_id}"

@@ -133,14 +133,14 @@ class Operation:
         size = sum(map(len, parts.values()))
         if event in ("done", "failed"):
             if size > (self.allowance.answer_bytes if event == "done" else 0):
-                raise wire.FrameError("an answer is over its bound")
+                raise wire.FrameError("an answer is over its limit")
             if event == "done":
                 self._settle(frame)
             else:
                 self.fail(_refusal(header))
             return True
         if not isinstance(event, str) or event not in self.allowance.events:
-            raise wire.FrameError("the guest sent an event that was not asked for")
+            raise wire.FrameError("the guest sent an unrequested event")
         _check_header(header)
         self._charge(event, size)
         if self._on_event is not None:
@@ -166,7 +166,7 @@ class Operation:
         if event in self._left:
             self._left[event] -= size
             if self._left[event] < 0:
-                raise wire.FrameError(f"more of {event} than the limits of its run allow")
+                raise wire.FrameError(f"more {event} than the limits of its run allow")
             if event == "output":
                 self._outputs += 1
                 if self._outputs > (self.allowance.count or 0):
@@ -175,9 +175,9 @@ class Operation:
         if event == "call":
             self._calls += 1
             if self._calls > self.allowance.calls:
-                raise wire.FrameError("more calls of tools than a run may make")
+                raise wire.FrameError("more tool calls than a run may make")
         if size > CHUNK_BYTES:
-            raise wire.FrameError("an event is over its bound")
+            raise wire.FrameError("an event is over its limit")
         self._credit -= size + EVENT_COST
         if self._credit < 0:
             raise wire.FrameError("the guest has sent more than it has credit for")
@@ -195,11 +195,11 @@ def _check_header(header: Mapping[str, object]) -> None:
     wire.FrameError."""
     values = [value for name, value in header.items() if name != "parts"]
     if len(values) > MOST_FIELDS or any(isinstance(each, (dict, list)) for each in values):
-        raise wire.FrameError("an event says more than it may beside its parts")
+        raise wire.FrameError("an event has too many fields")
     if any(isinstance(each, float) and not math.isfinite(each) for each in values):
-        raise wire.FrameError("an event has a number that is none")
+        raise wire.FrameError("an event has a number that is not finite")
     if sum(len(each) for each in values if isinstance(each, str)) > MOST_TEXT:
-        raise wire.FrameError("an event has more text than it may beside its parts")
+        raise wire.FrameError("an event has too much text in its fields")
 
 
 class Conversation:
@@ -281,7 +281,7 @@ class Conversation:
         number = frame[0].get("id")
         operation = self._operations.get(number) if type(number) is int else None
         if operation is None:
-            raise wire.FrameError("the guest answered what was not asked")
+            raise wire.FrameError("the guest answered an unknown request")
         if operation.receive(frame):
             del self._operations[operation.number]
             self._set_limit()

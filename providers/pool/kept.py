@@ -120,7 +120,9 @@ class Kept:
             await conversation.ask("keep", keep, seconds=START_SECONDS)
         except (ConversationEnded, wire.FrameError, TimeoutError) as error:
             reason = str(error) or "it ended"
-            raise CreationFailed(f"The sandbox could not be kept: {reason}.") from error
+            raise CreationFailed(
+                f"The persistent sandbox could not be started: {reason}."
+            ) from error
         except Refused as refused:
             raise told(refused) from None
         return kept

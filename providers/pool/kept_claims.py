@@ -28,7 +28,7 @@ def one(read: Callable[[Any], T | None], claimed: Any) -> T:
     """What was claimed. Raises ProviderUnavailable, `started`, for what is no such thing."""
     value = read(claimed)
     if value is None:
-        raise ProviderUnavailable("The sandbox gave an answer that is none.", started=True)
+        raise ProviderUnavailable("The sandbox gave an invalid answer.", started=True)
     return value
 
 

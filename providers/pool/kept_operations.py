@@ -140,8 +140,8 @@ class Operations:
 def left() -> ProviderUnavailable:
     """What is told of what was under way in a sandbox that was left to the next process."""
     return ProviderUnavailable(
-        "The pool service was stopped during this. The sandbox is still there, with all but what "
-        "was under way.",
+        "The pool service was stopped during this request. The sandbox still exists, but the "
+        "result of this request is lost.",
         started=True,
         retry_after=LEFT_RETRY_SECONDS,
     )

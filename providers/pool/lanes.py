@@ -180,7 +180,7 @@ class Lanes(asyncio.Protocol):
                 self._receive(number, kind, content)
         except LaneError as error:
             self.failure = self.failure or str(error)
-            logger.error("a tenant's kernel is ended: %s", error)
+            logger.error("ending a tenant's kernel: %s", error)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -203,7 +203,7 @@ class Lanes(asyncio.Protocol):
             raise LaneError(content[:REASON_LIMIT].decode("utf-8", "replace"))
         lane = self._lanes.get(number)
         if lane is None:
-            raise LaneError("it speaks of a run that there is not")
+            raise LaneError("it sent a message for an unknown run")
         if kind == lanes.DATA:
             lane.receive(content)
         elif kind == lanes.CREDIT:
@@ -216,7 +216,7 @@ class Lanes(asyncio.Protocol):
                 # It has ended, and something of it is left.
                 raise LaneError(reason)
         else:
-            raise LaneError("it spoke out of turn")
+            raise LaneError("it sent an unexpected message")
 
 
 def _read_end(content: bytes) -> tuple[int | None, str]:
@@ -224,7 +224,7 @@ def _read_end(content: bytes) -> tuple[int | None, str]:
         told = json.loads(content)
         code, reason = told["code"], told["reason"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LaneError("an end that nobody can read") from error
+        raise LaneError("an unreadable end message") from error
     return code if type(code) is int else None, str(reason)[:REASON_LIMIT]
 
 

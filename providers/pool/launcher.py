@@ -352,8 +352,8 @@ def start_failure(tool: str, error: Exception, complaint: str = "") -> SandboxEr
 
 def exhausted(reason: str) -> RateLimited:
     return RateLimited(
-        f"{reason}. The machine has too few processes, descriptors or too little memory left for "
-        "another sandbox at the moment. Try again later, run fewer at once, or raise its limits."
+        f"{reason}. The machine does not have enough free processes, file descriptors or memory "
+        "for another sandbox now. Try again later, run fewer at once, or raise its limits."
     )
 
 

@@ -35,12 +35,12 @@ async def choose_level(launcher: Launcher, wanted: Isolation) -> Chosen:
     if wanted != "auto":
         return Chosen(wanted)
     if launcher.runtime != "gvisor":
-        return Chosen("execution", "execution: a fresh sandbox is made fast here")
+        return Chosen("execution", "execution: a new sandbox starts fast with this launcher")
     try:
         await _require_tenant_kernels(launcher)
     except SandboxError as error:
         return Chosen("execution", f"execution: {error.message}"[:200])
-    return Chosen("tenant-kernel", "tenant-kernel: a fresh gVisor for every run is slow")
+    return Chosen("tenant-kernel", "tenant-kernel: a new gVisor for every run starts slowly")
 
 
 async def _require_tenant_kernels(launcher: Launcher) -> None:
@@ -48,7 +48,7 @@ async def _require_tenant_kernels(launcher: Launcher) -> None:
     what it takes to make runs in a container is too much for one on this machine's kernel."""
     if not isinstance(launcher, TenantLauncher):
         raise ProviderUnavailable(
-            "isolation: tenant-kernel is not to be had with this launcher. Start the pool with "
+            "isolation: tenant-kernel is not available with this launcher. Start the pool with "
             "POOL_LAUNCHER=gvisor, which needs runsc, or docker with an engine that has runsc, or "
             "choose another isolation.",
             field="isolation",

@@ -44,7 +44,7 @@ class LiveRun:
         elif kind == "output":
             self._show(parts)
         else:
-            raise FrameError("an event of no known kind")
+            raise FrameError("an event of an unknown kind")
 
     def _print(self, kind: str, parts: Mapping[str, bytes]) -> None:
         data, printed = parts.get("data", b""), self.printed[kind]

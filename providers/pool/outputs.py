@@ -33,7 +33,7 @@ def read_outputs(
             continue
         match = _PART.fullmatch(part)
         if match is None:
-            noted.add(part, "its name is no MIME type")
+            noted.add(part, "its name is not a MIME type")
             continue
         number, mime = int(match[1]), match[2]
         name = f"output {number + 1}: {mime}"

@@ -163,7 +163,8 @@ class Pool:
             ) from None
         if displaced:
             error = RateLimited(
-                "The queue is full and others wait for less.", retry_after=self._retry_after()
+                "The queue is full, and callers with fewer queued requests come first.",
+                retry_after=self._retry_after(),
             )
             self._refuse(displaced, error)
         shelf.waited()

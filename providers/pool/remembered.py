@@ -99,7 +99,7 @@ class Memory:
             draft.unlink()
             return path.read_text()
         except OSError as error:
-            logger.warning("what is kept will end with this process: %s", error)
+            logger.warning("persistent sandboxes will end with this process: %s", error)
             return made
 
     def take(self) -> bool:
@@ -136,7 +136,7 @@ class Memory:
             if remembered is not None:
                 found.append(remembered)
             elif self.is_ours:
-                logger.warning("not a kept sandbox's file, removed: %s", path.name)
+                logger.warning("removed an invalid file of a persistent sandbox: %s", path.name)
                 _remove(path)
         return found
 
@@ -172,7 +172,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("a kept sandbox's file stays: %s", error)
+        logger.warning("the file of a persistent sandbox cannot be removed: %s", error)
 
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {

@@ -34,7 +34,7 @@ def check_spec(spec: SandboxSpec, has: SandboxLimits) -> None:
     refused, and one with less keeps the caller's bound too. Raises InvalidConfiguration.
     """
     if spec.kept:
-        raise InvalidConfiguration("kept: The sandboxes here are for one run.", field="kept")
+        raise InvalidConfiguration("kept: This pool has only sandboxes for one run.", field="kept")
     if spec.environment:
         _refuse_environment()
     check_limits(spec.limits, has)
@@ -48,8 +48,8 @@ def check_limits(limits: SandboxLimits | None, has: SandboxLimits) -> None:
         asked, configured = getattr(limits, each.name), getattr(has, each.name)
         if asked < configured:
             raise InvalidConfiguration(
-                f"{each.name}: The sandboxes here are made with {configured}, and {asked} is asked "
-                "for. Ask for as much, or configure the provider with less.",
+                f"{each.name}: Sandboxes have {configured} here, and the request has {asked}. "
+                f"Request at least {configured}, or configure the provider with less.",
                 field=each.name,
             )
 
@@ -130,7 +130,7 @@ def _refusing(field: str) -> Iterator[None]:
 
 def _refuse_environment() -> NoReturn:
     raise InvalidConfiguration(
-        "environment: A sandbox for one run takes none.", field="environment"
+        "environment: Only persistent sandboxes accept variables.", field="environment"
     )
 
 

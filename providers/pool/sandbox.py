@@ -196,7 +196,7 @@ class Sandbox:
     def keep(self) -> GuestChannel:
         """Let it stay, for whoever speaks over the channel from now on. Nothing has run in it."""
         if self._runs:
-            raise ValueError("a sandbox that has run something is not kept")
+            raise ValueError("a sandbox that has run code cannot become persistent")
         self._runs = 1
         self.kept = True
         self.reusable = False
@@ -272,7 +272,7 @@ class Sandbox:
         if answer[0].get("type") != "result" or answer[0].get("id") != request_id:
             return silent_end(
                 time.monotonic() - began,
-                ended="It answered what was not asked, and was ended",
+                ended="It answered an unknown request, and was ended",
             )
         self.answered = True
         if not self.reusable:

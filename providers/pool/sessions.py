@@ -105,9 +105,9 @@ class Sessions:
         """Raises KeptSandboxLost for what is not, or no longer, there."""
         session = self._sessions.get(ref)
         if session is None or not session.kept.alive:
-            anew = "" if ref.startswith(f"{self._boot}-") else ": the service was started anew"
+            anew = "" if ref.startswith(f"{self._boot}-") else ": the service was restarted"
             with before_the_code():
-                raise KeptSandboxLost(f"The sandbox is not there any more{anew}.")
+                raise KeptSandboxLost(f"The sandbox does not exist any more{anew}.")
         return session
 
     def all(self) -> list[Session]:
@@ -140,17 +140,18 @@ class Sessions:
 
     def _refusal(self, lent_by: object, owner: str, most: int) -> str:
         if most < 1:
-            return "No sandbox may be kept here. Raise max_sandboxes to 2 or more."
+            return "There is no room for persistent sandboxes. Raise max_sandboxes to 2 or more."
         own = [
             each
             for each in self.all()
             if each.owner == owner and each.lent_by is lent_by and not each.kept.busy
         ]
         message = (
-            f"No more sandboxes can be kept: there may be {most} in all, and one tenant may have "
-            "four fifths of what others leave."
+            f"There is no room for another persistent sandbox: at most {most} can exist, and one "
+            "tenant can have four fifths of those that others do not use."
         )
         if own:
             idle = max(own, key=lambda each: each.idle_seconds)
-            message += f" Yours longest idle is {idle.ref}, for {math.floor(idle.idle_seconds)} s."
+            seconds = math.floor(idle.idle_seconds)
+            message += f" The tenant's longest idle one is {idle.ref}, for {seconds} s."
         return message

@@ -88,5 +88,7 @@ def module_names(text: str | None) -> tuple[str, ...]:
     names = tuple(re.findall(r"[^\s,]+", text or ""))
     for name in names:
         if not _MODULE.fullmatch(name):
-            raise InvalidConfiguration(f"preload: {name!r} names no module.", field="preload")
+            raise InvalidConfiguration(
+                f"preload: {name!r} is not the name of a module.", field="preload"
+            )
     return names

@@ -163,7 +163,9 @@ class Shelf:
         error = copy.copy(self._error)
         if self.has_code:
             # The code may have brought it about: nothing that others' provider is judged by.
-            error = RateLimited(f"No sandbox could be made in the tenant's kernel: {error.message}")
+            error = RateLimited(
+                f"No sandbox could be started in the tenant's kernel: {error.message}"
+            )
         error.retry_after = max(1.0, self.not_before - time.monotonic())
         return error
 

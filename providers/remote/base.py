@@ -81,8 +81,8 @@ class RemoteProvider(SandboxProvider):
         service, language = self.service, self.language(spec.template)
         if spec.limits is not None:
             raise InvalidConfiguration(
-                f"limits: How large a sandbox is, {self.name} decides. Leave them out, or choose "
-                "another template in the configuration.",
+                f"limits: {self.name} decides the size of a sandbox. Leave the limits out, or "
+                "choose another template in the configuration.",
                 field="limits",
             )
         self.check_environment(spec.environment)

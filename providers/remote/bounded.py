@@ -32,7 +32,7 @@ class BoundedClient(httpx.Client):
 def _bound(response: httpx.Response) -> None:
     if response.headers.get("content-encoding", "identity") != "identity":
         response.close()
-        raise ResponseTooLarge("a compressed answer was not asked for")
+        raise ResponseTooLarge("a compressed answer was not requested")
     stream = response.stream
     if isinstance(stream, httpx.SyncByteStream):
         response.stream = _Bounded(stream)

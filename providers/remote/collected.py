@@ -47,7 +47,7 @@ def collect_artifacts(
     try:
         call_within(seconds, lambda: _collect(collected, find, read, limits))
     except DeadlinePassed:
-        collected.skipped.add("", f"not handed over within {seconds:g} s")
+        collected.skipped.add("", f"not received within {seconds:g} s")
     # What a call that is given up still adds comes too late.
     result.artifacts = list(collected.files)
     note_omissions(result.metadata, ARTIFACTS_SKIPPED, collected.skipped)

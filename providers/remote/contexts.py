@@ -85,7 +85,7 @@ class RemoteContexts(Contexts):
     def destroy(self, context_id: str) -> bool:
         if context_id == DEFAULT_CONTEXT:
             raise InvalidConfiguration(
-                "context: The default one stays. Restart it instead.", field="context"
+                "context: The default context cannot be ended. Restart it instead.", field="context"
             )
         with self._noted() as known:
             one = known.get(context_id)

@@ -115,7 +115,7 @@ def calls_main(code: str, arguments: Mapping[str, Any] | None) -> bool:
         return True
     if arguments:
         raise InvalidConfiguration(
-            "Nobody takes the arguments: the cell has no function main() of its own.",
+            "The arguments were not used: the cell defines no function main().",
             field="arguments",
         )
     return False
@@ -174,7 +174,7 @@ def _javascript(
         entrypoint = "main" if wants(code) else "script"
     if entrypoint != "main" and arguments and not _ARGUMENTS.search(code):
         raise InvalidConfiguration(
-            "Nobody takes the arguments: the code defines no function main() that could be called "
+            "The arguments were not used: the code defines no function main() that could be called "
             "with them, and does not use the variable `arguments`.",
             field="arguments",
         )

@@ -98,7 +98,7 @@ class Receiver:
             return
         certificate = peer.getpeercert(True)
         if certificate is None or key_digest(certificate) not in self.pins:
-            raise WrongKey("The server's key is none of public_key_pins.")
+            raise WrongKey("The server's key is not one of public_key_pins.")
 
 
 def key_digest(certificate: bytes) -> bytes:
@@ -113,7 +113,7 @@ def check_trust(config: Mapping[str, Any], addresses: Iterable[str]) -> None:
     for name in (CA_FIELD, PIN_FIELD):
         if config[name] and any(text.lower().startswith("http://") for text in addresses):
             raise InvalidConfiguration(
-                f"{name}: Over plain http nobody shows a certificate. Use https.", field=name
+                f"{name}: Plain http has no certificates. Use https.", field=name
             )
     parse_pins(config[PIN_FIELD] or "")
     if config[CA_FIELD]:
@@ -135,7 +135,7 @@ def parse_pins(text: str) -> frozenset[bytes]:
             pins.add(base64.b64decode(found[1] if found else "?", validate=True))
         except binascii.Error:
             raise InvalidConfiguration(
-                f"{PIN_FIELD}: {word!r} is no SHA-256 in base64, such as sha256/47DEQpj8...=.",
+                f"{PIN_FIELD}: {word!r} is not a SHA-256 in base64, such as sha256/47DEQpj8...=.",
                 field=PIN_FIELD,
             ) from None
     return frozenset(pins)

@@ -96,7 +96,7 @@ class Answers:
 
     def _note(self, reason: str) -> None:
         """For the log alone: callers have no business with addresses inside our network."""
-        logger.warning("the pool service at %s is not reached: %s", self._where, reason)
+        logger.warning("cannot reach the pool service at %s: %s", self._where, reason)
 
 
 def _reason(error: Exception) -> str:

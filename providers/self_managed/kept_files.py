@@ -38,8 +38,8 @@ class ServiceFiles(Files):
                     size += len(data := parts.get("data", b""))
                     if size > LISTED_BYTES:
                         raise InvalidConfiguration(
-                            "path: Holds more than can be listed at once. List the folders in it "
-                            "one by one, or with less depth.",
+                            "path: Has too many entries to list at once. List its folders one by "
+                            "one, or with less depth.",
                             field="path",
                         )
                     claimed = messages.loads(data)
@@ -187,7 +187,7 @@ def _hold(held: IO[bytes], data: bytes) -> None:
         held.write(data)
     except OSError as error:
         raise ProviderUnavailable(
-            f"A file of a sandbox cannot be held back on this machine's disk: {error.strerror}."
+            f"A file of a sandbox cannot be stored on this machine's disk: {error.strerror}."
         ) from error
 
 
@@ -202,4 +202,4 @@ def _list(data: bytes) -> list[Any]:
 
 
 def _not_an_answer() -> ProviderUnavailable:
-    return ProviderUnavailable("The sandbox gave an answer that is none.", started=True)
+    return ProviderUnavailable("The sandbox gave an invalid answer.", started=True)

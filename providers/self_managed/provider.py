@@ -196,7 +196,7 @@ class SelfManagedProvider(SandboxProvider):
         backend = self.backend()
         if not isinstance(backend, PoolClient) or backend.apart:
             raise InvalidConfiguration(
-                "kept: Only the pool service itself keeps sandboxes. Start it, and clear "
+                "kept: Persistent sandboxes need the pool service. Start it, and clear "
                 "without_service.",
                 field="kept",
             )

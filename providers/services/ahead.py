@@ -63,6 +63,6 @@ def _look_until_the_end() -> None:
         try:
             start_all()
         except DatabaseFailure as error:
-            logger.info("Providers could not be started ahead: %s", error)
+            logger.info("Providers could not be started in advance: %s", error)
         close_old_connections()
         time.sleep(LOOK_SECONDS)

@@ -22,7 +22,7 @@ def waiting_apart() -> Iterator[None]:
     """Hold one of the places. Raises RateLimited when all are taken."""
     if not _places.acquire(blocking=False):
         raise RateLimited(
-            f"{AT_ONCE} providers are being started for a try or a replay. Try again later.",
+            f"{AT_ONCE} providers are being started for tests or replays. Try again later.",
             retry_after=RETRY_AFTER_SECONDS,
         )
     try:

@@ -102,7 +102,7 @@ def approve(change: PendingChange, *, approver: Any) -> None:
             _approve(change, approver)
     except IntegrityError:
         raise ConfigurationConflict(
-            "It contradicts what is stored by now. Reject it, and ask for it anew."
+            "The change conflicts with newer data. Reject it, and request it again."
         ) from None
 
 
@@ -168,7 +168,7 @@ def _asked_config(change: PendingChange) -> dict[str, Any] | None:
     try:
         return PendingChange.objects.values_list("config", flat=True).get(pk=change.pk)
     except DecryptionError as error:
-        raise InvalidConfiguration(f"What was asked for stays as it is. {error}") from None
+        raise InvalidConfiguration(f"The requested change cannot be read. {error}") from None
 
 
 def reject(change: PendingChange, *, decider: Any) -> None:
@@ -189,7 +189,7 @@ def _decide(
         decided_at=timezone.now(),
         config=None,
     ):
-        raise NotPermitted("It was decided already.")
+        raise NotPermitted("The change was already approved or rejected.")
 
 
 @sensitive_variables()

@@ -18,27 +18,27 @@ from providers.services.history import SYSTEM
 APPROVE = "providers.change_pendingchange"
 _BACKEND = "django.contrib.auth.backends.ModelBackend"
 _LOOKED_AT = 100
-_REMEDY = "Or run `manage.py confirm_account {}` on the server, if that is another person."
+_REMEDY = "If they are different people, run `manage.py confirm_account {}` on the server."
 
 
 def why_not(change: PendingChange, approver: Any) -> str:
     """Why this account may not approve the change, "" when it may."""
     if not (approver.is_active and approver.has_perm(APPROVE)):
-        return "You may not approve changes."
+        return "You don't have permission to approve changes."
     if change.author_id is None or change.author_id == approver.pk:
         return "A second person has to approve it."
     author = get_user_model()._default_manager.filter(pk=change.author_id).first()
     if author is None or not author.is_active:
-        return "Whoever asked for it has no account any more. Reject it, and ask for it anew."
+        return "The account that requested it is gone. Reject the change, and request it again."
     if shared := persons_behind(approver.pk) & persons_behind(change.author_id):
         names = _names(shared)
         return (
-            f"Your account and {author.get_username()} count as one person: {names} made one of "
-            "them, or set its password, authenticator or rights. Somebody else has to approve it. "
+            f"Your account and {author.get_username()} count as one person: {names} created one of "
+            "them, or set its password, authenticator or rights. Another person has to approve it. "
             + _REMEDY.format(approver.get_username())
         )
     if _gained_rights_since(change, approver):
-        return "Your rights are newer than this change. Somebody else has to approve it."
+        return "Your rights are newer than this change. Another person has to approve it."
     return ""
 
 

@@ -27,8 +27,8 @@ class Unreadable(InvalidConfiguration):
 
     def __init__(self, provider_id: str, error: DecryptionError) -> None:
         super().__init__(
-            f"The configuration of {provider_id!r} is stored and left as it is. {error} "
-            "If that key is lost for ever, remove the configuration and enter it anew."
+            f"The stored configuration of {provider_id!r} was not changed. {error} "
+            "If that key is lost, delete the configuration and enter it again."
         )
 
 
@@ -112,8 +112,9 @@ def _refuse_shared(
         other = stored_config(row) if is_readable(row) else None
         if other is not None and _place(other.get(name)) == _place(config[name]):
             raise InvalidConfiguration(
-                f"{name}: The configuration {row.provider_id!r} has it already, and it can have "
-                "the settings of one alone. Name another one, or change that configuration.",
+                f"{name}: The configuration {row.provider_id!r} already uses this address, and its "
+                "service can have only one set of settings. Enter another one, or change that "
+                "configuration.",
                 field=name,
             )
 

@@ -82,7 +82,9 @@ def plan(document: Any) -> Plan:
         changes.append(Change(provider_id, row.version if row else 0, diff))
     active = rows.get(wanted.active)
     if wanted.active and active is None and wanted.active not in wanted.configs:
-        raise InvalidConfiguration(f"{wanted.active!r} is to be active and has no configuration.")
+        raise InvalidConfiguration(
+            f"{wanted.active!r} cannot be activated: it has no configuration."
+        )
     is_so = active is not None and active.is_active
     return Plan(changes, unchanged, wanted.skipped, "" if is_so else wanted.active)
 
@@ -105,7 +107,7 @@ def bring_in(
     now = plan(document)
     if now.active != active:
         raise ConfigurationConflict(
-            "Another provider was activated in the meantime. Look at the file again."
+            "Another provider was activated in the meantime. Check the file again."
         )
     wanted = read_settings(document)
     who = {"author": author, "author_id": author_id, "reason": reason}

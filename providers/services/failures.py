@@ -39,7 +39,7 @@ def told(
     """
     if not isinstance(error, SandboxError):
         # Its text may hold whatever the backend or the configuration held.
-        text = f"The provider failed with {type(error).__name__}, which it should not."
+        text = f"The provider failed with an unexpected {type(error).__name__}."
         error = ProviderUnavailable(text)
     error.message = redacted(provider, config, error.message)
     entered = entered_addresses(provider.config_fields, config)

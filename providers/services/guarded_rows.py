@@ -87,7 +87,7 @@ def asked_for(waiting: PendingChange, config: Values | None) -> Change:
     before = guarded.values_of(kind, row)
     removes = waiting.action == Action.REMOVE
     if before is None and (removes or waiting.base_version):
-        raise ConfigurationConflict(f"{waiting.shown_as} is not there any more.")
+        raise ConfigurationConflict(f"{waiting.shown_as} does not exist any more.")
     after = None if removes else {**(before or {}), **(config or {})}
     return Change(kind, pk, before, after, kind.shown(row) if row else "")
 

@@ -161,7 +161,7 @@ def refuse_another(diff: Diff, shown: Diff) -> None:
     """Raise ConfigurationConflict when a change would not do what its approver was shown."""
     if json.loads(json.dumps(diff)) != shown:
         raise ConfigurationConflict(
-            "It would change something else than what is shown. Reject it, and ask for it anew."
+            "The change would differ from the one shown. Reject it, and request it again."
         )
 
 

@@ -108,7 +108,7 @@ def _decide(provider_id: str) -> None:
             logger.warning("a probe of provider %s failed: %s", provider_id, error.message)
             breaker.report_failure(provider_id, error)
     except DatabaseFailure:
-        logger.exception("the breaker of %s could not be told", provider_id)
+        logger.exception("the circuit breaker of %s could not be updated", provider_id)
     finally:
         _end(provider_id)
         connections.close_all()
@@ -131,7 +131,7 @@ def _probe(provider_id: str) -> None:
 def _run(provider: SandboxProvider) -> None:
     found = probe_of(provider.get_supported_languages())
     if found is None:
-        raise RateLimited("It offers no language that a probe exists for.")
+        raise RateLimited("There is no test program for its languages.")
     language, program = found
     sandbox = provider.open(SandboxSpec(language), OWNER)
     try:
@@ -139,4 +139,4 @@ def _run(provider: SandboxProvider) -> None:
     finally:
         sandbox.close()
     if not isinstance(result, ExecutionResult) or str(result.stdout).strip() != EXPECTED:
-        raise ProviderUnavailable("A probe's program did not print what it should.")
+        raise ProviderUnavailable("The test program did not print the expected text.")

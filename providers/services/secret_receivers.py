@@ -36,10 +36,10 @@ def check_receivers(
             continue
         kept = stored.get(key) and entered.get(key) in (None, "", mask(str(stored[key])))
         if kept and cleaned.get(key) and moved:
-            errors[key] = f"Enter it again: {moved} changed, and it was not entered for that."
+            errors[key] = f"Enter it again, because {moved} changed."
         elif not cleaned.get(key) and declared.from_environment and given:
             errors[key] = (
-                f"Enter it: that of the environment is not sent to what was entered as {given}."
+                f"Enter it: the environment variable is not sent to an address entered as {given}."
             )
     if errors:
         text = " ".join(f"{key}: {problem}" for key, problem in errors.items())

@@ -114,7 +114,7 @@ def _record(name: str, data_type: str, value: str) -> dict[str, str]:
 def _records(document: Any) -> dict[str, str]:
     entries = document.get("system_settings") if isinstance(document, Mapping) else None
     if not isinstance(entries, list):
-        raise InvalidConfiguration("The file must hold an object with the list system_settings.")
+        raise InvalidConfiguration("The file must be a JSON object with the list system_settings.")
     records: dict[str, str] = {}
     for number, entry in enumerate(entries, start=1):
         name = entry.get("name") if isinstance(entry, Mapping) else None
@@ -123,7 +123,7 @@ def _records(document: Any) -> dict[str, str]:
         if not name.startswith(_PREFIX):
             continue
         if name in records or not isinstance(entry.get("value"), str):
-            raise InvalidConfiguration(f"{name}: Must be there once, with a text as value.")
+            raise InvalidConfiguration(f"{name}: Must appear once, with a string as value.")
         records[name] = entry["value"]
     return records
 

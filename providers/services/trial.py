@@ -128,8 +128,7 @@ def _bounded(provider_class: type[SandboxProvider], config: dict[str, Any]) -> T
         _left.difference_update([thread for thread in _left if not thread.is_alive()])
         if len(_left) >= MOST_LEFT:
             raise RateLimited(
-                f"{MOST_LEFT} tries whose time was over have not ended: what they ask does not "
-                "answer. Try again later.",
+                f"{MOST_LEFT} tests have timed out and still wait for an answer. Try again later.",
             )
     worker.start()
     worker.join(DEADLINE_SECONDS)
@@ -170,7 +169,7 @@ def _failed(error: SandboxError, latency_ms: float) -> Trial:
 def _run(provider: SandboxProvider) -> Trial:
     found = probe_of(provider.get_supported_languages())
     if found is None:
-        raise ProviderUnavailable("It offers no language that a test program exists for.")
+        raise ProviderUnavailable("There is no test program for its languages.")
     language, program = found
     began = perf_counter()
     sandbox = provider.open(SandboxSpec(language), "connection-test")
@@ -178,8 +177,8 @@ def _run(provider: SandboxProvider) -> Trial:
         isolation, _ = of_sandbox(provider, sandbox)
         if not meets(isolation, settings.MINIMUM_ISOLATION):
             raise IsolationUnmet(
-                f"A sandbox of it has the isolation {isolation}, and MINIMUM_ISOLATION is "
-                f"{settings.MINIMUM_ISOLATION}, so nothing would run in it. A provider that "
+                f"Its sandboxes have the isolation {isolation}, and MINIMUM_ISOLATION is "
+                f"{settings.MINIMUM_ISOLATION}, so it would run nothing. A provider that "
                 "declares no isolation counts as none."
             )
         result = sandbox.run(Job(program, language, RUN_SECONDS, entrypoint="script"))
@@ -190,7 +189,7 @@ def _run(provider: SandboxProvider) -> Trial:
     if result.timed_out:
         return Trial(
             False,
-            "The test program was not done in time.",
+            "The test program did not finish in time.",
             latency,
             runtime,
             language,

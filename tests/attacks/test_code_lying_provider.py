@@ -57,7 +57,7 @@ def test_an_artifact_of_40_megabytes_is_left_out(liar: Liar, alice: Caller) -> N
     assert sum(Artifact.objects.values_list("size_bytes", flat=True)) <= KEPT.artifacts_total_bytes
     assert last_execution().meta["artifacts_skipped"] == [
         ["large.bin", "too large: at most 10485760 bytes are kept"],
-        ["c.bin", "too large: at most 20971520 bytes are kept of all files together"],
+        ["c.bin", "too large: at most 20971520 bytes are kept in total for all files"],
     ]
 
 

@@ -56,7 +56,7 @@ def test_refusals_are_errors_by_what_to_do(client: Cofferdam, streaming_site: Si
     charlie = Cofferdam(streaming_site.service.url, streaming_site.charlie)
     with charlie as stranger, pytest.raises(NotFound):
         stranger.execution(mine.id)
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="not a valid name"):
         client.artifact(mine.id, "../../sessions")
     with pytest.raises(Conflict):
         client.cancel(mine.id)
@@ -150,7 +150,7 @@ def test_a_receipt_is_checked_without_the_service(
     for changed in ({**done.raw, "stdout": "43\n"}, {**done.raw, "exit_code": 1}):
         assert not check_receipt(changed, keys).is_valid
     assert check_receipt(done, keys, code="print(6*7)").problems == (
-        "code_hash: what was given is not the code that was run",
+        "code_hash: the given file is not the code that was run",
     )
     assert not check_receipt(done, {"keys": []}).is_valid
     for nothing in ({}, {**done.raw, "receipt": None}, {"receipt": {}}):

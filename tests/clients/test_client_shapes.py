@@ -140,8 +140,8 @@ def test_an_answer_may_be_newer_and_may_not_lack_anything() -> None:
     assert moved.modified_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     for wrong, named in (
         ({"id": "default", "language": "python"}, "Context.cwd is missing"),
-        ({"id": 7, "language": "python", "cwd": ""}, "Context.id has another type"),
-        ([], "Context has another type"),
+        ({"id": 7, "language": "python", "cwd": ""}, "Context.id has the wrong type"),
+        ([], "Context has the wrong type"),
     ):
         with pytest.raises(UnexpectedAnswer, match=named):
             decode(Context, wrong)

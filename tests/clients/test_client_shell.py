@@ -147,7 +147,7 @@ def test_what_was_left_out_is_told_beside_the_output(
     code = "import os\nos.symlink('x', 'artifacts/a\\x1b')\nfor n in range(21): display(n)"
     assert main(["run", "-c", code]) == 0
     assert capfd.readouterr().err.splitlines() == [
-        "cofferdam: a\\x1b was left out: a symbolic link: none is followed",
+        "cofferdam: a\\x1b was left out: a symbolic link: links are not followed",
         "cofferdam: output 21 was left out: too many outputs: at most 20 are kept",
     ]
 

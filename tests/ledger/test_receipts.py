@@ -149,7 +149,7 @@ def test_every_changed_field_of_a_receipt_is_noticed(answer: Any, keys: Path) ->
 def test_other_code_or_another_artifact_is_noticed(answer: Any, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("other")
     assert "is not the code" in check(answer, keys, "--code", "other")[1]
-    assert "no artifact of the name" in check(answer, keys, "--artifact", "other")[1]
+    assert "no artifact named" in check(answer, keys, "--artifact", "other")[1]
     assert "is not the artifact" in check(answer, keys, "--artifact", "a.txt=other")[1]
 
 

@@ -153,7 +153,7 @@ def test_an_address_of_the_environment_needs_no_further_word(
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "10.0.0.1/8", "http://pool", "a b", "127.1"])
 def test_an_entry_that_is_no_network_and_no_name_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="is no network"):
+    with pytest.raises(ValueError, match="is not a network"):
         Allowed.parse(text)
 
 

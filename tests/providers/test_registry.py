@@ -54,8 +54,8 @@ BROKEN = {
     "lacks_a_module": ("import an_sdk_that_is_not_installed", "an_sdk_that_is_not_installed"),
     "is_no_python": ("def (", "SyntaxError"),
     "has_no_such_class": ("", "Probe"),
-    "is_no_provider": ("class Probe: pass", "no subclass of SandboxProvider"),
-    "is_no_class": ("Probe = 5", "no subclass of SandboxProvider"),
+    "is_no_provider": ("class Probe: pass", "not a subclass of SandboxProvider"),
+    "is_no_class": ("Probe = 5", "not a subclass of SandboxProvider"),
     "is_abstract": (
         "from providers.base import SandboxProvider\n"
         "class Probe(SandboxProvider):\n    id = 'probe'\n    name = 'Probe'\n",

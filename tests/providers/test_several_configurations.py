@@ -126,7 +126,9 @@ def test_the_cheapest_is_told_by_what_a_run_costs_there(probe: None) -> None:
 def test_no_two_give_their_settings_to_one_pool(db: None, admin: Client) -> None:
     first = {"endpoint": "http://127.0.0.1:9385", "pool_size": 2}
     save_config("self_managed", first)
-    with pytest.raises(InvalidConfiguration, match="'self_managed' has it already") as refused:
+    with pytest.raises(
+        InvalidConfiguration, match="'self_managed' already uses this address"
+    ) as refused:
         save_config("self_managed@strict", {"endpoint": "http://127.0.0.1:9385/", "pool_size": 9})
     assert refused.value.field == "endpoint"
     body = {"provider_type": "self_managed@strict", "config": first, "set_active": False}
@@ -134,7 +136,7 @@ def test_no_two_give_their_settings_to_one_pool(db: None, admin: Client) -> None
     assert admin.post(url, body, content_type="application/json").status_code == 400
     save_config("self_managed@strict", {"endpoint": "http://127.0.0.1:9386"})
     assert save_config("self_managed", first | {"pool_size": 3}).version == 2
-    with pytest.raises(InvalidConfiguration, match="'self_managed@strict' has it"):
+    with pytest.raises(InvalidConfiguration, match="'self_managed@strict' already"):
         save_config("self_managed", {"endpoint": "http://127.0.0.1:9386"})
 
 

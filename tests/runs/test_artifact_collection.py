@@ -90,7 +90,7 @@ def test_a_link_is_never_followed(local: Local, target: str) -> None:
     """
     result = local.survive(code)
     assert contents(result) == {"plain": b"plain"}
-    assert skipped(result) == {"loop": "a symbolic link: none is followed"}
+    assert skipped(result) == {"loop": "a symbolic link: links are not followed"}
 
 
 def test_a_linked_folder_is_not_entered(bubblewrap: Local) -> None:
@@ -194,7 +194,7 @@ def test_all_files_together_are_bounded(bubblewrap: Local) -> None:
     code = "for n in 'abc': open(f'artifacts/{n}', 'wb').write(b'x' * (8 << 20))"
     result = bubblewrap.run(code)
     assert sorted(contents(result)) == ["a", "b"]
-    reason = "too large: at most 20971520 bytes are kept of all files together"
+    reason = "too large: at most 20971520 bytes are kept in total for all files"
     assert skipped(result) == {"c": reason}
 
 
@@ -262,7 +262,7 @@ def test_deep_folders_are_not_followed_for_ever(bubblewrap: Local) -> None:
     """
     result = bubblewrap.survive(code)
     assert set(contents(result)) == {f"{'d/' * depth}file{depth}" for depth in range(5)}
-    reason = "too deep: at most 4 folders lie above a file that is kept"
+    reason = "too deep: a kept file has at most 4 folders above it"
     assert skipped(result) == {f"{'d/' * depth}file{depth}": reason for depth in range(5, 8)}
 
 

@@ -123,7 +123,7 @@ def test_a_fork_that_fails_ends_no_other_sandbox(tmp_path: Path, preload: tuple[
 
     first, second, last = with_zygote(tmp_path, preload, starve)
     assert (type(first), type(second), last) == (RateLimited, RateLimited, None), first
-    assert "too few processes" in str(first)
+    assert "enough free processes" in str(first)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no"), MemoryError()], ids=repr)

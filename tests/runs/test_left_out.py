@@ -26,10 +26,10 @@ print('x' * 1_100_000)
 """
 FILES = [
     {"name": "20.csv", "reason": "too many files: at most 20 are kept"},
-    {"name": "link", "reason": "a symbolic link: none is followed"},
+    {"name": "link", "reason": "a symbolic link: links are not followed"},
     {
         "name": "a/b/c/d/e/deep.txt",
-        "reason": "too deep: at most 4 folders lie above a file that is kept",
+        "reason": "too deep: a kept file has at most 4 folders above it",
     },
 ]
 OUTPUTS = [
@@ -96,7 +96,7 @@ def test_an_auditor_reads_it_on_the_page_of_the_execution(
     answer = run(alice, code).json()
     page = member(AUDITOR).get(f"/admin/executions/execution/{answer['id']}/change/")
     text = page.content.decode()
-    told = "file a[U+202E]b&lt;script&gt; was left out: a symbolic link: none is followed"
+    told = "file a[U+202E]b&lt;script&gt; was left out: a symbolic link: links are not followed"
     assert told in text
     assert "\u202e" not in text
 

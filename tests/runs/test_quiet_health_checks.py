@@ -39,12 +39,12 @@ def test_a_launcher_that_is_not_usable_is_told_when_that_is_news(
 ) -> None:
     caplog.set_level(logging.INFO)
     save_config("local", {"launcher": "auto", "pool_size": 1})
-    assert "launcher not usable" in lines(caplog)
+    assert "runtime unavailable" in lines(caplog)
     assert lines(caplog) == []
     assert lines(caplog) == []
 
     broken = tools / "runsc"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
-    assert lines(caplog) == ["launcher not usable"]
+    assert lines(caplog) == ["runtime unavailable"]
     assert lines(caplog) == []

@@ -193,7 +193,7 @@ def test_number_and_size_are_bounded(pool: WarmPool) -> None:
     assert [(len(each.get("text/html", "")), each["text/plain"]) for each in large.outputs] == [
         (size, "Big") for size in (4000, 0, 5000, 0)
     ]
-    reason = "too large: at most 10000 bytes are kept of all outputs together"
+    reason = "too large: at most 10000 bytes are kept in total for all outputs"
     assert large.metadata["outputs_skipped"] == [
         ["output 2: text/html", reason],
         ["output 4: text/html", reason],
@@ -253,7 +253,7 @@ def test_forged_outputs_harm_nothing(pool: WarmPool) -> None:
 CLAIMS = {
     "too many": ({f"output:{n}:text/plain": b"x" for n in range(30)}, 20),
     "too large": ({"output:0:text/plain": b"x" * 9_000_000}, 0),
-    "no MIME type": ({"output:0:html": b"x", "output:0:../x": b"x", "output:0:": b"x"}, 0),
+    "not a MIME type": ({"output:0:html": b"x", "output:0:../x": b"x", "output:0:": b"x"}, 0),
     "no number": ({"output:x:text/plain": b"x", "output:-1:text/plain": b"x"}, 0),
     "not JSON": ({"output:0:application/json": b"{", "output:1:application/json": b"NaN"}, 0),
     "lone surrogate": ({"output:0:application/json": b'"\\ud800"'}, 0),

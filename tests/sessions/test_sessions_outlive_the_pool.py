@@ -143,7 +143,7 @@ def test_what_bubblewrap_keeps_is_lost_and_says_so(
         with sessions_service(tmp_path, tmp_path / "second"):
             lost = cell(alice, session, "x")
             assert lost.status_code == 409
-            assert "started anew" in lost.json()["error"]["message"]
+            assert "was restarted" in lost.json()["error"]["message"]
             assert row(session).state == "lost"
         close_all()
         manager.close()

@@ -163,7 +163,7 @@ def test_a_cell_calls_tools_and_the_next_one_does_not(streaming_site: Site) -> N
             or "none there" in found.seen[-1]["execution"]["stderr"]
         )
     with run(site, "search(query='y')", {**SEARCH, "name": "other"}, path=path) as found:
-        assert "no tool of this run" in found.done()["stderr"]
+        assert "not a tool of this run" in found.done()["stderr"]
     ask(site.service, "DELETE", f"/api/v1/sessions/{session}", key=site.alice)
 
 

@@ -28,7 +28,7 @@ def test_a_call_goes_out_with_its_arguments_and_its_answer_is_awaited(node: Kept
     assert node.wait(number).shown == ["{ found: [ 'é' ] }"]
     # The next cell has none, and a file of that name is its own.
     assert "Cannot find module 'tools'" in node.run("require('tools')").stderr
-    assert "no tool of this run" in node.run("await search({})").stderr
+    assert "not a tool of this run" in node.run("await search({})").stderr
     node.run("require('fs').writeFileSync('tools.js', 'module.exports = 5')")
     assert node.run("require('./tools')").shown == ["5"]
 

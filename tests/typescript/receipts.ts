@@ -25,7 +25,7 @@ export async function receipts(): Promise<void> {
   equal((await checkReceipt(done, keys)).isValid, false);
   equal((await checkReceipt(done, { keys: [] })).isValid, false);
   const other = await checkReceipt(done, keys, { code: code + " " });
-  equal(other.problems.includes("code_hash: what was given is not the code that was run"), true);
+  equal(other.problems.includes("code_hash: the given file is not the code that was run"), true);
   for (const nothing of [{}, { ...done, receipt: null }, { receipt: {} }, "no JSON"]) {
     await thrown(NotCheckable, () => checkReceipt(nothing, keys));
   }

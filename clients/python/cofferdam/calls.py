@@ -1,4 +1,4 @@
-"""Requests as values: what is sent, before anybody sends it."""
+"""Requests as values, before they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NDJSON = "application/x-ndjson"
 
 @dataclass(frozen=True)
 class Call:
-    """`is_repeatable`: sent twice it does what it does once."""
+    """One request. `is_repeatable`: sending it twice has the same effect as sending it once."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ def delete(path: str, /, **params: object) -> Call:
 
 
 def post(path: str, body: Mapping[str, Any] | None = None, *, is_repeatable: bool = False) -> Call:
-    """What is not given is left to the service."""
+    """A POST request. Fields that are None are left out; the service uses its defaults."""
     sent = {name: value for name, value in (body or {}).items() if value is not None}
     return Call("POST", path, json=sent, is_repeatable=is_repeatable)
 
@@ -50,7 +50,7 @@ def post_bytes(path: str, content: bytes, /, **params: object) -> Call:
 
 
 def run(path: str, code: str, options: Mapping[str, Any], **more: object) -> Call:
-    """Code to be run, once however often it is sent."""
+    """A request to run code. However often it is sent, the code runs once."""
     body = {**options, "code": code, **more}
     key = body.pop("idempotency_key", None) or str(uuid.uuid4())
     files: Mapping[str, bytes | str] = body.pop("files", None) or {}
@@ -60,7 +60,7 @@ def run(path: str, code: str, options: Mapping[str, Any], **more: object) -> Cal
 
 
 def streamed(call: Call, *, detach: bool = False) -> Call:
-    """The same, told event by event."""
+    """The same request, answered as a stream of events."""
     params = {**call.params, "detach": "1"} if detach else call.params
     headers = {**call.headers, "Accept": NDJSON}
     return Call(
@@ -69,24 +69,24 @@ def streamed(call: Call, *, detach: bool = False) -> Call:
 
 
 def followed(path: str, after: int) -> Call:
-    """The events of what goes on elsewhere."""
+    """A request for the events of a run that another request started."""
     return streamed(get(path, after=after))
 
 
 def next_of(path: str, url: object) -> Call | None:
-    """The next page. Of its address only the query is used: the key is for this service alone."""
+    """The next page. Only the query of its URL is used, so the key goes to this service alone."""
     return Call("GET", path, dict(parse_qsl(urlsplit(url).query))) if isinstance(url, str) else None
 
 
 def part(name: str) -> str:
-    """A name as one part of a path."""
+    """Encode a name as one part of a path. Raises ValueError for an invalid name."""
     if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} is not a valid name")
     return quote(name, safe="")
 
 
 def artifact(execution_id: str, name: str) -> Call:
-    """Raises ValueError for a name that leads elsewhere."""
+    """A request for an artifact. Raises ValueError for a name that leaves its folder."""
     parts = "/".join(map(part, name.split("/")))
     return get(f"{EXECUTIONS}/{part(execution_id)}/artifacts/{parts}")
 

@@ -1,4 +1,4 @@
-"""From the JSON of an answer to the shapes, each of which keeps what it was made of."""
+"""Decode the JSON of an answer into typed objects, each of which keeps its JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the service answers. `raw` is the JSON as it came, newer names with it."""
+    """An object of the API. `raw` is its unchanged JSON, which may have more fields."""
 
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -27,7 +27,7 @@ def _hints(shape: Any) -> dict[str, Any]:
 
 
 def decode(shape: type[T], value: object) -> T:
-    """Raises UnexpectedAnswer naming what is missing or of another type."""
+    """Raises UnexpectedAnswer, which names the field that is missing or has the wrong type."""
     found: T = _decode(shape, value, shape.__name__)
     return found
 
@@ -42,7 +42,7 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
         [hint] = [each for each in get_args(hint) if each is not NoneType]
         return _decode(hint, value, place)
     if origin is Literal:
-        # A word that is newer than this is told as it is.
+        # A value that is newer than this client is passed on unchanged.
         return _of_type(value, str, place)
     if origin is list:
         [item] = get_args(hint)
@@ -55,7 +55,7 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
         try:
             return datetime.fromisoformat(_of_type(value, str, place))
         except ValueError:
-            raise UnexpectedAnswer(f"{place} is no time: {value!r}") from None
+            raise UnexpectedAnswer(f"{place} is not a time: {value!r}") from None
     if hint is float:
         return float(_of_type(value, (int, float), place))
     return _of_type(value, hint, place)
@@ -76,5 +76,5 @@ def _decode_shape(shape: type[Shape], value: dict[str, Any], place: str) -> Shap
 
 def _of_type(value: Any, kind: Any, place: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UnexpectedAnswer(f"{place} has another type than answers have: {value!r:.80}")
+        raise UnexpectedAnswer(f"{place} has the wrong type: {value!r:.80}")
     return value

@@ -1,4 +1,4 @@
-"""What goes wrong, by what to do about it. Code that fails is an answer and none of these."""
+"""The errors of the client. Code that fails is a result, not an error."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 
 class CofferdamError(Exception):
-    """Any of the errors below. `id` is of the execution, where one is known to be recorded."""
+    """Any of the errors below. `id` is the id of the execution, or None if none is known."""
 
     id: str | None = None
 
 
 class Unreachable(CofferdamError):
-    """Nobody answered, or the answer was lost. `sent`: the request may have reached the service."""
+    """The service did not answer, or its answer was lost.
+
+    `sent` is True if the request may have reached the service.
+    """
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -21,7 +24,7 @@ class Unreachable(CofferdamError):
 
 
 class ConnectionLost(Unreachable):
-    """A stream broke off before its end. `after` is the number of the last event that came."""
+    """A stream ended too early. `after` is the number of the last event that was received."""
 
     def __init__(self, message: str, *, id: str | None, after: int) -> None:  # noqa: A002
         super().__init__(message, sent=True)
@@ -29,7 +32,7 @@ class ConnectionLost(Unreachable):
 
 
 class StillRunning(CofferdamError, TimeoutError):
-    """The execution `id` goes on, and was not waited for any longer."""
+    """The execution `id` still runs; the time to wait for it is over."""
 
     def __init__(self, id: str, seconds: float) -> None:  # noqa: A002
         super().__init__(f"The execution {id} has not ended within {seconds:g} s.")
@@ -37,7 +40,7 @@ class StillRunning(CofferdamError, TimeoutError):
 
 
 class UnexpectedAnswer(CofferdamError):
-    """What answered is no Cofferdam, or one of another version. `status` is HTTP's, where known."""
+    """The answer is not one of Cofferdam's. `status` is the HTTP status, or None if unknown."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -49,11 +52,11 @@ class InvalidSettings(CofferdamError):
 
 
 class ServiceError(CofferdamError):
-    """The service refused, or could not do it.
+    """The service refused the request, or failed.
 
-    `status` is HTTP's, `code` one of SB001 to SB009 or a word such as `not_found`. `field` names
-    what to change. `retry_after` is seconds. `ran` says whether any code ran, where the service
-    says so, None where it is not known.
+    `status` is the HTTP status. `code` is one of SB001 to SB009 or a word such as `not_found`.
+    `field` is the name of the field to change. `retry_after` is seconds. `ran` says whether any
+    code ran; None means unknown.
     """
 
     def __init__(
@@ -73,11 +76,11 @@ class ServiceError(CofferdamError):
 
 
 class ProviderNotInitialized(ServiceError):
-    """SB001: whoever runs the service has to configure a provider."""
+    """SB001: the operator has to configure a provider."""
 
 
 class InvalidRequest(ServiceError):
-    """SB002 and `bad_request`: change `field`."""
+    """SB002 and `bad_request`: correct the field that `field` names."""
 
 
 class ConnectionFailed(ServiceError):
@@ -85,27 +88,27 @@ class ConnectionFailed(ServiceError):
 
 
 class CreationFailed(ServiceError):
-    """SB004: no sandbox could be made."""
+    """SB004: the provider could not create a sandbox."""
 
 
 class ExecutionTimeout(ServiceError):
-    """SB005, where it is no answer but an error."""
+    """SB005, where the service reports it as an error and not as a result."""
 
 
 class OutOfMemory(ServiceError):
-    """SB006, where it is no answer but an error."""
+    """SB006, where the service reports it as an error and not as a result."""
 
 
 class Blocked(ServiceError):
-    """SB007: the policy does not allow it."""
+    """SB007: the policy does not allow the code."""
 
 
 class RateLimited(ServiceError):
-    """SB008: a quota is used up, which `field` names. Wait `retry_after` seconds."""
+    """SB008: the quota that `field` names is used up. Wait `retry_after` seconds."""
 
 
 class ProviderUnavailable(ServiceError):
-    """SB009: code may have run, unless `ran` is false."""
+    """SB009: the provider is unavailable. Code may have run, unless `ran` is False."""
 
 
 class Unauthenticated(ServiceError):
@@ -113,11 +116,11 @@ class Unauthenticated(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """The API key may not do this."""
+    """The API key lacks the permission for this request."""
 
 
 class NotFound(ServiceError):
-    """It is not there, or not yours."""
+    """The object does not exist, or belongs to another tenant."""
 
 
 class Conflict(ServiceError):
@@ -143,9 +146,9 @@ BY_CODE: dict[str, type[ServiceError]] = {
 
 
 def service_error(status: int, body: object, retry_after: float | None = None) -> CofferdamError:
-    """The error that an answer stands for."""
+    """The error for an answer of the service."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("code"), str):
-        return UnexpectedAnswer(f"HTTP {status}, and no error as Cofferdam answers it.", status)
+        return UnexpectedAnswer(f"HTTP {status}, and not an error of Cofferdam's.", status)
     whole = {**body, "error": {"message": "", **error}} if isinstance(body, dict) else {}
     return BY_CODE.get(error["code"], ServiceError)(status, whole, retry_after)

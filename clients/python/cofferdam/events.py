@@ -1,4 +1,4 @@
-"""What a run tells while it runs."""
+"""The events of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ OPEN = frozenset({"queued", "running"})
 
 @dataclass(frozen=True)
 class Event:
-    """`type` is started, stdout, stderr, output or done; one that is newer is told as it is.
+    """One event of a run.
 
-    `text` is of stdout and stderr, `data` of an output, by MIME type; `execution` of done.
+    `type` is started, stdout, stderr, output or done. A type that this client does not know is
+    passed on unchanged. stdout and stderr have `text`; output has `data`, by MIME type; done has
+    `execution`.
     """
 
     seq: int
@@ -32,18 +34,18 @@ class Event:
 
     @property
     def content(self) -> bytes:
-        """What was written, byte for byte."""
+        """The bytes that the run wrote."""
         encoded = self.raw.get("data_base64")
         return base64.b64decode(encoded) if encoded else self.text.encode()
 
 
 def event_of(line: bytes) -> Event:
-    """Raises UnexpectedAnswer."""
+    """Decode a line of the stream. Raises UnexpectedAnswer."""
     try:
         said = json.loads(line)
         seq, kind = int(said["seq"]), str(said["type"])
     except (ValueError, KeyError, TypeError):
-        raise UnexpectedAnswer("A line of the stream is no event.") from None
+        raise UnexpectedAnswer("A line of the stream is not an event.") from None
     execution = decode(Execution, said.get("execution")) if kind == "done" else None
     data = said.get("data")
     return Event(
@@ -57,8 +59,8 @@ def event_of(line: bytes) -> Event:
 
 
 class Lines:
-    """Whole lines out of pieces. A line ends with a line feed and nothing else, as JSON may hold
-    every other character that ends lines elsewhere."""
+    """Join pieces into lines. Only a line feed ends a line: JSON may contain every other character
+    that can end a line."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

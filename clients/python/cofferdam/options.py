@@ -1,4 +1,4 @@
-"""What may be said of code and commands beside themselves. All of it may be left out."""
+"""Options of code, commands and sessions. All of them are optional."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 
 class Claims(TypedDict, total=False):
-    """Who asks, by your own word. It is in the record, and may be searched for."""
+    """Claims about the caller, not verified. The record has them, and can be found by them."""
 
     agent: str
     model: str
@@ -16,11 +16,11 @@ class Claims(TypedDict, total=False):
 
 
 class CellOptions(Claims, total=False):
-    """Of code in a session. `timeout` is seconds; `files` are contents by their paths.
+    """Options of code in a session. `timeout` is seconds; `files` maps paths to contents.
 
-    `idempotency_key` names what is to be done: however often it is sent, it is done once. Without
-    one each call is a thing of its own, and its retries have a key that nobody else has. `tools`
-    are what the code may call, as the API has them: stream it, and `answer` each `tool_call`.
+    Requests with the same `idempotency_key` run the code once. Without one each call has its own
+    unique key, which its retries share. `tools` are the tools that the code may call, in the
+    API's format: stream the run, and `answer` each `tool_call` event.
     """
 
     arguments: Mapping[str, Any]
@@ -33,7 +33,7 @@ class CellOptions(Claims, total=False):
 
 
 class RunOptions(Claims, total=False):
-    """Of code in a sandbox of its own. As for CellOptions; `language` is python unless named."""
+    """Options of code in its own sandbox, like CellOptions. The default `language` is python."""
 
     arguments: Mapping[str, Any]
     timeout: float
@@ -46,14 +46,18 @@ class RunOptions(Claims, total=False):
 
 
 class SubmitOptions(RunOptions, total=False):
-    """Of code that is run later. `run_at` is ISO 8601 with a zone."""
+    """Options of code that runs later. `run_at` is ISO 8601 with a time zone."""
 
     webhook: Mapping[str, str]
     run_at: str
 
 
 class CommandOptions(Claims, total=False):
-    """Of a command in a session. `pty` is {"cols": 80, "rows": 24}; with `stdin` it has input."""
+    """Options of a command in a session.
+
+    `pty` is a terminal's size, such as {"cols": 80, "rows": 24}. With `stdin` the command can
+    receive input.
+    """
 
     cwd: str
     env: Mapping[str, str]
@@ -64,7 +68,7 @@ class CommandOptions(Claims, total=False):
 
 
 class SessionOptions(TypedDict, total=False):
-    """Of a session. `snapshot` is the id of the one whose files it begins with."""
+    """Options of a session. `snapshot` is the id of the snapshot whose files it starts with."""
 
     name: str
     language: str

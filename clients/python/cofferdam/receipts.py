@@ -1,4 +1,4 @@
-"""Checking receipts, without the service: by the script of examples/receipts itself."""
+"""Check receipts without the service, with the script of examples/receipts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from cofferdam.shapes import Execution
 
 
 class NotCheckable(ValueError):
-    """It has no receipt, or is none."""
+    """The document is not a receipt and has none."""
 
 
 @dataclass(frozen=True)
 class ReceiptCheck:
-    """`problems` say what does not fit. Neither `not_bound`, which a receipt does not speak of, nor
-    `not_compared`, which was not given, is a problem."""
+    """The result of a check.
+
+    `problems` are the differences. `not_bound` are fields that the receipt does not cover, and
+    `not_compared` are files that were not given; neither is a problem.
+    """
 
     problems: tuple[str, ...]
     not_bound: tuple[str, ...]
@@ -36,11 +39,11 @@ def check_receipt(
     code: str | bytes | Path | None = None,
     artifacts: Mapping[str, bytes | Path] | None = None,
 ) -> ReceiptCheck:
-    """Whether an answer, or a receipt alone, is what the service has signed.
+    """Check that an answer, or a receipt alone, is unchanged since the service signed it.
 
-    `keys` is what `ledger_keys()` answered once, kept by yourself: keys that come with the receipt
-    prove nothing. `code` is the text that was sent, or its file; `artifacts` are what was
-    downloaded, by their names. Raises NotCheckable.
+    `keys` is an earlier answer of `ledger_keys()` that you saved yourself: keys that arrive with
+    the receipt prove nothing. `code` is the text that was sent, or its file; `artifacts` are the
+    downloaded files by their names. Raises NotCheckable.
     """
     document = answer.raw if isinstance(answer, Execution) else answer
     source = code.encode() if isinstance(code, str) else code

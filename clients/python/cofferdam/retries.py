@@ -1,4 +1,4 @@
-"""When a request is sent again, and after how long."""
+"""When a request is sent again, and after which pause."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NOT_CONFIGURED = "SB001"
 
 @dataclass(frozen=True)
 class Retries:
-    """At most `tries` requests in all, with pauses of at most `seconds` together.
+    """At most `tries` requests, with pauses of at most `seconds` in total.
 
-    Where the answer names a longer pause than is left (`Retry-After`), its error is raised at once.
+    If the answer's `Retry-After` is longer than the time left, its error is raised at once.
     """
 
     tries: int = 5
@@ -27,10 +27,9 @@ class Retries:
     def pause(
         self, error: CofferdamError, attempt: int, waited: float, *, is_repeatable: bool
     ) -> float | None:
-        """Seconds until the request is sent again after this attempt, the first being 1.
+        """Seconds until the request is sent again after this attempt (from 1); None for no retry.
 
-        None where it is not. What is not repeatable is sent again only where it was certainly not
-        carried out.
+        A request that is not repeatable is sent again only if it certainly had no effect.
         """
         if attempt >= self.tries or not _may_help(error, is_repeatable=is_repeatable):
             return None

@@ -1,4 +1,4 @@
-"""Where a file goes whose name untrusted code has chosen."""
+"""Safe paths for files whose names untrusted code chose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 
 def target_in(folder: Path, name: str) -> Path:
-    """Raises ValueError for a name that leads out of the folder, by itself or by a link there."""
+    """The path of a name in a folder. Raises ValueError if it, or a link, leads out of it."""
     parts = PurePosixPath(name).parts
     is_plain = bool(parts) and ".." not in parts and not {"\\", "\0"} & set(name)
     target = folder.joinpath(*parts)

@@ -1,4 +1,4 @@
-"""Which service, with which key: given, or from COFFERDAM_URL and COFFERDAM_API_KEY."""
+"""The service's URL and the API key: arguments, or COFFERDAM_URL and COFFERDAM_API_KEY."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True)
 class Settings:
-    """`url` is without a slash at its end. Raises InvalidSettings."""
+    """`url` has no slash at its end. Raises InvalidSettings."""
 
     url: str
     api_key: str = field(repr=False)
@@ -21,9 +21,9 @@ class Settings:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
-            raise InvalidSettings("COFFERDAM_URL: Must be an address such as https://runs.example.")
+            raise InvalidSettings("COFFERDAM_URL: Must be a URL such as https://runs.example.")
         if not self.api_key or not self.api_key.isascii() or not self.api_key.isprintable():
-            raise InvalidSettings("COFFERDAM_API_KEY: Must be the API key that you were given.")
+            raise InvalidSettings("COFFERDAM_API_KEY: Must be a Cofferdam API key, such as cfd_...")
 
 
 def settings_from(url: str | None, api_key: str | None) -> Settings:

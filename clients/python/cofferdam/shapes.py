@@ -1,4 +1,4 @@
-"""What the service answers. Made of its OpenAPI description by make_shapes.py: do not edit."""
+"""Answers of the service. Generated from its OpenAPI description by make_shapes.py: do not edit."""
 
 from __future__ import annotations
 

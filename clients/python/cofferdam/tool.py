@@ -1,4 +1,4 @@
-"""A tool for agents: one function that takes code and tells in words what came of it."""
+"""A tool for agents: one function that runs code and returns its result as a short text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cofferdam._sync.client import Cofferdam
 from cofferdam.errors import CofferdamError
 from cofferdam.shapes import Execution
 
-# Of what is told; a model reads all of it.
+# The longest result; a model reads all of it.
 MOST_CHARACTERS = 10_000
 _WAITED_BEYOND = 60.0
 # Where the code did not end by itself. Of code that ran too long it is that of `get_sandbox`, too.
@@ -16,9 +16,9 @@ _NO_EXIT = -1
 def run_python_code(code: str, timeout: int = 20) -> str:
     """Execute Python code using the configured sandbox.
 
-    Note: Output is compact and self-contained: what was printed, or, where the code did not
-    succeed, "Error (exit_code=...): " and why. `timeout` is seconds. The sandbox is that of
-    COFFERDAM_URL and COFFERDAM_API_KEY. Nothing is raised.
+    Note: Output is compact and self-contained: the printed text, or, if the code did not succeed,
+    "Error (exit_code=...): " and the reason. `timeout` is seconds. The service and the key come
+    from COFFERDAM_URL and COFFERDAM_API_KEY. Raises nothing.
     """
     try:
         with Cofferdam() as client:
@@ -39,7 +39,7 @@ def _why(execution: Execution) -> str:
 
 
 def _short(text: str) -> str:
-    """Of a long text the beginning and the end: what it is, and how it ended."""
+    """The beginning and the end of a long text."""
     if len(text) <= MOST_CHARACTERS:
         return text
     half = MOST_CHARACTERS // 2

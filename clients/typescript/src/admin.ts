@@ -1,6 +1,6 @@
 /**
- * What an administration's page needs: providers, their configuration, tests, the active one.
- * The API key has the scope `admin`. What is refused is an AdminRefused.
+ * The admin API: providers, their configuration, tests, and the active provider. The API key needs
+ * the scope `admin`. A refused request throws AdminRefused.
  */
 
 import type { Asked } from "./options.js";
@@ -37,21 +37,21 @@ export interface Provider {
 
 export type ConfigValues = Record<string, string | number | boolean>;
 
-/** Each provider's configuration by its id, secrets masked, and which one runs the code. */
+/** The configuration of each provider by its id, with masked secrets, and the active provider. */
 export interface SandboxConfig {
   active: string | null;
-  /** Why a configuration cannot be shown, by the provider's id. */
+  /** The reason why a configuration cannot be shown, by the provider's id. */
   unreadable?: Record<string, string>;
   [provider: string]: ConfigValues | Record<string, string> | string | null | undefined;
 }
 
-/** A secret that is masked or left out stays what it is. */
+/** A secret that is masked or left out does not change. */
 export type SandboxConfigRequest = Omit<AdminConfig, "config"> & { config: ConfigValues };
 
 export class SandboxAdmin {
   constructor(private readonly transport: Transport) {}
 
-  /** Every provider with its schema. */
+  /** List all providers with their schemas. */
   async listSandboxProviders(options: Asked = {}): Promise<{ data: Provider[] }> {
     return await this.transport.json(this.call("GET", "/providers", options), "data");
   }
@@ -60,8 +60,8 @@ export class SandboxAdmin {
     return await this.transport.json(this.call("GET", "/config", options), "data");
   }
 
-  /** Has `pending` where a second administrator has to approve. It is active afterwards, unless
-   * `set_active` is false. */
+  /** Save a configuration, and activate its provider unless `set_active` is false. The answer has
+   * `pending` if a second administrator has to approve. */
   async setSandboxConfig(
     config: SandboxConfigRequest,
     options: Asked = {},
@@ -69,7 +69,7 @@ export class SandboxAdmin {
     return await this.transport.json(this.call("POST", "/config", options, config), "message");
   }
 
-  /** Start a sandbox and run code in it: with this configuration, or with the stored one. */
+  /** Start a sandbox and run code in it, with this configuration or the stored one. */
   async testSandboxConnection(
     provider: string,
     config?: ConfigValues,
@@ -90,7 +90,7 @@ export class SandboxAdmin {
   }
 
   private call(method: Call["method"], path: string, { signal }: Asked, json?: unknown): Call {
-    // Sent twice, a change would be two versions and a test two sandboxes.
+    // A change that is sent twice makes two versions, and a test two sandboxes.
     return { method, path: SANDBOX + path, json, repeatable: method === "GET", signal };
   }
 }

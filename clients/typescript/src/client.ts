@@ -1,4 +1,4 @@
-/** The client: runs, their records, and the way to sessions. */
+/** The client: runs, their records, and sessions. */
 
 import { SandboxAdmin } from "./admin.js";
 import {
@@ -26,19 +26,19 @@ import { Transport, part, type Call, type Params } from "./transport.js";
 import { ended, paged, waitFor } from "./waiting.js";
 
 export interface Settings {
-  /** COFFERDAM_URL where it is not given, or else the service of this machine. */
+  /** Default: COFFERDAM_URL, or the service on this machine. */
   url?: string;
-  /** COFFERDAM_API_KEY where it is not given. */
+  /** Default: COFFERDAM_API_KEY. */
   apiKey?: string;
   fetch?: typeof fetch;
   retries?: Partial<Retries>;
-  /** Seconds that the service may be silent. A run may take 300, and wait for its turn before. */
+  /** Seconds to wait for the next bytes. A run can take 300, and wait in the queue before. */
   timeout?: number;
 }
 
-/** One service and one API key. Throws InvalidSettings; each method throws CofferdamError. */
+/** A client of one service. Throws InvalidSettings; each method throws CofferdamError. */
 export class Cofferdam {
-  /** For keys of the scope `admin`. */
+  /** The admin API, for keys with the scope `admin`. */
   readonly admin: SandboxAdmin;
   private readonly transport: Transport;
 
@@ -47,7 +47,7 @@ export class Cofferdam {
     this.transport = new Transport({
       url: url.replace(/\/+$/, ""),
       apiKey: (settings.apiKey ?? variable("COFFERDAM_API_KEY") ?? "").trim(),
-      // A browser's does not work as the method of something else.
+      // A browser's `fetch` does not work as a method of another object.
       fetch: settings.fetch ?? ((input, init) => fetch(input, init)),
       retries: { ...RETRIES, ...settings.retries },
       timeout: settings.timeout ?? 330,
@@ -56,36 +56,37 @@ export class Cofferdam {
   }
 
   /**
-   * What came of code, whatever that is: look at `status`. However often it is sent, it runs once.
-   * Where it is queued, or waits for a person, its end is waited for `wait_seconds`. Throws
-   * ServiceError where it could not be run, StillRunning.
+   * Run code and return the result. Check its `status`: code that fails throws no error. Retries
+   * never run the code twice. If the run is queued or needs approval, this waits at most
+   * `wait_seconds` for its end. Throws ServiceError if the service could not run the code, and
+   * StillRunning if the time to wait is over.
    */
   async run(code: string, options: RunOptions = {}): Promise<Execution> {
     const call = await runCall(EXECUTIONS, code, options);
     return await ended(this.transport, call, options.wait_seconds);
   }
 
-  /** Have code run later, and be told at once that it is queued. `wait` has its end. */
+  /** Queue code and return its record at once. `wait` waits for the end of the run. */
   async submit(code: string, options: SubmitOptions = {}): Promise<Execution> {
     const call = await runCall(EXECUTIONS, code, options, "async");
     return await this.transport.json<Execution>(call, ...OF_EXECUTION);
   }
 
-  /** The record of an execution, once it has ended. Throws StillRunning. */
+  /** Wait until an execution has ended, and return its record. Throws StillRunning. */
   async wait(id: string, options: Asked & { seconds?: number } = {}): Promise<Execution> {
     return await waitFor(this.transport, id, options.seconds, options.signal);
   }
 
   /**
-   * Code told event by event. Leaving the loop over it cancels the run; with `detach` it goes on,
-   * and a connection that breaks is taken up again.
+   * Run code and read its events one by one. Leaving the loop cancels the run. With `detach` the
+   * run continues, and after a broken connection the stream resumes.
    */
   stream(code: string, options: RunWords & Streaming = {}): RunStream {
     const request = (): Promise<Call> => runCall(EXECUTIONS, code, options);
     return new RunStream(this.transport, request, { detached: options.detach ?? false });
   }
 
-  /** The events of an execution behind the one of this number. Leaving them ends nothing. */
+  /** The events of an execution after number `after`. Leaving the loop cancels nothing. */
   follow(id: string, after = 0, options: Asked = {}): RunStream {
     const call = followed(`${EXECUTIONS}/${part(id)}/events`, after, options.signal);
     return new RunStream(this.transport, () => call, { detached: true, id, after });
@@ -96,14 +97,14 @@ export class Cofferdam {
     return await this.transport.json<Execution>(call, ...OF_EXECUTION);
   }
 
-  /** Those of the tenant, newest first; fetched page by page. */
+  /** The tenant's executions, newest first, fetched page by page. */
   executions(
     filters: ExecutionFilters & Asked = {},
   ): AsyncGenerator<ExecutionSummary, void, void> {
     return paged(this.transport, get(EXECUTIONS, filters));
   }
 
-  /** Throws Conflict where it has ended. */
+  /** Cancel an execution and return its record. Throws Conflict if it has ended. */
   async cancel(id: string, options: Asked = {}): Promise<Execution> {
     const call = get(`${EXECUTIONS}/${part(id)}/cancel`, options);
     return await this.transport.json<Execution>(
@@ -112,15 +113,15 @@ export class Cofferdam {
     );
   }
 
-  /** It is hostile until you have looked at it: untrusted code wrote it, and chose its name. */
+  /** Download an artifact. Treat it as untrusted: the code that ran wrote it and chose its name. */
   async artifact(id: string, name: string, options: Asked = {}): Promise<Uint8Array> {
     const path = `${EXECUTIONS}/${part(id)}/artifacts/${name.split("/").map(part).join("/")}`;
     return await this.transport.bytes(get(path, options));
   }
 
   /**
-   * A sandbox that stays. Sent twice it would be two, so it is not sent again by itself where it
-   * may have arrived.
+   * Open a session. The request is retried only if it certainly did not arrive, because a second
+   * request would open a second session.
    */
   async openSession(wanted: SessionRequest = {}, options: Asked = {}): Promise<OpenSession> {
     const call: Call = { ...get(SESSIONS, options), method: "POST", json: wanted };
@@ -128,7 +129,7 @@ export class Cofferdam {
     return new OpenSession(this.transport, info);
   }
 
-  /** Work in a session that is closed afterwards, whatever happens. */
+  /** Open a session, work in it, and close it afterwards, even after an error. */
   async inSession<Result>(
     wanted: SessionRequest,
     work: (session: OpenSession) => Promise<Result>,
@@ -142,32 +143,32 @@ export class Cofferdam {
     }
   }
 
-  /** One that was opened before. */
+  /** Get a session that exists already. */
   async session(id: string, options: Asked = {}): Promise<OpenSession> {
     const call = get(`${SESSIONS}/${part(id)}`, options);
     const info = await this.transport.json<Session>(call, ...OF_SESSION);
     return new OpenSession(this.transport, info);
   }
 
-  /** Those of the tenant; fetched page by page. */
+  /** The tenant's sessions, fetched page by page. */
   async *sessions(filters: SessionFilters & Asked = {}): AsyncGenerator<OpenSession, void, void> {
     for await (const info of paged<Session>(this.transport, get(SESSIONS, filters))) {
       yield new OpenSession(this.transport, info);
     }
   }
 
-  /** What can be run now. */
+  /** The languages that can run now. */
   async languages(options: Asked = {}): Promise<string[]> {
     const call = get("/api/v1/languages", options);
     return (await this.transport.json<Languages>(call, "languages")).languages;
   }
 
-  /** The tenant's quotas, and what is used of them. */
+  /** The tenant's quotas and their usage. */
   async usage(options: Asked = {}): Promise<Usage> {
     return await this.transport.json<Usage>(get("/api/v1/usage", options), "tenant", "quotas");
   }
 
-  /** The public keys of receipts. Keep them: a receipt is checked with those kept before. */
+  /** The public keys of receipts. Save them: check receipts with keys saved before. */
   async ledgerKeys(options: Asked = {}): Promise<LedgerKeys> {
     return await this.transport.json<LedgerKeys>(get("/api/v1/ledger/keys", options), "keys");
   }

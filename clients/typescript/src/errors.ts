@@ -1,8 +1,8 @@
-/** What goes wrong, by what to do about it. Code that fails is an answer and none of these. */
+/** The errors of the client. Code that fails is a result, not an error. */
 
 /** Any of the errors below. */
 export class CofferdamError extends Error {
-  /** Of the execution, where one is known to be recorded. */
+  /** The id of the execution, or null if none is known. */
   id: string | null = null;
 
   constructor(message: string, options?: { cause?: unknown }) {
@@ -11,11 +11,11 @@ export class CofferdamError extends Error {
   }
 }
 
-/** Nobody answered, or the answer was lost. */
+/** The service did not answer, or its answer was lost. */
 export class Unreachable extends CofferdamError {
   /** The request may have reached the service. */
   readonly sent: boolean;
-  /** It was reached, and has said nothing for too long. */
+  /** The service was reached, but sent nothing for too long. */
   readonly silent: boolean;
 
   constructor(message: string, given: { sent: boolean; silent?: boolean; cause?: unknown }) {
@@ -25,7 +25,7 @@ export class Unreachable extends CofferdamError {
   }
 }
 
-/** A stream broke off before its end. `after` is the number of the last event that came. */
+/** A stream ended too early. `after` is the number of the last event that was received. */
 export class ConnectionLost extends Unreachable {
   constructor(message: string, id: string | null, readonly after: number, cause?: unknown) {
     super(message, { sent: true, cause });
@@ -33,7 +33,7 @@ export class ConnectionLost extends Unreachable {
   }
 }
 
-/** The execution `id` goes on, and was not waited for any longer. */
+/** The execution `id` still runs; the time to wait for it is over. */
 export class StillRunning extends CofferdamError {
   constructor(id: string, seconds: number) {
     super(`The execution ${id} has not ended within ${seconds} s.`);
@@ -41,17 +41,17 @@ export class StillRunning extends CofferdamError {
   }
 }
 
-/** What answered is no Cofferdam, or one of another version. `status` is HTTP's, where known. */
+/** The answer is not one of Cofferdam's. `status` is the HTTP status, if known. */
 export class UnexpectedAnswer extends CofferdamError {
   constructor(message: string, readonly status?: number) {
     super(message);
   }
 }
 
-/** The address or the API key is missing or wrong. */
+/** The URL or the API key is missing or wrong. */
 export class InvalidSettings extends CofferdamError {}
 
-/** The admin API refused. `details` say why, by field or as a text. */
+/** The admin API refused the request. `details` are the reasons, by field or as a text. */
 export class AdminRefused extends CofferdamError {
   constructor(readonly status: number, message: string, readonly details: unknown) {
     super(message);
@@ -64,18 +64,18 @@ interface Refusal {
   receipt?: Record<string, unknown> | null;
 }
 
-/** The service refused, or could not do it. */
+/** The service refused the request, or failed. */
 export class ServiceError extends CofferdamError {
   /** SB001 to SB009, or a word such as `not_found`. */
   readonly code: string;
-  /** What to change. */
+  /** The name of the field to change. */
   readonly field: string | null;
-  /** Whether any code ran; null where it is not known. */
+  /** Whether any code ran; null if unknown. */
   readonly ran: boolean | null;
   readonly receipt: Record<string, unknown> | null;
 
   constructor(
-    /** HTTP's. */
+    /** The HTTP status. */
     readonly status: number,
     readonly body: Refusal,
     /** Seconds. */
@@ -90,29 +90,29 @@ export class ServiceError extends CofferdamError {
   }
 }
 
-/** SB001: whoever runs the service has to configure a provider. */
+/** SB001: the operator has to configure a provider. */
 export class ProviderNotInitialized extends ServiceError {}
-/** SB002 and `bad_request`: change `field`. */
+/** SB002 and `bad_request`: correct the field that `field` names. */
 export class InvalidRequest extends ServiceError {}
 /** SB003: the service cannot reach its provider. */
 export class ConnectionFailed extends ServiceError {}
-/** SB004: no sandbox could be made. */
+/** SB004: the provider could not create a sandbox. */
 export class CreationFailed extends ServiceError {}
-/** SB005, where it is no answer but an error. */
+/** SB005, where the service reports it as an error and not as a result. */
 export class ExecutionTimeout extends ServiceError {}
-/** SB006, where it is no answer but an error. */
+/** SB006, where the service reports it as an error and not as a result. */
 export class OutOfMemory extends ServiceError {}
-/** SB007: the policy does not allow it. */
+/** SB007: the policy does not allow the code. */
 export class Blocked extends ServiceError {}
-/** SB008: a quota is used up, which `field` names. Wait `retryAfter` seconds. */
+/** SB008: the quota that `field` names is used up. Wait `retryAfter` seconds. */
 export class RateLimited extends ServiceError {}
-/** SB009: code may have run, unless `ran` is false. */
+/** SB009: the provider is unavailable. Code may have run, unless `ran` is false. */
 export class ProviderUnavailable extends ServiceError {}
 /** The API key is missing, wrong, expired or revoked. */
 export class Unauthenticated extends ServiceError {}
-/** The API key may not do this. */
+/** The API key lacks the permission for this request. */
 export class Forbidden extends ServiceError {}
-/** It is not there, or not yours. */
+/** The object does not exist, or belongs to another tenant. */
 export class NotFound extends ServiceError {}
 /** The session or execution has ended, or is busy. */
 export class Conflict extends ServiceError {}
@@ -134,7 +134,7 @@ const BY_CODE: ReadonlyMap<string, typeof ServiceError> = new Map([
   ["conflict", Conflict],
 ]);
 
-/** The error that an answer stands for. */
+/** The error for an answer of the service. */
 export function errorOf(
   status: number,
   body: unknown,
@@ -144,7 +144,7 @@ export function errorOf(
   if (typeof said.error === "string") return new AdminRefused(status, said.error, said.details);
   const code = (said.error as Refusal["error"] | null | undefined)?.code;
   if (typeof code !== "string") {
-    return new UnexpectedAnswer(`HTTP ${status}, and no error as Cofferdam answers it.`, status);
+    return new UnexpectedAnswer(`HTTP ${status}, and not an error of Cofferdam's.`, status);
   }
   return new (BY_CODE.get(code) ?? ServiceError)(status, body as Refusal, retryAfter);
 }

@@ -13,7 +13,7 @@ export class SessionFiles {
     this.path = `${sessionPath}/files`;
   }
 
-  /** What is below a folder, `depth` levels deep. */
+  /** List a folder, `depth` levels deep. */
   list(path = "", options: Asked & { depth?: number } = {}): AsyncGenerator<File, void, void> {
     const { signal, depth } = options;
     const call = this.call("GET", "", { path: path || null, depth }, { signal });
@@ -24,12 +24,12 @@ export class SessionFiles {
     return await this.transport.bytes(this.call("GET", "/content", { path }, options));
   }
 
-  /** A file, piece by piece, however large it is. */
+  /** Download a file piece by piece, for files of any size. */
   async *pieces(path: string, options: Asked = {}): AsyncGenerator<Uint8Array, void, void> {
     yield* (await this.transport.open(this.call("GET", "/content", { path }, options))).pieces();
   }
 
-  /** Put a whole file in place of the former one; folders on the way are made. */
+  /** Write a whole file. Replaces an existing one; creates missing folders. */
   async write(path: string, content: string | Uint8Array, options: Asked = {}): Promise<File> {
     const call = this.call("PUT", "/content", { path }, options);
     return await this.transport.json<File>(
@@ -38,7 +38,7 @@ export class SessionFiles {
     );
   }
 
-  /** A file, or a folder with all that is in it. */
+  /** Remove a file, or a folder with its contents. */
   async remove(path: string, options: Asked = {}): Promise<void> {
     await this.transport.bytes(this.call("DELETE", "", { path }, options));
   }
@@ -49,20 +49,20 @@ export class SessionFiles {
     return await this.transport.json<File>({ ...call, json, repeatable: false }, "path");
   }
 
-  /** Make a folder and those above it. False when it was there. */
+  /** Create a folder and its parents. Returns false if it existed. */
   async mkdir(path: string, options: Asked = {}): Promise<boolean> {
     const call = { ...this.call("POST", "/mkdir", {}, options), json: { path } };
     return (await this.transport.json<{ created: boolean }>(call, "created")).created;
   }
 
-  /** A folder as a tar archive. */
+  /** Download a folder as a tar archive. */
   async archive(path = "", options: Asked = {}): Promise<Uint8Array> {
     return await this.transport.bytes(
       this.call("GET", "/archive", { path: path || null }, options),
     );
   }
 
-  /** A tar archive into a folder. The number of its members. */
+  /** Unpack a tar archive into a folder. Returns the number of its members. */
   async unpack(archive: Uint8Array, path = "", options: Asked = {}): Promise<number> {
     const call = this.call("PUT", "/archive", { path: path || null }, options);
     const sent = { ...call, content: archive, headers: TAR };

@@ -1,6 +1,6 @@
-/** JSON whose numbers stay the text that they were, as hashes are over the text. */
+/** JSON whose numbers keep their text, because hashes are over the text. */
 
-/** A number as it was written. */
+/** The text of a number. */
 export class Numeral {
   constructor(readonly text: string) {}
 }
@@ -8,7 +8,7 @@ export class Numeral {
 export type Members = Map<string, Json>;
 export type Json = string | boolean | null | Numeral | Json[] | Members;
 
-/** Throws SyntaxError for what is no JSON. */
+/** Throws SyntaxError if the text is not JSON. */
 export function parsed(text: string): Json {
   JSON.parse(text);
   return JSON.parse(marked(text), (_, value: unknown) => {
@@ -44,7 +44,7 @@ function marked(text: string): string {
   return pieces.join("") + text.slice(copied);
 }
 
-/** Behind its quote. A pattern would need memory for each character that is escaped. */
+/** The position after its quote. A pattern would need memory for each escaped character. */
 function endOfString(text: string, begin: number): number {
   for (let at = begin; ; at += 1) {
     if (text[at] === "\\") at += 1;
@@ -52,7 +52,7 @@ function endOfString(text: string, begin: number): number {
   }
 }
 
-/** The text without spaces, in the order in which it came. */
+/** The text without spaces, in the original order. */
 export function written(value: Json | undefined): string {
   if (value instanceof Numeral) return value.text;
   if (Array.isArray(value)) return `[${value.map(written).join(",")}]`;
@@ -60,7 +60,7 @@ export function written(value: Json | undefined): string {
   return JSON.stringify(value ?? null);
 }
 
-/** As RFC 8785 has it. Throws RangeError for a number that has no such form. */
+/** The canonical form of RFC 8785. Throws RangeError for a number without such a form. */
 export function canonical(value: Json | undefined): string {
   if (value instanceof Numeral) return canonicalNumber(value.text);
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;

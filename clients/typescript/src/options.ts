@@ -1,25 +1,25 @@
-/** What may be said of code, commands and sessions beside themselves, in the words of the API. */
+/** Options of code, commands and sessions, with the names of the API. */
 
 import { base64Of, uniqueKey } from "./platform.js";
 import type { Cell, Command, ExecutionRequest } from "./requests.js";
 import type { Call } from "./transport.js";
 
-/** Of any request. Aborting the signal ends waiting for it; what runs goes on, but for streams. */
+/** Options of any request. Aborting the signal ends the wait. Only a stream's run is cancelled. */
 export interface Asked {
   signal?: AbortSignal;
 }
 
-/** Contents by their paths. */
+/** Input files: contents by their paths. */
 export interface Files {
   files?: Record<string, string | Uint8Array>;
 }
 
 export interface Waiting extends Asked {
-  /** How long the end is waited for. */
+  /** Seconds to wait for the end. */
   wait_seconds?: number;
 }
 
-/** Of a stream: with `detach` the run goes on when its stream is left. */
+/** Options of a stream: with `detach` the run continues after you leave the stream. */
 export interface Streaming extends Asked {
   detach?: boolean;
 }
@@ -31,8 +31,8 @@ type Words<Request extends { code: string }, Elsewhere extends keyof Request> = 
   Files;
 
 /**
- * Of code in a sandbox of its own. `idempotency_key` names what is to be done: however often it is
- * sent, it is done once. Without one each call is a thing of its own.
+ * Options of code in its own sandbox. Requests with the same `idempotency_key` run the code once.
+ * Without one each call has its own unique key.
  */
 export type RunWords = Words<
   ExecutionRequest,
@@ -41,17 +41,17 @@ export type RunWords = Words<
 export type RunOptions = RunWords & Waiting;
 export type SubmitOptions = Words<ExecutionRequest, "session" | "context" | "env"> & Asked;
 
-/** Of code in a session. */
+/** Options of code in a session. */
 export type CellWords = Words<Cell, "webhook">;
 export type CellOptions = CellWords & Waiting;
 
-/** Of a command in a session. */
+/** Options of a command in a session. */
 export type CommandWords = Omit<Command, "command" | "shell" | "background">;
 export type CommandOptions = CommandWords & Waiting;
 
 export const NDJSON = "application/x-ndjson";
 
-/** Code to be run, once however often it is sent. */
+/** A request to run code. However often it is sent, the code runs once. */
 export async function runCall(
   path: string,
   code: string,
@@ -73,7 +73,7 @@ export async function runCall(
   return { method: "POST", path, json, repeatable: true, signal };
 }
 
-/** A command: words, or one text for the shell. */
+/** A request to run a command. A list is the command's words; a string goes to the shell. */
 export function commandCall(
   path: string,
   command: string | string[],

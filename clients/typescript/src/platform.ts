@@ -1,4 +1,4 @@
-/** What Node, Deno, Bun and browsers have under different names. */
+/** Functions that Node, Deno, Bun and browsers have under different names. */
 
 interface Surroundings {
   process?: { env?: Record<string, string | undefined> };
@@ -7,19 +7,19 @@ interface Surroundings {
 
 const here = globalThis as unknown as Surroundings;
 
-/** A variable of the environment, where there is one. */
+/** An environment variable, if the platform has them. */
 export function variable(name: string): string | undefined {
   return here.process?.env?.[name];
 }
 
 export async function webCrypto(): Promise<Crypto> {
   if (here.crypto !== undefined) return here.crypto;
-  // Node 18. A variable, as a bundler for browsers would look for what it names.
+  // Node 18. The name is a variable, so that bundlers for browsers do not resolve it.
   const name = "node:crypto";
   return ((await import(name)) as { webcrypto: Crypto }).webcrypto;
 }
 
-/** A name that nobody else has. */
+/** A unique key. */
 export async function uniqueKey(): Promise<string> {
   const bytes = (await webCrypto()).getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -38,7 +38,7 @@ export function base64Of(content: string | Uint8Array): string {
   return btoa(pieces.join(""));
 }
 
-/** Throws for what is no base64. */
+/** Throws if the text is not base64. */
 export function ofBase64(text: string): Uint8Array {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }

@@ -1,4 +1,4 @@
-/** Commands of a session that run in the background. */
+/** Background commands of a session. */
 
 import type { Asked } from "./options.js";
 import { bytesOf } from "./platform.js";
@@ -7,7 +7,7 @@ import type { Execution, Process } from "./shapes.js";
 import { RunStream, followed } from "./streams.js";
 import type { Call, Transport } from "./transport.js";
 
-/** One command. `info` is how it was when it was asked for. */
+/** One background command. `info` is its state when it was requested. */
 export class BackgroundProcess {
   private readonly path: string;
 
@@ -19,24 +19,24 @@ export class BackgroundProcess {
     this.path = `${sessionPath}/processes/${info.pid}`;
   }
 
-  /** Its number in this sandbox of the session. The next sandbox counts from 1 again. */
+  /** The number of the command. In a new sandbox of the session numbers start at 1 again. */
   get pid(): number {
     return this.info.pid;
   }
 
-  /** Its events behind the one of this number. Leaving them ends nothing. */
+  /** The events after event number `after`. Leaving the loop cancels nothing. */
   follow(after = 0, options: Asked = {}): RunStream {
     const call = followed(`${this.path}/events`, after, options.signal);
     const following = { detached: true, id: this.info.execution, after };
     return new RunStream(this.transport, () => call, following);
   }
 
-  /** Its record, once it has ended. */
+  /** Wait until the command has ended, and return its record. */
   async wait(options: Asked = {}): Promise<Execution> {
     return await this.follow(0, options).done();
   }
 
-  /** Its input, at most 1 MiB; with `close` the input ends after it. */
+  /** Send at most 1 MiB to the command's input. With `close` the input ends afterwards. */
   async write(
     data: string | Uint8Array,
     options: Asked & { close?: boolean } = {},
@@ -47,13 +47,13 @@ export class BackgroundProcess {
     await this.transport.bytes({ ...call, params, headers, content: bytesOf(data) });
   }
 
-  /** Send a signal to it and its group. Whether it was there. */
+  /** Send a signal to the command and its process group. Returns false if it had ended. */
   async signal(name: SignalEnum = "SIGTERM", options: Asked = {}): Promise<boolean> {
     const call = { ...this.post("/signal", options), json: { signal: name } };
     return (await this.transport.json<{ signalled: boolean }>(call, "signalled")).signalled;
   }
 
-  /** Give its terminal another size. */
+  /** Change the size of the command's terminal. */
   async resize(cols: number, rows: number, options: Asked = {}): Promise<void> {
     await this.transport.bytes({ ...this.post("/resize", options), json: { cols, rows } });
   }

@@ -1,4 +1,4 @@
-/** Checking receipts, without the service. The rules are those of examples/receipts. */
+/** Check receipts without the service. The rules are those of examples/receipts. */
 
 import { textOf } from "./answers.js";
 import { CofferdamError } from "./errors.js";
@@ -7,32 +7,32 @@ import type { Json, Members } from "./lossless.js";
 import { bytesOf, ofBase64, webCrypto } from "./platform.js";
 import type { Execution, LedgerKeys } from "./shapes.js";
 
-/** It has no receipt, or is none. */
+/** The document is not a receipt and has none. */
 export class NotCheckable extends CofferdamError {}
 
 export interface ReceiptCheck {
   isValid: boolean;
-  /** What does not fit. */
+  /** The differences. */
   problems: string[];
-  /** What of the answer a receipt does not speak of. This is no problem. */
+  /** Fields of the answer that the receipt does not cover. They are no problem. */
   notBound: string[];
-  /** What could have been compared, and was not given. Nor is this. */
+  /** Files that were not given for comparison. They are no problem. */
   notCompared: string[];
 }
 
 export interface Compared {
-  /** That was sent. */
+  /** The code that was sent. */
   code?: string | Uint8Array;
-  /** What was downloaded, by their names. */
+  /** The downloaded files by their names. */
   artifacts?: Record<string, Uint8Array>;
 }
 
 /**
- * Whether an answer, or a receipt alone, is what the service has signed. A text is the JSON of one:
- * what `textOf` gave, or what another client saved.
+ * Check that an answer, or a receipt alone, is unchanged since the service signed it. A string is
+ * the JSON of one, from `textOf` or saved by another client.
  *
- * `keys` is what `ledgerKeys()` answered once, kept by yourself: keys that come with the receipt
- * prove nothing. Throws NotCheckable.
+ * `keys` is an earlier answer of `ledgerKeys()` that you saved yourself: keys that arrive with the
+ * receipt prove nothing. Throws NotCheckable.
  */
 export async function checkReceipt(
   answer: Execution | Record<string, unknown> | string,
@@ -86,14 +86,14 @@ class Check {
     // Of two keys of one name the last one counts, as where keys are kept by their names.
     const key = keys.filter((each) => each.key_id === keyId).pop();
     if (key === undefined) {
-      this.problems.push(`the key ${told(keyId)} is none of those you trust`);
+      this.problems.push(`the key ${told(keyId)} is not one of the keys that you trust`);
       return;
     }
     if (!(await isSigned(this.receipt, ofBase64(key.public_key)))) {
-      this.problems.push("the signature does not fit: the receipt was changed");
+      this.problems.push("the signature does not match: the receipt was changed");
     }
     if (this.receipt.get("kind") !== "execution") {
-      this.problems.push("it is no receipt of an execution");
+      this.problems.push("it is not the receipt of an execution");
     }
   }
 
@@ -129,7 +129,7 @@ class Check {
       found.set(`${name}_hash`, await textHash(text(need(answer, name))));
     }
     if (!hasResult && result !== null) {
-      this.problems.push("result: the answer says that there is none, and has one");
+      this.problems.push("result: has_result is false, but the answer has a result");
     }
     const person = answer.get("on_behalf_of");
     if (receipt.has("on_behalf_of_hash") && person !== undefined) {
@@ -174,7 +174,7 @@ class Check {
     ];
     for (const [name, isOfKind] of kinds) {
       if (!isOfKind(need(answer, name))) {
-        this.problems.push(`${name}: it has another type than answers have`);
+        this.problems.push(`${name}: it has the wrong type`);
       }
     }
   }
@@ -195,13 +195,13 @@ class Check {
   private async hashed(answer: Members): Promise<void> {
     const details = this.receipt.get("details_hash");
     if (details !== undefined && details !== (await detailsHash(answer))) {
-      this.problems.push(`${DETAILS.join(", ")}: one of these is not as it was`);
+      this.problems.push(`${DETAILS.join(", ")}: one of these was changed`);
     }
     const bound = this.receipt.get("policy_hash");
     if (bound !== undefined) {
       const policy = need(answer, "policy");
       if (bound !== (policy === null ? null : await textHash(canonical(policy)))) {
-        this.problems.push("policy: it is not as it was");
+        this.problems.push("policy: it was changed");
       }
     }
   }
@@ -211,7 +211,7 @@ class Check {
       written(each.map((artifact) => OF_ARTIFACTS.map((name) => need(artifact, name)))),
     );
     if (ours !== theirs) {
-      this.problems.push("artifacts: the answer lists others than the receipt");
+      this.problems.push("artifacts: the answer and the receipt list different ones");
     }
     const names = items(listed).flatMap((artifact) => [...artifact.keys()]);
     const others = names.filter((name) => !OF_ARTIFACTS.includes(name));
@@ -221,15 +221,15 @@ class Check {
   async files({ code, artifacts = {} }: Compared): Promise<void> {
     if (code === undefined) this.missing.push("the code");
     else if (this.receipt.get("code_hash") !== (await hashOf(bytesOf(code)))) {
-      this.problems.push("code_hash: what was given is not the code that was run");
+      this.problems.push("code_hash: the given file is not the code that was run");
     }
     const bound = items(need(this.receipt, "artifacts"));
     const hashes = new Map(bound.map((each) => [need(each, "name"), need(each, "hash")]));
     for (const [name, content] of Object.entries(artifacts)) {
       if (!hashes.has(name)) {
-        this.problems.push(`artifacts: there is no artifact of the name ${name}`);
+        this.problems.push(`artifacts: there is no artifact named ${name}`);
       } else if (hashes.get(name) !== (await hashOf(content))) {
-        this.problems.push(`artifacts: what was given is not the artifact ${name}`);
+        this.problems.push(`artifacts: the given file is not the artifact ${name}`);
       }
     }
     for (const name of hashes.keys()) {
@@ -256,7 +256,7 @@ async function isSigned(receipt: Members, publicKey: Uint8Array): Promise<boolea
 
 const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
-/** Null where nobody can have signed it: it names no format, or has no form that is signed. */
+/** Null if it cannot have been signed: its format is unknown, or it has no canonical form. */
 async function signedMessage(receipt: Members): Promise<Uint8Array | null> {
   const ledger = receipt.get("ledger");
   if (!(ledger instanceof Numeral) || Number(ledger.text) !== FORMAT) return null;
@@ -284,10 +284,10 @@ async function detailsHash(answer: Members): Promise<string | null> {
   return await textHash(canonical(details));
 }
 
-/** A time as it is hashed: of UTC, with microseconds. */
+/** A time as it is hashed: in UTC, with microseconds. */
 function utc(time: string): string {
   const parts = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?(Z|[+-]\d\d:\d\d)$/.exec(time);
-  if (parts === null) throw new RangeError(`${time} is no time`);
+  if (parts === null) throw new RangeError(`${time} is not a time`);
   const [, seconds, fraction = "", zone] = parts;
   const whole = new Date(`${seconds}${zone}`).toISOString().slice(0, 19);
   return `${whole}.${fraction.padEnd(6, "0")}+00:00`;
@@ -296,7 +296,7 @@ function utc(time: string): string {
 /** A decimal number without an exponent. */
 function plainDecimal(number: string): string {
   const parts = /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d{1,3}))?$/.exec(number);
-  if (parts === null) throw new RangeError(`${number} is no number`);
+  if (parts === null) throw new RangeError(`${number} is not a number`);
   const [, sign = "", whole = "", fraction = "", exponent = "0"] = parts;
   const digits = whole + fraction;
   const point = whole.length + Number(exponent);
@@ -328,7 +328,7 @@ function need(from: Members, name: string): Json {
 
 function members(value: Json | undefined): Members {
   if (value instanceof Map) return value;
-  throw new NotCheckable("It is no answer with a receipt; a queued execution has none yet.");
+  throw new NotCheckable("It has no receipt; a queued execution does not have one yet.");
 }
 
 function items(value: Json): Members[] {
@@ -337,7 +337,7 @@ function items(value: Json): Members[] {
 
 function text(value: Json): string {
   if (typeof value === "string") return value;
-  throw new NotCheckable(`It has ${told(value)} in place of a text.`);
+  throw new NotCheckable(`It has ${told(value)} instead of a string.`);
 }
 
 function told(value: Json | undefined): string {

@@ -1,10 +1,10 @@
-/** When a request is sent again, and after how long. */
+/** When a request is sent again, and after which pause. */
 
 import { ServiceError, UnexpectedAnswer, Unreachable } from "./errors.js";
 
 /**
- * At most `tries` requests in all, with pauses of at most `seconds` together. Where the answer
- * names a longer pause than is left (`Retry-After`), its error is thrown at once.
+ * At most `tries` requests, with pauses of at most `seconds` in total. If the answer's
+ * `Retry-After` is longer than the time left, its error is thrown at once.
  */
 export interface Retries {
   tries: number;
@@ -21,8 +21,8 @@ const OF_PROXIES = [502, 503, 504];
 const NOT_CONFIGURED = "SB001";
 
 /**
- * Seconds until the request is sent again after this attempt, the first being 1; null where it is
- * not. What is not repeatable is sent again only where it was certainly not carried out.
+ * Seconds until the request is sent again after this attempt (from 1); null for no retry. A
+ * request that is not repeatable is sent again only if it certainly had no effect.
  */
 export function pauseAfter(
   error: unknown,

@@ -1,4 +1,4 @@
-/** Sessions: sandboxes that stay. */
+/** Sessions: sandboxes that keep variables and files between runs. */
 
 import { SessionFiles } from "./files.js";
 import {
@@ -21,7 +21,7 @@ import { ended } from "./waiting.js";
 export const SESSIONS = "/api/v1/sessions";
 export const OF_SESSION = ["id", "state"] as const;
 
-/** One session. `info` is what the service said of it last. */
+/** One session. `info` is its last known state. */
 export class OpenSession {
   readonly files: SessionFiles;
   private readonly path: string;
@@ -35,7 +35,7 @@ export class OpenSession {
     return this.info.id;
   }
 
-  /** Cancel what runs in it and remove what is saved of it. It may have been closed before. */
+  /** Cancel its runs and delete its saved files. Closing it twice is no error. */
   async close(options: Asked = {}): Promise<void> {
     await this.transport.bytes(this.call("DELETE", "", options));
   }
@@ -48,25 +48,26 @@ export class OpenSession {
     return await this.told({ ...this.call("PATCH", "", options), json: changes });
   }
 
-  /** What came of code, as `run` of the client. */
+  /** Run code and return the result, like `run` of the client. */
   async run(code: string, options: CellOptions = {}): Promise<Execution> {
     const call = await runCall(`${this.path}/executions`, code, options);
     return await ended(this.transport, call, options.wait_seconds);
   }
 
-  /** Have code run later, and be told at once that it is queued. */
+  /** Queue code and return its record at once. */
   async submit(code: string, options: CellWords & Asked = {}): Promise<Execution> {
     const call = await runCall(`${this.path}/executions`, code, options, "async");
     return await this.transport.json<Execution>(call, ...OF_EXECUTION);
   }
 
-  /** Code told event by event, as `stream` of the client. */
+  /** Run code and read its events, like `stream` of the client. */
   stream(code: string, options: CellWords & Streaming = {}): RunStream {
     const request = (): Promise<Call> => runCall(`${this.path}/executions`, code, options);
     return new RunStream(this.transport, request, { detached: options.detach ?? false });
   }
 
-  /** What came of a command: words, or one text for the shell. It is never sent twice. */
+  /** Run a command and return the result. A list is the command's words; a string goes to the
+   * shell. The request is retried only if it certainly did not arrive. */
   async command(command: string | string[], options: CommandOptions = {}): Promise<Execution> {
     const call = commandCall(`${this.path}/processes`, command, options);
     return await ended(this.transport, call, options.wait_seconds);
@@ -77,7 +78,7 @@ export class OpenSession {
     return new RunStream(this.transport, () => call, { detached: options.detach ?? false });
   }
 
-  /** A command in the background, which ends with the session at the latest. */
+  /** Start a background command, which ends with the session at the latest. */
   async start(
     command: string | string[],
     options: Omit<CommandWords, "timeout"> & Asked = {},
@@ -87,7 +88,7 @@ export class OpenSession {
     return new BackgroundProcess(this.transport, this.path, found);
   }
 
-  /** The commands that run, and those that ended lately. */
+  /** The background commands that run, and those that ended recently. */
   async processes(options: Asked = {}): Promise<BackgroundProcess[]> {
     const found = await this.listed<Process>("/processes", options);
     return found.map((each) => new BackgroundProcess(this.transport, this.path, each));
@@ -97,7 +98,7 @@ export class OpenSession {
     return await this.listed<Context>("/contexts", options);
   }
 
-  /** Another interpreter, to be named as `context` of what runs in it. */
+  /** Start another interpreter. Run code in it with the option `context`. */
   async createContext(
     language: string,
     options: Omit<ContextRequest, "language"> & Asked = {},
@@ -116,18 +117,18 @@ export class OpenSession {
     await this.transport.bytes(this.call("DELETE", `/contexts/${part(id)}`, options));
   }
 
-  /** Have what runs in a context stop. Whether anything ran. */
+  /** Interrupt the run in a context. Returns false if nothing ran. */
   async interrupt(context?: string, options: Asked = {}): Promise<boolean> {
     const call = { ...this.call("POST", "/interrupt", options), json: { context } };
     return (await this.transport.json<{ interrupted: boolean }>(call, "interrupted")).interrupted;
   }
 
-  /** End its contexts and commands. Its files stay. */
+  /** End all contexts and commands. Files are kept. */
   async reset(options: Asked = {}): Promise<Session> {
     return await this.told({ ...this.call("POST", "/reset", options), json: {} });
   }
 
-  /** Keep its files as they are now, for sessions that begin with them. */
+  /** Save the current files. New sessions can start with them. */
   async snapshot(name?: string, options: Asked = {}): Promise<Snapshot> {
     const call = { ...this.call("POST", "/snapshot", options), json: { name } };
     return await this.transport.json<Snapshot>(call, "id");

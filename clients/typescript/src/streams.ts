@@ -1,4 +1,4 @@
-/** Runs told event by event. */
+/** Streams of a run's events. */
 
 import { checked, decoded } from "./answers.js";
 import { ConnectionLost, UnexpectedAnswer, Unreachable, errorOf } from "./errors.js";
@@ -9,26 +9,26 @@ import type { Execution } from "./shapes.js";
 import { joined, type Answer, type Call, type Transport } from "./transport.js";
 
 export const EXECUTIONS = "/api/v1/executions";
-/** What has to be there of an execution for all that is done with one here. */
+/** The fields of an execution that the client needs. */
 export const OF_EXECUTION = ["id", "status", "stdout", "stderr"] as const;
-// How often a stream is taken up again without an event in between.
+// How often a stream resumes without an event in between.
 const MOST_RESUMED = 5;
 
 interface Numbered {
-  /** Each is higher than the one before. */
+  /** The number of the event; numbers increase. */
   seq: number;
 }
 
 export interface Started extends Numbered {
   type: "started";
-  /** Of the execution. */
+  /** The id of the execution. */
   id: string;
 }
 
 export interface Written extends Numbered {
   type: "stdout" | "stderr";
   text: string;
-  /** The bytes, where they are no UTF-8. */
+  /** The bytes, if they are not UTF-8. */
   data_base64?: string;
 }
 
@@ -43,10 +43,10 @@ export interface Done extends Numbered {
   execution: Execution;
 }
 
-/** What a run tells while it runs. A type that is newer is told as it is. */
+/** An event of a run. Types that this client does not know are passed on unchanged. */
 export type RunEvent = Started | Written | Output | Done;
 
-/** What was written, byte for byte. */
+/** The bytes that the run wrote. */
 export function contentOf(event: Written): Uint8Array {
   return event.data_base64 === undefined ? bytesOf(event.text) : ofBase64(event.data_base64);
 }
@@ -56,16 +56,16 @@ export function isOpen(execution: Execution): boolean {
 }
 
 export interface Following {
-  /** It goes on when nobody reads, and a connection that breaks is taken up again. */
+  /** The run continues without a reader, and after a broken connection the stream resumes. */
   detached: boolean;
   id?: string | null;
   after?: number;
 }
 
 /**
- * The events of one run, for one `for await`, which sends the request. `execution` is there once
- * the `done` event has come, `id` from the first event on. Leaving the loop before that cancels
- * the run, unless it was only followed or is detached.
+ * The events of one run, for one `for await`, which sends the request. `execution` is set by the
+ * `done` event, `id` by the first event. Leaving the loop earlier cancels the run, unless the
+ * stream is detached or comes from `follow`.
  */
 export class RunStream implements AsyncIterable<RunEvent> {
   execution: Execution | null = null;
@@ -84,7 +84,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
     this.after = following.after ?? 0;
   }
 
-  /** The execution, once it has ended; what it tells before is left out. */
+  /** Read to the end, skip the events, and return the execution. */
   async done(): Promise<Execution> {
     for await (const _ of this);
     if (this.execution === null) throw new UnexpectedAnswer("The stream had no execution.");
@@ -92,12 +92,12 @@ export class RunStream implements AsyncIterable<RunEvent> {
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<RunEvent, void, void> {
-    if (this.isTaken) throw new TypeError("A stream can be read once. `follow` begins another.");
+    if (this.isTaken) throw new TypeError("A stream can be read once. `follow` starts another.");
     this.isTaken = true;
     const first = streamed(await this.request(), this.detached);
     let answer = await this.transport.open(first);
     if (answer.isJson) {
-      // It is queued, or waits for a person: what becomes of it is told under its id.
+      // It is queued or needs approval: its events are found under its id.
       this.id = decoded<Execution>(await answer.text(), OF_EXECUTION, answer.status).id;
       this.detached = true;
       answer = await this.transport.open(this.rest(first));
@@ -121,7 +121,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
         answer.close();
       }
       if (!this.detached || this.id === null || resumed >= MOST_RESUMED) {
-        const why = "The stream broke off before the run had ended.";
+        const why = "The stream ended before the run had ended.";
         throw new ConnectionLost(why, this.id, this.after, lost);
       }
       resumed += 1;
@@ -134,7 +134,7 @@ export class RunStream implements AsyncIterable<RunEvent> {
     return followed(`${EXECUTIONS}/${this.id}/events`, this.after, first.signal);
   }
 
-  /** What is given out of an event. Null where the service only stops telling. */
+  /** The event to return; null if the service ends the stream before the run has ended. */
   private taken(line: string): RunEvent | null {
     const event = eventOf(line);
     if (event.type === "done") {
@@ -159,7 +159,7 @@ function eventOf(line: string): RunEvent {
   return said;
 }
 
-/** Whole lines out of pieces. A line ends with a line feed and nothing else. */
+/** Join pieces into lines. Only a line feed ends a line. */
 async function* linesOf(answer: Answer): AsyncGenerator<string, void, void> {
   const decoder = new TextDecoder();
   let begun: Uint8Array[] = [];
@@ -180,7 +180,7 @@ function streamed(call: Call, detach: boolean): Call {
   return { ...call, ...(params && { params }), headers: { ...call.headers, Accept: NDJSON } };
 }
 
-/** The events of what goes on elsewhere. */
+/** A request for the events of a run that another request started. */
 export function followed(path: string, after: number, signal?: AbortSignal): Call {
   const headers = { Accept: NDJSON };
   return { method: "GET", path, params: { after }, headers, repeatable: true, signal };

@@ -1,9 +1,9 @@
-/** A tool for agents: one function that takes code and tells in words what came of it. */
+/** A tool for agents: one function that runs code and returns its result as a short text. */
 
 import { Cofferdam } from "./client.js";
 import type { Execution } from "./shapes.js";
 
-/** Of what is told; a model reads all of it. */
+/** The longest result; a model reads all of it. */
 export const MOST_CHARACTERS = 10_000;
 const WAITED_BEYOND = 60;
 // Where the code did not end by itself.
@@ -12,9 +12,9 @@ const NO_EXIT = -1;
 /**
  * Execute Python code using the configured sandbox.
  *
- * Note: Output is compact and self-contained: what was printed, or, where the code did not
- * succeed, "Error (exit_code=...): " and why. `timeout` is seconds. The sandbox is that of
- * COFFERDAM_URL and COFFERDAM_API_KEY. Nothing is thrown.
+ * Note: Output is compact and self-contained: the printed text, or, if the code did not succeed,
+ * "Error (exit_code=...): " and the reason. `timeout` is seconds. The service and the key come
+ * from COFFERDAM_URL and COFFERDAM_API_KEY. Throws nothing.
  */
 export async function runPythonCode(code: string, timeout = 20): Promise<string> {
   let execution: Execution;
@@ -35,7 +35,7 @@ function why(execution: Execution): string {
   return execution.stderr || (execution.error?.message ?? execution.status);
 }
 
-/** Of a long text the beginning and the end: what it is, and how it ended. */
+/** The beginning and the end of a long text. */
 function short(text: string): string {
   if (text.length <= MOST_CHARACTERS) return text;
   const half = MOST_CHARACTERS / 2;

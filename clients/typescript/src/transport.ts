@@ -1,4 +1,4 @@
-/** Sending requests: again where that may help, with errors by what to do about them. */
+/** Send requests, with retries, and throw the client's errors. */
 
 import { decoded } from "./answers.js";
 import { InvalidSettings, Unreachable, errorOf } from "./errors.js";
@@ -7,7 +7,7 @@ import { pauseAfter, type Retries } from "./retries.js";
 
 export type Params = Record<string, string | number | null | undefined>;
 
-/** A request, before anybody sends it. */
+/** A request, before it is sent. */
 export interface Call {
   method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
   path: string;
@@ -15,7 +15,7 @@ export interface Call {
   json?: unknown;
   content?: Uint8Array;
   headers?: Record<string, string>;
-  /** Sent twice it does what it does once. */
+  /** Sending it twice has the same effect as sending it once. */
   repeatable: boolean;
   signal?: AbortSignal | undefined;
 }
@@ -25,7 +25,7 @@ export interface Service {
   apiKey: string;
   fetch: typeof fetch;
   retries: Retries;
-  /** Seconds that the service may be silent. */
+  /** Seconds to wait for the next bytes. */
   timeout: number;
 }
 
@@ -44,22 +44,22 @@ const SILENT = ["UND_ERR_HEADERS_TIMEOUT", "UND_ERR_BODY_TIMEOUT"];
 // A longer time than timers know would end at once.
 const MOST_MILLISECONDS = 2 ** 31 - 1;
 
-/** One service and one key. */
+/** One service with one API key. */
 export class Transport {
-  // Private to whoever prints a client, too.
+  // Private, so that a printed client does not show the key.
   readonly #service: Service;
 
   constructor(service: Service) {
     if (!isAddress(service.url)) {
-      throw new InvalidSettings("url: Must be an address such as https://runs.example.");
+      throw new InvalidSettings("url: Must be a URL such as https://runs.example.");
     }
     if (!/^[\x21-\x7e]+$/.test(service.apiKey)) {
-      throw new InvalidSettings("apiKey: Must be the API key that you were given.");
+      throw new InvalidSettings("apiKey: Must be a Cofferdam API key, such as cfd_...");
     }
     this.#service = service;
   }
 
-  /** The JSON of an answer, which has at least these fields. */
+  /** Send a request and return the answer's JSON, which has at least these fields. */
   async json<T extends object>(call: Call, ...fields: Array<keyof T & string>): Promise<T> {
     const answer = await this.open(call);
     return decoded<T>(await answer.text(), fields, answer.status);
@@ -69,7 +69,7 @@ export class Transport {
     return await (await this.open(call)).bytes();
   }
 
-  /** An answer whose body is still to be read; its status is no error. */
+  /** Send a request and return a successful answer without its body. */
   async open(call: Call): Promise<Answer> {
     let waited = 0;
     for (let attempt = 1; ; attempt += 1) {
@@ -112,7 +112,7 @@ export class Transport {
   }
 }
 
-/** What came back, to be read once. */
+/** An answer, to be read once. */
 export class Answer {
   readonly status: number;
 
@@ -152,13 +152,13 @@ export class Answer {
     return new TextDecoder().decode(await this.bytes());
   }
 
-  /** Have done with it, read or not. */
+  /** Release the connection, even if the answer was not read. */
   close(): void {
     this.patience.leave();
   }
 }
 
-/** How long one request is waited for: while something comes, and somebody wants it. */
+/** The timeout of one request: it starts again with each piece, and ends if the caller aborts. */
 class Patience {
   private readonly controller = new AbortController();
   private readonly leaving = (): void => this.controller.abort();
@@ -199,7 +199,7 @@ class Patience {
     this.controller.abort();
   }
 
-  /** What a failure of the request is to be told as. */
+  /** The error for a failure of the request. */
   ended(problem: unknown): unknown {
     this.leave();
     if (this.wanted?.aborted) return this.wanted.reason;
@@ -207,9 +207,9 @@ class Patience {
     const why = reasons(problem);
     const codes = why.map((each) => String(each.code));
     if (this.isOver || codes.some((each) => SILENT.includes(each))) {
-      const message = this.isOver ? `nothing for ${timeout} s` : "nothing for too long";
+      const message = this.isOver ? `for ${timeout} s` : "for too long";
       const given = { sent: true, silent: true, cause: problem };
-      return new Unreachable(`${url} has said ${message}.`, given);
+      return new Unreachable(`${url} sent nothing ${message}.`, given);
     }
     const sent = !codes.some((each) => UNSENT.includes(each));
     const message = why.map((each) => each.message).join(": ");
@@ -259,15 +259,15 @@ function jsonOrNull(text: string): unknown {
   }
 }
 
-/** The next page of a list. Of its address only the query is used: the key is for this service. */
+/** The next page. Only the query of its URL is used, so the key goes to this service alone. */
 export function nextOf(call: Call, url: unknown): Call | null {
   if (typeof url !== "string") return null;
   const params = Object.fromEntries(new URL(url, "http://service").searchParams);
   return { ...call, params };
 }
 
-/** A name as one part of a path. */
+/** Encode a name as one part of a path. Throws TypeError for an invalid name. */
 export function part(name: string): string {
-  if (["", ".", ".."].includes(name)) throw new TypeError(`${JSON.stringify(name)} is no name`);
+  if (["", ".", ".."].includes(name)) throw new TypeError(`${JSON.stringify(name)} is not a name`);
   return encodeURIComponent(name);
 }

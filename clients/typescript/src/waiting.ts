@@ -1,4 +1,4 @@
-/** Waiting for the end of an execution, and going through lists page by page. */
+/** Wait for the end of an execution, and read lists page by page. */
 
 import { StillRunning, UnexpectedAnswer, errorOf } from "./errors.js";
 import { pause } from "./platform.js";
@@ -10,7 +10,7 @@ export const WAIT_SECONDS = 600;
 const SHORTEST = 0.1;
 const LONGEST = 5;
 
-/** The record, once it has ended. Throws StillRunning. */
+/** Wait until an execution has ended, and return its record. Throws StillRunning. */
 export async function waitFor(
   transport: Transport,
   id: string,
@@ -32,7 +32,7 @@ export async function waitFor(
   }
 }
 
-/** What came of a run, however long its answer takes. Throws ServiceError where nothing came. */
+/** Send a run and wait for its result. Throws ServiceError if the service could not run it. */
 export async function ended(
   transport: Transport,
   call: Call,
@@ -56,7 +56,7 @@ export async function* paged<Item extends object>(
   for (let call: Call | null = first; call !== null; ) {
     const page: Record<string, unknown> = await transport.json(call, field, "next");
     const items = page[field];
-    if (!Array.isArray(items)) throw new UnexpectedAnswer(`The answer's ${field} are no list.`);
+    if (!Array.isArray(items)) throw new UnexpectedAnswer(`The answer's ${field} are not a list.`);
     for (const each of items) yield each as Item;
     call = nextOf(first, page.next);
   }

@@ -29,20 +29,25 @@ class Command(BaseCommand):
         parser.add_argument(
             "--from-debian",
             action="store_true",
-            help="Make them with debootstrap, for hosts that reach no image registry. Needs root.",
+            help="Build with debootstrap, for hosts without an image registry. Needs root.",
         )
         parser.add_argument("--template", metavar="NAME", help="Build cofferdam/NAME instead.")
         parser.add_argument(
-            "--requirements", type=Path, metavar="FILE", help="Its packages, as pip reads them."
+            "--requirements",
+            type=Path,
+            metavar="FILE",
+            help="File with its Python packages, in pip's format.",
         )
         parser.add_argument(
-            "--base", default=f"{REPOSITORY}/python", help="What it is built upon (%(default)s)."
+            "--base", default=f"{REPOSITORY}/python", help="Its base image (default: %(default)s)."
         )
-        parser.add_argument("--rebuild", action="store_true", help="Even what is up to date.")
+        parser.add_argument(
+            "--rebuild", action="store_true", help="Also rebuild images that are up to date."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if bool(options["template"]) != bool(options["requirements"]):
-            raise CommandError("--template and --requirements go together.")
+            raise CommandError("--template and --requirements must be given together.")
         # What lies in an image is for the sandboxes' users to read, unlike all else we write.
         os.umask(0o022)
         try:
@@ -53,7 +58,7 @@ class Command(BaseCommand):
         except SandboxError as error:
             raise CommandError(error.message) from error
         except (docker.errors.DockerException, OSError) as error:
-            raise CommandError(f"The Docker engine does not do it: {error}") from error
+            raise CommandError(f"The Docker engine failed: {error}") from error
 
     def _build(self, client: docker.DockerClient, options: dict[str, Any]) -> dict[str, str]:
         """The images' names with their digests."""

@@ -19,13 +19,13 @@ _SHOWN = {"ok": "ok", "failed": "FAILED", "not offered": "-"}
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Run the provider contract against a configured provider, active or not, and print what it "
-        "keeps. Runs real code there, about 50 times, and costs what that costs. Ends with 1 when "
-        "a promise is broken."
+        "Run the checks of the provider contract against a configured provider, active or not, and "
+        "print the results. Runs real code there, about 50 times, at the provider's price. Exits "
+        "with 1 if a check fails."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("provider", help="its id, such as local or e2b")
+        parser.add_argument("provider", help="id of the provider, such as local or e2b")
         parser.add_argument("--json", action="store_true", help="one JSON object per check")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             self._print(verdicts)
         failed = [verdict for verdict in verdicts if verdict.outcome == "failed"]
         if failed:
-            raise CommandError(f"{provider_id} breaks {len(failed)} of {len(verdicts)} promises.")
+            raise CommandError(f"{provider_id} fails {len(failed)} of {len(verdicts)} checks.")
 
     def _print(self, verdicts: list[Verdict]) -> None:
         """The matrix: a line for each promise, a column for each language."""

@@ -13,13 +13,15 @@ from providers.services.system_settings import export_settings
 
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
-    help = "Write the providers' configuration in the form that import_settings reads."
+    help = "Write the providers' configuration in the format of import_settings."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--secrets", action="store_true", help="with the secrets, which are masked otherwise"
+            "--secrets",
+            action="store_true",
+            help="include the secrets; without this option they are masked",
         )
-        parser.add_argument("--output", help="a new file, readable by its owner only")
+        parser.add_argument("--output", help="the new file, readable by its owner only")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

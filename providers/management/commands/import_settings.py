@@ -22,7 +22,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", help='the file, or "-" for standard input')
-        parser.add_argument("--reason", default="", help="kept with each version")
+        parser.add_argument("--reason", default="", help="the reason, stored with each version")
 
     def handle(self, *args: Any, **options: Any) -> None:
         source = options["file"]

@@ -13,8 +13,8 @@ from providers.local import packages
 
 class Command(BaseCommand):
     help = (
-        "Install numpy, pandas and other common packages into an environment that programs in "
-        "Python on this machine run with, unless SANDBOX_LOCAL_PYTHON names another one."
+        "Install numpy, pandas and other common packages for Python programs of the local "
+        "provider, in a virtual environment of their own. SANDBOX_LOCAL_PYTHON can name another."
     )
     # It uses neither the database nor a key.
     requires_system_checks = []
@@ -25,17 +25,17 @@ class Command(BaseCommand):
             packages.create(folder)
             if packages.is_installed(folder):
                 return
-            self._say("Packages: installing numpy, pandas and others for programs in Python ...")
+            self._say("Packages: installing numpy, pandas and others for Python programs ...")
             packages.install(folder)
         except ProviderUnavailable as error:
             raise CommandError(f"Packages: {error.message}") from None
         except packages.InstallationFailed as error:
             raise CommandError(
-                f"Packages: programs have what Python itself has, since no others could be "
-                f"installed: {error}. `manage.py packages` tries again."
+                f"Packages: Python programs have only the standard library, because the "
+                f"installation failed: {error}. `manage.py packages` tries again."
             ) from None
         names = ", ".join(packages.look(folder).versions)
-        self._say(f"Packages: programs in Python can import {names}")
+        self._say(f"Packages: Python programs can import {names}")
 
     def _say(self, text: str) -> None:
         self.stdout.write(text)

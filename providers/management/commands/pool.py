@@ -26,9 +26,9 @@ from providers.pool.service.unix_socket import socket_path
 
 class Command(BaseCommand):
     help = (
-        "Keep warm sandboxes and run code in them over HTTP: the self_managed provider's service, "
-        "and RAGFlow's POST /run. SIGTERM ends it when what runs has finished, "
-        "and with everything it has started."
+        "Run the pool service. It keeps warm sandboxes and runs code in them over HTTP, for the "
+        "self_managed provider and for RAGFlow's POST /run. On SIGTERM it waits until running code "
+        "has finished, then ends with all its sandboxes."
     )
     # It uses neither the database nor a key.
     requires_system_checks = []
@@ -38,20 +38,26 @@ class Command(BaseCommand):
             "--launcher",
             choices=KINDS,
             default=settings.POOL_LAUNCHER,
-            help="what isolates; auto takes the first that works here (POOL_LAUNCHER)",
+            help="the isolation tool; auto: the first that works on this machine (POOL_LAUNCHER)",
         )
-        parser.add_argument("--host", default=settings.POOL_HOST, help="(POOL_HOST)")
-        parser.add_argument("--port", type=int, default=settings.POOL_PORT, help="(POOL_PORT)")
         parser.add_argument(
-            "--token-file", type=Path, help="holds the bearer token (POOL_TOKEN, POOL_TOKEN_FILE)"
+            "--host", default=settings.POOL_HOST, help="address to listen on (POOL_HOST)"
+        )
+        parser.add_argument(
+            "--port", type=int, default=settings.POOL_PORT, help="port to listen on (POOL_PORT)"
+        )
+        parser.add_argument(
+            "--token-file",
+            type=Path,
+            help="file with the bearer token (POOL_TOKEN, POOL_TOKEN_FILE)",
         )
 
         parser.add_argument(
             "--socket",
             action="store_true",
-            help="listen also in the data directory, for the sessions of the local provider",
+            help="also listen on a socket in the data directory, for the local provider's sessions",
         )
-        parser.add_argument("--no-port", action="store_true", help="listen there alone")
+        parser.add_argument("--no-port", action="store_true", help="listen only on that socket")
 
     def handle(
         self,

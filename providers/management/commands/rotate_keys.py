@@ -16,15 +16,16 @@ from providers.services import Rotation, encrypted_fields, rotate, rotate_elsewh
 class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
-        "Re-encrypts every encrypted value under the first key in FERNET_KEYS. Put the new key "
-        "first for every process, restart those that have it from their environment, run this, "
-        "then with --dry-run until nothing is left, then remove the old key."
+        "Re-encrypts every encrypted value with the first key in FERNET_KEYS. Put the new key "
+        "first for every process, and restart the processes that read the keys from their "
+        "environment. Run this command, then repeat it with --dry-run until nothing is left. Then "
+        "remove the old key."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="Count, change nothing.")
+        parser.add_argument("--dry-run", action="store_true", help="Only count; change nothing.")
         parser.add_argument("--json", action="store_true", help="Print the summary as JSON.")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="Which database.")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="The database to use.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         rotations = [
@@ -53,7 +54,7 @@ class Command(BaseCommand):
         if failed:
             raise CommandError(
                 f"No key in FERNET_KEYS decrypts {len(failed)} of the values: {', '.join(failed)}. "
-                "Put the key they were written with back, behind the first one."
+                "Put the key that encrypted them back, after the first one."
             )
 
     def _progress(self, rotation: Rotation) -> None:

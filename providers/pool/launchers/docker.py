@@ -299,7 +299,7 @@ class DockerLauncher:
                 is_gvisor = self._try_runtime(name, image)
             except CreationFailed as error:
                 reason = f"the runtime {name} does not work: {error.message}"
-                logger.warning("runtime not usable", extra={"reason": reason})
+                logger.warning("runtime unavailable", extra={"reason": reason})
                 continue
             if is_gvisor or not self._settings.require_gvisor:
                 self._engine_runtime = name

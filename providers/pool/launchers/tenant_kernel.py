@@ -124,7 +124,7 @@ class TenantKernels:
     def _make(self, key: tuple[str, str], template: Template) -> _Kernel:
         idle = sorted((each for each in self._all if not each.count), key=lambda each: each.used_at)
         for each in idle[: max(0, len(idle) + 1 - MOST_IDLE)]:
-            each.end("others need its place")
+            each.end("other kernels need its place")
         sentry = self._start_sentry(template, KERNEL_BYTES)
         kernel = _Kernel(sentry, lambda: self._forget(key, kernel))
         self._all.add(kernel)
@@ -234,7 +234,7 @@ class _Kernel:
         if not self.stream.alive:
             return
         if not self._retired:
-            logger.warning("a tenant's kernel is renewed: %s", reason)
+            logger.warning("replacing a tenant's kernel: %s", reason)
         self._retired = True
         for guest in list(self._allowed):
             if not guest.running and guest.lane is not None:
@@ -244,7 +244,7 @@ class _Kernel:
     def end(self, reason: str) -> None:
         """End it, and every run in it."""
         if self._ending is None:
-            logger.info("a tenant's kernel is ended: %s", reason)
+            logger.info("ending a tenant's kernel: %s", reason)
             self._retired = True
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
@@ -289,10 +289,10 @@ class _Kernel:
         if self._allowed or self._ending or not self.stream.alive:
             return
         if self._retired:
-            self.end("it is to be renewed")
+            self.end("it is replaced")
         elif self._idle is None:
             loop = asyncio.get_running_loop()
-            self._idle = loop.call_later(IDLE_SECONDS, self.end, "nobody has used it")
+            self._idle = loop.call_later(IDLE_SECONDS, self.end, "it was idle")
 
     def _note_the_end(self) -> None:
         """Its stream has ended, whoever ended it."""

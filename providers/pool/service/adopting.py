@@ -42,7 +42,7 @@ async def adopt_all(
         while not memory.take():
             await asyncio.sleep(RETRY_SECONDS)
     except OSError as error:
-        logger.warning("what is kept ends with this process: %s", error)
+        logger.warning("persistent sandboxes end with this process: %s", error)
         return
     slots = asyncio.Semaphore(AT_ONCE)
 
@@ -52,7 +52,7 @@ async def adopt_all(
         except Exception as error:
             # Whatever is wrong with one, the others are found.
             logger.warning(
-                "the kept sandbox of container %s is lost: %s",
+                "the persistent sandbox of container %s is lost: %s",
                 remembered.container[:12],
                 error if isinstance(error, SandboxError) else repr(error),
                 exc_info=None if isinstance(error, SandboxError) else error,
@@ -76,7 +76,7 @@ async def _adopt(
     if remembered.version != VERSION:
         raise CreationFailed("Its guest speaks another version of the protocol.")
     if not meets(of_runtime(remembered.runtime), minimum_isolation):
-        raise CreationFailed("It is isolated less than MINIMUM_ISOLATION demands.")
+        raise CreationFailed("Its isolation is weaker than MINIMUM_ISOLATION.")
     template = Template(
         remembered.template,
         remembered.language,
@@ -98,7 +98,7 @@ async def _adopt(
             if failures == ATTEMPTS:
                 raise
         except SandboxError as error:
-            logger.info("a kept sandbox is not found yet: %s", error.message)
+            logger.info("a persistent sandbox is not found yet: %s", error.message)
             await asyncio.sleep(RETRY_SECONDS)
     raise CreationFailed("Its lease has ended.")
 
@@ -110,4 +110,4 @@ async def _end(keeper: PoolKeeper, remembered: Remembered) -> None:
         if isinstance(line.launcher, LastingLauncher):
             await line.launcher.end(remembered.container)
     except SandboxError as error:
-        logger.info("it is left to whoever looks for orphans: %s", error.message)
+        logger.info("the container is left for the search for orphans: %s", error.message)

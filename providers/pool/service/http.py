@@ -204,7 +204,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception:
         logger.exception("%s %s failed inside the service", request.method, request.path)
         failed = ProviderUnavailable(
-            "The pool service failed, its log has the reason.", started=True
+            "The pool service failed. Its log has the reason.", started=True
         )
         return _json(messages.error_to_json(failed), 500)
 

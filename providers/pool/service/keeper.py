@@ -185,8 +185,8 @@ class PoolKeeper:
         with before_the_code():
             if instance is None or instance.used:
                 raise ProviderUnavailable(
-                    f"There is no unused instance {instance_id!r}: it has run, or nobody used it "
-                    f"for {self._settings.max_lifetime:g} s, or the service was started anew.",
+                    f"There is no unused instance {instance_id!r}: it has run, or it was not used "
+                    f"for {self._settings.max_lifetime:g} s, or the service was restarted.",
                     started=instance is not None or instance_id in self._spent,
                 )
             check_job(job, instance.sandbox.template)
@@ -298,7 +298,7 @@ class PoolKeeper:
         while not self._closing:
             for instance in list(self._instances.values()):
                 if not instance.used and has_ended_here(instance.client):
-                    logger.info("an instance is ended: the process it was lent to has ended")
+                    logger.info("ending an instance: the process that had it has ended")
                     self.end(instance)
             await asyncio.sleep(CLIENTS_SECONDS)
 

@@ -105,8 +105,8 @@ class Keeping:
                     raise
             if time.monotonic() > deadline or self._has_left:
                 raise ConnectionFailed(
-                    "The pool service is being started anew, and this sandbox is not at hand yet. "
-                    "Try again.",
+                    "The pool service is restarting, and this sandbox is not available yet. Try "
+                    "again.",
                     retry_after=RETRY_AFTER_SECONDS,
                 )
             await asyncio.sleep(LOOK_SECONDS)
@@ -160,11 +160,11 @@ class Keeping:
         while True:
             try:
                 if count := self.sessions.reap():
-                    logger.info("%d kept sandboxes are ended: nobody has renewed them", count)
+                    logger.info("ended %d persistent sandboxes: their leases were over", count)
                 self._outliving.look()
             except Exception:
                 # Nobody else would end them, or tell guests of their leases.
-                logger.exception("kept sandboxes could not be looked after")
+                logger.exception("maintenance of persistent sandboxes failed")
             await asyncio.sleep(REAP_SECONDS)
 
     async def _take(self, line: Line, template: str, owner: str) -> Instance:

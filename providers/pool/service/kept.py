@@ -161,7 +161,7 @@ async def _run(kept: Kept, first: Frame, relay: Relay) -> None:
 
 def settings_unknown() -> web.Response:
     """Told to a client whose settings we have never seen."""
-    error = ProviderUnavailable("The service was started anew and wants its settings.")
+    error = ProviderUnavailable("The service was restarted and needs its settings.")
     return _json(messages.error_to_json(error), messages.SETTINGS_UNKNOWN)
 
 

@@ -74,7 +74,9 @@ class LauncherChoice:
                 launcher.close()
                 raise
             if failures:
-                logger.info("launcher %s in place of a better one: %s", kind, " ".join(failures))
+                logger.info(
+                    "using launcher %s; better ones are unavailable: %s", kind, " ".join(failures)
+                )
             return kind, launcher, chosen
         raise ProviderUnavailable(" ".join(failures))
 

@@ -82,8 +82,8 @@ def why_not_opened(error: Exception) -> SandboxError:
         return error
     reason = (error.strerror if isinstance(error, OSError) else "") or type(error).__name__
     return ProviderUnavailable(
-        f"The pool cannot be opened: {reason}. The log of the pool service has the whole of it, to "
-        "be mended on its machine. It is tried again until it works."
+        f"The pool cannot be opened: {reason}. The log of the pool service has the details. The "
+        "service tries again until it works."
     )
 
 

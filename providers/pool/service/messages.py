@@ -210,7 +210,7 @@ def result_from_json(body: Any) -> ExecutionResult:
         return ExecutionResult(**known, metadata=dict(body["metadata"]), artifacts=artifacts)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProviderUnavailable(
-            f"The pool service answered with something that is no result: {error!r}.",
+            f"The pool service answered with an invalid result: {error!r}.",
             started=True,
         ) from None
 

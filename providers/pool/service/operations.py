@@ -67,7 +67,7 @@ def fields_of(header: Mapping[str, object]) -> dict[str, object]:
     name = header.get("op")
     known = FIELDS.get(name) if isinstance(name, str) else None
     if known is None:
-        raise InvalidConfiguration("op: There is no such operation.", field="op")
+        raise InvalidConfiguration("op: Unknown operation.", field="op")
     given = {key: value for key, value in header.items() if key not in ("op", "parts")}
     for key in given:
         if key not in known:
@@ -81,7 +81,7 @@ def parts_of(received: Frame) -> list[tuple[str, bytes]]:
     known = PARTS.get(str(header.get("op")), {})
     for name, content in parts.items():
         if len(content) > known.get(name, -1):
-            raise InvalidConfiguration(f"{name}: Unknown, or larger than it may be.", field=name)
+            raise InvalidConfiguration(f"{name}: Unknown, or too large.", field=name)
     return list(parts.items())
 
 
@@ -127,7 +127,7 @@ def run_from_frame(received: Frame) -> Job:
     if not isinstance(context, str) or not isinstance(run, str):
         raise InvalidConfiguration("context and run must be strings.", field="context")
     if entrypoint not in get_args(Entrypoint):
-        raise InvalidConfiguration("entrypoint: There is no such one.", field="entrypoint")
+        raise InvalidConfiguration("entrypoint: Unknown entrypoint.", field="entrypoint")
     return Job(
         code=_text(parts, "code"),
         timeout=float(cast(float, timeout)),
@@ -178,7 +178,7 @@ def frame(header: Mapping[str, object], parts: Parts = ()) -> bytes:
     """Raises InvalidConfiguration where its header is larger than any may be."""
     packed = wire.pack(dict(header), list(parts))
     if int.from_bytes(packed[:4], "big") > wire.HEADER_LIMIT:
-        raise InvalidConfiguration("The operation's fields are too large together.")
+        raise InvalidConfiguration("The operation's fields are too large in total.")
     return packed
 
 
@@ -193,7 +193,7 @@ def _text(parts: Mapping[str, bytes], name: str) -> str:
     try:
         return parts[name].decode()
     except KeyError:
-        raise InvalidConfiguration(f"{name}: It is missing.", field=name) from None
+        raise InvalidConfiguration(f"{name}: This field is required.", field=name) from None
     except UnicodeDecodeError:
         raise InvalidConfiguration(f"{name}: Not UTF-8.", field=name) from None
 
@@ -220,7 +220,8 @@ def _numbers(given: object, known: frozenset[str]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in known or type(value) is not int or not 0 <= value <= _LARGEST_LIMIT:
             raise InvalidConfiguration(
-                f"limits: {str(name)[:100]} is none, or no whole number up to {_LARGEST_LIMIT}.",
+                f"limits: {str(name)[:100]} is unknown, or not a whole number up to "
+                f"{_LARGEST_LIMIT}.",
                 field="limits",
             )
     return given

@@ -70,7 +70,7 @@ class Outliving:
             self._memory.save(remembered)
             await guest.stay()
         except (OSError, SandboxError) as error:
-            logger.warning("a kept sandbox will end with this process: %s", error)
+            logger.warning("a persistent sandbox will end with this process: %s", error)
             self._memory.forget(guest.container)
         else:
             if session in self._entries:
@@ -95,7 +95,7 @@ class Outliving:
                 self._look_at(session, entry)
             except Exception:
                 # Whatever is wrong with one, the others are told.
-                logger.exception("the lease of a kept sandbox could not be told")
+                logger.exception("the lease of a persistent sandbox could not be sent")
 
     def _look_at(self, session: Session, entry: _Entry) -> None:
         left = session.expires_at - time.monotonic()
@@ -119,7 +119,7 @@ class Outliving:
         try:
             self._memory.save(entry.remembered)
         except OSError as error:
-            logger.warning("a lease could not be noted: %s", error)
+            logger.warning("a lease could not be stored: %s", error)
 
     def ended(self, session: Session) -> None:
         """It is over, whoever ended it."""

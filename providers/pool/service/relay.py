@@ -141,7 +141,7 @@ async def relayed(
                 logger.exception("an operation failed inside the service")
                 await relay.fail(
                     ProviderUnavailable(
-                        "The pool service failed, its log has the reason.", started=True
+                        "The pool service failed. Its log has the reason.", started=True
                     )
                 )
             return await relay.finish()

@@ -130,7 +130,7 @@ async def _let_finish(keeper: PoolKeeper, now: asyncio.Event, grace: float) -> N
     """Wait until nothing that was lent is used any more, for as long as there is time."""
     end = time.monotonic() + grace
     if lent := keeper.stats()["instances"]:
-        logger.info("stopping: %d sandboxes are lent", lent)
+        logger.info("stopping: sandboxes in use: %d", lent)
     while not keeper.is_idle and not now.is_set() and time.monotonic() < end:
         await asyncio.sleep(LOOK_SECONDS)
 

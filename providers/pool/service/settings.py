@@ -288,7 +288,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Rules beyond the fields' own. Raises InvalidConfiguration."""
     if config["require_gvisor"] and config["runtime"] == "runc":
         raise InvalidConfiguration(
-            "require_gvisor: It contradicts the runtime runc.", field="require_gvisor"
+            "require_gvisor: Cannot be combined with the runtime runc.", field="require_gvisor"
         )
     if config["isolation"] == "tenant-kernel" and config["runtime"] == "runc":
         raise InvalidConfiguration(
@@ -297,11 +297,13 @@ def check_config(config: Mapping[str, Any]) -> None:
             field="isolation",
         )
     if not _RUNTIME.fullmatch(config["runtime"]):
-        raise InvalidConfiguration("runtime: It names no runtime.", field="runtime")
+        raise InvalidConfiguration("runtime: Must be the name of a runtime.", field="runtime")
     module_names(config["preload"])
     for name in IMAGE_FIELDS.values():
         if config[name] and not _IMAGE.fullmatch(config[name]):
-            raise InvalidConfiguration(f"{name}: {config[name]!r} names no image.", field=name)
+            raise InvalidConfiguration(
+                f"{name}: {config[name]!r} is not the name of an image.", field=name
+            )
     _templates(config["templates"])
 
 
@@ -338,7 +340,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip().lower())
     size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
     if size < _SMALLEST_MEMORY:
-        raise ValueError(f"{text!r} is no memory size from 32m on, such as 256m or 1g")
+        raise ValueError(f"{text!r} is not a memory size of at least 32m, such as 256m or 1g")
     return size
 
 
@@ -350,5 +352,7 @@ def parse_span(text: str) -> float:
     else:
         seconds = sum(float(number) * _SPAN_UNITS[unit] for number, unit in _SPAN.findall(text))
     if not 0 < seconds <= 86_400:
-        raise ValueError(f"{text!r} is no time up to a day, such as 60, 60s, 1m30s or 500ms")
+        raise ValueError(
+            f"{text!r} is not a time of at most a day, such as 60, 60s, 1m30s or 500ms"
+        )
     return seconds

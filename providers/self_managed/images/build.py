@@ -76,7 +76,8 @@ def build_template(
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,62}", name):
         raise InvalidConfiguration(
-            f"{name!r} is no template's name: small letters, digits, and _ . - between them.",
+            f"{name!r} is not a valid template name: use small letters, digits, and _ . - between "
+            "them.",
             field="template",
         )
     if not requirements.is_file():
@@ -190,7 +191,7 @@ def import_root(
             tar.stdout, repository=first, tag="latest", changes=changes
         )
     if tar.returncode != 0:
-        raise CreationFailed(f"The image {first} was not made: tar failed.")
+        raise CreationFailed(f"The image {first} was not built: tar failed.")
     follow((json.loads(line) for line in answer.splitlines()), first, tell)
     image = client.images.get(first)
     for name in others:

@@ -88,7 +88,7 @@ def _make_root(root: Path, work: Path, tell: Tell) -> None:
         shutil.copytree(work / "node" / "node_modules", root / "node_modules", symlinks=True)
     for name in _USELESS:
         shutil.rmtree(root / name, ignore_errors=True)
-    tell("Compiling modules and looking for fonts")
+    tell("Compiling modules and building the font cache")
     # Nothing can be written in a sandbox, so what is not compiled here would be every time.
     inside = ["chroot", str(root), "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     run([*inside, "python3", "-m", "compileall", "-q", "-j", "0", f"/{_SITE}"], "compiling failed")

@@ -111,7 +111,7 @@ def test_with_another_address_the_stored_key_is_asked_for_again(page: Page) -> N
     page.get_by_label("Certificate authority").fill(Authority().pem)
     page.get_by_label("Public key pins").fill("no pin")
     page.get_by_label("Domain").click()
-    expect(page.get_by_text("'no' is no SHA-256 in base64")).to_be_visible()
+    expect(page.get_by_text("'no' is not a SHA-256 in base64")).to_be_visible()
     page.get_by_label("Public key pins").fill("")
     page.get_by_label("Domain").click()
     asked = page.get_by_text("Enter it again: API address, Certificate authority changed")

@@ -101,7 +101,7 @@ def test_what_is_left_out_stands_in_the_logs(sandbox: Sandbox) -> None:
     )
     assert (len(run.results), run.error) == (20, None)
     assert "".join(run.logs.stderr).splitlines() == [
-        "[file link was left out: a symbolic link: none is followed]",
+        "[file link was left out: a symbolic link: links are not followed]",
         "[output 21 was left out: too many outputs: at most 20 are kept]",
         "[output 22 was left out: too many outputs: at most 20 are kept]",
     ]

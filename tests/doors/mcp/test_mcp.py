@@ -114,7 +114,7 @@ def test_what_is_left_out_of_a_run_is_said(streaming_site: Site) -> None:
                 "for n in range(21): display(n)"
             )
             files = [
-                {"name": "link", "reason": "a symbolic link: none is followed"},
+                {"name": "link", "reason": "a symbolic link: links are not followed"},
                 {"name": "closed/", "reason": "unreadable"},
             ]
             outputs = [{"name": "output 21", "reason": "too many outputs: at most 20 are kept"}]

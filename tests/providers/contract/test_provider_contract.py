@@ -116,7 +116,7 @@ def test_the_command_fails_where_a_promise_is_broken(
     save_config("e2b", e2b_config(e2b_server))
     e2b_server.fail("execute", "500")
     out = StringIO()
-    with pytest.raises(CommandError, match="breaks 1 of"):
+    with pytest.raises(CommandError, match="fails 1 of"):
         call_command("check_provider", "e2b", "--json", stdout=out)
     first, second = map(json.loads, out.getvalue().splitlines()[:2])
     assert (first["outcome"], second["outcome"]) == ("failed", "ok")

@@ -135,7 +135,7 @@ def test_go_is_compiled_and_run_where_the_template_has_it(
         result = sandbox.run(replace(job, files=(profile,)))
         assert (result.exit_code, "The template has no Go" in result.stderr) == (127, True)
     sandbox = e2b.open(SandboxSpec("go", kept=True), "wonderland")
-    with pytest.raises(InvalidConfiguration, match="No interpreter keeps"):
+    with pytest.raises(InvalidConfiguration, match="no interpreter that keeps"):
         sandbox.run(Job(GO, language="go"))
     sandbox.close()
 

@@ -205,5 +205,5 @@ def test_what_it_says_later_is_judged_as_before() -> None:
         await puppet.say({"id": 4711, "seq": 0, "event": "done"})
         await asking
 
-    with pytest.raises(KeptSandboxLost, match="not asked"):
+    with pytest.raises(KeptSandboxLost, match="unknown request"):
         found(as_it_should, forge)

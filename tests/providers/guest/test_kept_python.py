@@ -67,7 +67,7 @@ def test_a_cell_with_arguments_calls_its_own_main_alone(kept: KeptGuest) -> None
     hands_on = kept.run("def main(a): print(a)\nmain(**arguments)", given)
 
     assert (other.exit_code, other.result) == (1, "")
-    assert "nobody took the arguments" in other.stderr
+    assert "the arguments were not used" in other.stderr
     assert (takes.shown, takes.result, takes.exit_code) == (["7"], "", 0)
     assert (guard.result, guard.stdout) == ("7", "")
     assert (hands_on.stdout, hands_on.result) == ("7\n", "")

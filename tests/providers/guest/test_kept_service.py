@@ -165,7 +165,7 @@ def test_kept_sandboxes_leave_room_for_single_runs(
     pool: PoolService, provider: SelfManagedProvider
 ) -> None:
     kept = [keep(provider, f"owner {number}") for number in range(3)]
-    with pytest.raises(RateLimited, match="there may be 3 in all"):
+    with pytest.raises(RateLimited, match="at most 3 can exist"):
         keep(provider, "another")
     with pytest.raises(RateLimited, match=kept[0].ref):
         keep(provider, "owner 0")
@@ -255,7 +255,7 @@ def test_a_restart_of_the_service_is_told_as_lost_and_nothing_takes_its_place(
                 lambda: sandbox.files.list(),
                 lambda: provider.attach(sandbox.ref),
             ):
-                with pytest.raises(KeptSandboxLost, match="started anew"):
+                with pytest.raises(KeptSandboxLost, match="was restarted"):
                     call()
             assert described(second) == []
             assert sandbox.close() is False

@@ -99,8 +99,8 @@ def test_a_template_adds_packages_and_runs_them(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--template", "x"], "go together"),
-        (["--template", "No/Name", "--requirements", __file__], "no template's name"),
+        (["--template", "x"], "must be given together"),
+        (["--template", "No/Name", "--requirements", __file__], "not a valid template name"),
         (["--template", "x", "--requirements", "/no/file"], "There is no file"),
         (["--template", "x", "--requirements", __file__, "--base", "no/such"], "has no image"),
     ],

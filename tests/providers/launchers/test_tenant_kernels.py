@@ -194,7 +194,7 @@ def test_a_run_that_breaks_the_protocol_ends_the_trust_in_its_kernel(kernels: Ke
         lanes.HEAD.pack(1, lanes.DATA, 1 << 31),
         lanes.pack(1, 99),
         lanes.pack(1, lanes.ENDED, b"[]"),
-        lanes.pack(1, lanes.ENDED, b'{"code": 0, "reason": "its processes are not gone"}'),
+        lanes.pack(1, lanes.ENDED, b'{"code": 0, "reason": "its processes have not ended"}'),
         lanes.pack(1, lanes.CREDIT, b"\xff\xff\xff\xff"),
     ],
 )

@@ -131,10 +131,10 @@ def test_a_registry_that_cannot_be_reached_is_the_reason(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
 
-    with pytest.raises(packages.InstallationFailed, match="no registry of packages could be"):
+    with pytest.raises(packages.InstallationFailed, match="no package registry could be"):
         packages.install(folder, lock)
 
-    assert packages.look(folder).reason.startswith("no registry of packages could be reached")
+    assert packages.look(folder).reason.startswith("no package registry could be reached")
 
 
 def test_a_wheel_that_was_exchanged_is_refused(folder: Path, registry: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_command_says_what_there_is_and_why_not(
     monkeypatch.setattr(packages.is_installed, "__defaults__", (lock,))
 
     call_command("packages")
-    assert "programs in Python can import counting" in capsys.readouterr().out
+    assert "Python programs can import counting" in capsys.readouterr().out
     call_command("packages")
     assert capsys.readouterr().out == ""
 

@@ -224,7 +224,7 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
     wait_until(lambda: len(place.described()) == 1, seconds=30)
     assert fine.run(Job("print(1)")).stdout == "1\n"
     for lost in (changed, replaced, ended):
-        with pytest.raises(KeptSandboxLost, match="started anew"):
+        with pytest.raises(KeptSandboxLost, match="was restarted"):
             lost.run(Job("print(1)"))
     wait_until(lambda: len(place.kept_containers()) == 1, seconds=30)
     assert [each.ref for each in place.memory.all()] == [fine.ref]
@@ -275,7 +275,7 @@ def at_hand(ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except ConnectionFailed as error:
-            if not error.nothing_ran or "is not at hand yet" not in error.message:
+            if not error.nothing_ran or "is not available yet" not in error.message:
                 raise
 
 
@@ -337,7 +337,7 @@ def test_what_was_found_counts_under_the_settings_that_come_later(runc_place: Pl
         assert place.pool.stats()["capacity"] != 4
         second = provider.open(SandboxSpec(kept=True), "alice")
         assert place.pool.stats()["capacity"] == 4
-        with pytest.raises(RateLimited, match="there may be 2 in all"):
+        with pytest.raises(RateLimited, match="at most 2 can exist"):
             provider.open(SandboxSpec(kept=True), "alice")
         assert place.pool.stats()["busy"] == 2
         assert first.close()

@@ -1,4 +1,4 @@
-"""The client: runs, their records, and the way to sessions."""
+"""The client: runs, their records, and sessions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from cofferdam.shapes import Execution, ExecutionSummary, Session, Usage
 
 
 class AsyncCofferdam:
-    """One service and one API key, from COFFERDAM_URL and COFFERDAM_API_KEY where not given.
+    """A client of one service with one API key.
 
-    `read_seconds` is how long the service may be silent. Raises InvalidSettings; each method
-    raises CofferdamError. A `with` block closes the connections.
+    `url` and `api_key` default to COFFERDAM_URL and COFFERDAM_API_KEY. `read_seconds` is how long
+    to wait for the next bytes of an answer. Raises InvalidSettings; each method raises
+    CofferdamError. A `with` block closes the connections.
     """
 
     def __init__(
@@ -56,35 +57,36 @@ class AsyncCofferdam:
     async def run(
         self, code: str, *, wait_seconds: float = WAIT_SECONDS, **options: Unpack[RunOptions]
     ) -> Execution:
-        """What came of code, whatever that is: look at `status`.
+        """Run code and return the result. Check its `status`: code that fails raises no error.
 
-        However often it is sent, it runs once. Where it is queued, or waits for a person, its end
-        is waited for `wait_seconds`. Raises ServiceError where it could not be run, StillRunning.
+        Retries never run the code twice. If the run is queued or needs approval, this waits at
+        most `wait_seconds` for its end. Raises ServiceError if the service could not run the code,
+        and StillRunning if the time to wait is over.
         """
         return await ended(self._transport, calls.run(EXECUTIONS, code, options), wait_seconds)
 
     async def submit(self, code: str, **options: Unpack[SubmitOptions]) -> Execution:
-        """Have code run later, and be told at once that it is queued. `wait` has its end."""
+        """Queue code and return its record at once. `wait` waits for the end of the run."""
         call = calls.run(EXECUTIONS, code, options, mode="async")
         return decode(Execution, await self._transport.json(call))
 
     async def wait(self, execution_id: str, seconds: float = WAIT_SECONDS) -> Execution:
-        """The record of an execution, once it has ended. Raises StillRunning."""
+        """Wait until an execution has ended, and return its record. Raises StillRunning."""
         return await wait_for(self._transport, execution_id, seconds)
 
     def stream(
         self, code: str, *, detach: bool = False, **options: Unpack[RunOptions]
     ) -> AsyncRunStream:
-        """Code told event by event, in a `with` block.
+        """Run code and read its events one by one, in a `with` block.
 
-        Leaving the block cancels the run; with `detach` it goes on, and a connection that breaks
-        is taken up again.
+        Leaving the block cancels the run. With `detach` the run continues, and after a broken
+        connection the stream resumes.
         """
         call = calls.streamed(calls.run(EXECUTIONS, code, options), detach=detach)
         return AsyncRunStream(self._transport, call, detached=detach)
 
     def follow(self, execution_id: str, after: int = 0) -> AsyncRunStream:
-        """The events of an execution behind the one of this number. Leaving them ends nothing."""
+        """The events of an execution after number `after`. Leaving the block cancels nothing."""
         call = calls.followed(f"{EXECUTIONS}/{calls.part(execution_id)}/events", after)
         return AsyncRunStream(self._transport, call, detached=True, id=execution_id, after=after)
 
@@ -93,7 +95,7 @@ class AsyncCofferdam:
         return decode(Execution, await self._transport.json(calls.get(path)))
 
     async def executions(self, **filters: str) -> AsyncIterator[ExecutionSummary]:
-        """Those of the tenant, newest first; fetched page by page. The API has the filters."""
+        """The tenant's executions, newest first, fetched page by page. Filters as in the API."""
         call: Call | None = calls.get(EXECUTIONS, **filters)
         while call is not None:
             page = await self._transport.json(call)
@@ -102,24 +104,24 @@ class AsyncCofferdam:
             call = calls.next_of(EXECUTIONS, page["next"])
 
     async def cancel(self, execution_id: str) -> Execution:
-        """Raises Conflict where it has ended."""
+        """Cancel an execution and return its record. Raises Conflict if it has ended."""
         path = f"{EXECUTIONS}/{calls.part(execution_id)}/cancel"
         return decode(Execution, await self._transport.json(calls.post(path)))
 
     async def answer(
         self, execution_id: str, call_id: str, result: Any = None, *, error: str | None = None
     ) -> None:
-        """Answer what a `tool_call` event of a run asks for. Raises Conflict where nobody waits."""
+        """Answer a `tool_call` event of a run. Raises Conflict if the call waits for no answer."""
         path = f"{EXECUTIONS}/{calls.part(execution_id)}/tool_calls/{calls.part(call_id)}"
         body = {"result": result, "error": error}
         await self._transport.send(calls.post(path, body, is_repeatable=True))
 
     async def artifact(self, execution_id: str, name: str) -> bytes:
-        """It is hostile until you have looked at it: untrusted code wrote it."""
+        """Download an artifact. Treat it as untrusted: the code that ran wrote it."""
         return (await self._transport.send(calls.artifact(execution_id, name))).content
 
     async def save_artifacts(self, execution: Execution, folder: Path) -> list[Path]:
-        """Write all of them below a folder. Raises ValueError for a name that leads out of it."""
+        """Save all artifacts in a folder. Raises ValueError for a name that leads out of it."""
         targets = {each.name: target_in(folder, each.name) for each in execution.artifacts}
         for name, target in targets.items():
             content = await self.artifact(execution.id, name)
@@ -128,22 +130,22 @@ class AsyncCofferdam:
         return list(targets.values())
 
     async def open_session(self, **options: Unpack[SessionOptions]) -> AsyncOpenSession:
-        """A sandbox that stays. Sent twice it would be two, so it is not sent again by itself
-        where it may have arrived."""
+        """Open a session. The request is retried only if it certainly did not arrive, because a
+        second request would open a second session."""
         body: dict[str, Any] = {**options}
         body["from"] = body.pop("snapshot", None)
         found = await self._transport.json(calls.post(SESSIONS, body))
         return AsyncOpenSession(self._transport, decode(Session, found))
 
     async def session(self, session_id: str) -> AsyncOpenSession:
-        """One that was opened before."""
+        """Get a session that exists already."""
         path = f"{SESSIONS}/{calls.part(session_id)}"
         return AsyncOpenSession(
             self._transport, decode(Session, await self._transport.json(calls.get(path)))
         )
 
     async def sessions(self, state: str | None = None) -> AsyncIterator[AsyncOpenSession]:
-        """Those of the tenant; fetched page by page."""
+        """The tenant's sessions, fetched page by page."""
         call: Call | None = calls.get(SESSIONS, state=state)
         while call is not None:
             page = await self._transport.json(call)
@@ -152,15 +154,15 @@ class AsyncCofferdam:
             call = calls.next_of(SESSIONS, page["next"])
 
     async def languages(self) -> list[str]:
-        """What can be run now."""
+        """The languages that can run now."""
         found = await self._transport.json(calls.get("/api/v1/languages"))
         return [str(each) for each in found["languages"]]
 
     async def usage(self) -> Usage:
-        """The tenant's quotas, and what is used of them."""
+        """The tenant's quotas and their usage."""
         return decode(Usage, await self._transport.json(calls.get("/api/v1/usage")))
 
     async def ledger_keys(self) -> dict[str, Any]:
-        """The public keys of receipts. Keep them: a receipt is checked with those kept before."""
+        """The public keys of receipts. Save them: check receipts with keys saved before."""
         found: dict[str, Any] = await self._transport.json(calls.get("/api/v1/ledger/keys"))
         return found

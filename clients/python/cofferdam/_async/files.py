@@ -17,7 +17,7 @@ class AsyncFiles:
         self._path = f"{session_path}/files"
 
     async def list(self, path: str = "", *, depth: int | None = None) -> AsyncIterator[File]:
-        """What is below a folder, `depth` levels deep; fetched page by page."""
+        """List a folder, `depth` levels deep, fetched page by page."""
         call: Call | None = get(self._path, path=path or None, depth=depth)
         while call is not None:
             page = await self._transport.json(call)
@@ -30,17 +30,17 @@ class AsyncFiles:
         return answer.content
 
     async def download(self, path: str, target: BinaryIO) -> int:
-        """Write a file to an open one, piece by piece. The number of bytes."""
+        """Copy a file into an open local file, piece by piece. Returns the number of bytes."""
         return await _copied(self._transport, get(f"{self._path}/content", path=path), target)
 
     async def write(self, path: str, content: bytes | str) -> File:
-        """Put a whole file in place of the former one; folders on the way are made."""
+        """Write a whole file. Replaces an existing one; creates missing folders."""
         data = content.encode() if isinstance(content, str) else content
         call = put(f"{self._path}/content", data, path=path)
         return decode(File, await self._transport.json(call))
 
     async def remove(self, path: str) -> None:
-        """A file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         await self._transport.send(delete(self._path, path=path))
 
     async def move(self, source: str, target: str) -> File:
@@ -50,17 +50,17 @@ class AsyncFiles:
         return decode(File, found)
 
     async def mkdir(self, path: str) -> bool:
-        """Make a folder and those above it. False when it was there."""
+        """Create a folder and its parents. Returns False if it existed."""
         call = post(f"{self._path}/mkdir", {"path": path}, is_repeatable=True)
         return bool((await self._transport.json(call))["created"])
 
     async def download_archive(self, target: BinaryIO, path: str = "") -> int:
-        """A folder as a tar archive. The number of bytes."""
+        """Download a folder as a tar archive. Returns the number of bytes."""
         call = get(f"{self._path}/archive", path=path or None)
         return await _copied(self._transport, call, target)
 
     async def unpack(self, archive: bytes, path: str = "") -> int:
-        """A tar archive into a folder. The number of its members."""
+        """Unpack a tar archive into a folder. Returns the number of its members."""
         call = put(f"{self._path}/archive", archive, path=path or None)
         call = Call(call.method, call.path, call.params, None, archive, _TAR)
         return int((await self._transport.json(call))["entries"])

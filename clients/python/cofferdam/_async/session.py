@@ -1,4 +1,4 @@
-"""Sessions: sandboxes that stay."""
+"""Sessions: sandboxes that keep variables and files between runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cofferdam.shapes import Context, Execution, Process, Session, Snapshot
 
 
 class AsyncOpenSession:
-    """One session. `info` is what the service said of it last. A `with` block closes it."""
+    """One session. `info` is its last known state. A `with` block closes it."""
 
     def __init__(self, transport: AsyncTransport, info: Session) -> None:
         self._transport = transport
@@ -43,7 +43,7 @@ class AsyncOpenSession:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs in it and remove what is saved of it. It may have been closed before."""
+        """Cancel its runs and delete its saved files. Closing it twice is no error."""
         await self._transport.send(calls.delete(self._path))
 
     async def refresh(self) -> Session:
@@ -66,26 +66,27 @@ class AsyncOpenSession:
     async def run(
         self, code: str, *, wait_seconds: float = WAIT_SECONDS, **options: Unpack[CellOptions]
     ) -> Execution:
-        """What came of code, as `run` of the client."""
+        """Run code and return the result, like `run` of the client."""
         call = calls.run(f"{self._path}/executions", code, options)
         return await ended(self._transport, call, wait_seconds)
 
     async def submit(self, code: str, **options: Unpack[CellOptions]) -> Execution:
-        """Have code run later, and be told at once that it is queued."""
+        """Queue code and return its record at once."""
         call = calls.run(f"{self._path}/executions", code, options, mode="async")
         return decode(Execution, await self._transport.json(call))
 
     def stream(
         self, code: str, *, detach: bool = False, **options: Unpack[CellOptions]
     ) -> AsyncRunStream:
-        """Code told event by event, as `stream` of the client."""
+        """Run code and read its events, like `stream` of the client."""
         call = streamed(calls.run(f"{self._path}/executions", code, options), detach=detach)
         return AsyncRunStream(self._transport, call, detached=detach)
 
     async def command(
         self, command: str | Sequence[str], **options: Unpack[CommandOptions]
     ) -> Execution:
-        """What came of a command: words, or one text for the shell. It is never sent twice."""
+        """Run a command and return the result. A list is the command's words; a text goes to the
+        shell. The request is retried only if it certainly did not arrive."""
         call = post(f"{self._path}/processes", _command(command, options))
         return await ended(self._transport, call, WAIT_SECONDS)
 
@@ -102,13 +103,13 @@ class AsyncOpenSession:
     async def start(
         self, command: str | Sequence[str], **options: Unpack[CommandOptions]
     ) -> AsyncBackgroundProcess:
-        """A command in the background, which ends with the session at the latest."""
+        """Start a background command, which ends with the session at the latest."""
         body = {**_command(command, options), "background": True}
         found = decode(Process, await self._transport.json(post(f"{self._path}/processes", body)))
         return AsyncBackgroundProcess(self._transport, self._path, found)
 
     async def processes(self) -> list[AsyncBackgroundProcess]:
-        """The commands that run, and those that ended lately."""
+        """The background commands that run, and those that ended recently."""
         found = await self._transport.json(calls.get(f"{self._path}/processes"))
         return [
             AsyncBackgroundProcess(self._transport, self._path, decode(Process, each))
@@ -126,7 +127,7 @@ class AsyncOpenSession:
         cwd: str | None = None,
         id: str | None = None,  # noqa: A002
     ) -> Context:
-        """Another interpreter, to be named as `context` of what runs in it."""
+        """Start another interpreter. Run code in it with the option `context`."""
         body = {"language": language, "cwd": cwd, "id": id}
         return decode(Context, await self._transport.json(post(f"{self._path}/contexts", body)))
 
@@ -138,17 +139,17 @@ class AsyncOpenSession:
         await self._transport.send(calls.delete(f"{self._path}/contexts/{calls.part(context_id)}"))
 
     async def interrupt(self, context: str | None = None) -> bool:
-        """Have what runs in a context stop. Whether anything ran."""
+        """Interrupt the run in a context. Returns False if nothing ran."""
         found = await self._transport.json(post(f"{self._path}/interrupt", {"context": context}))
         return bool(found["interrupted"])
 
     async def reset(self) -> Session:
-        """End its contexts and commands. Its files stay."""
+        """End all contexts and commands. Files are kept."""
         self.info = decode(Session, await self._transport.json(post(f"{self._path}/reset")))
         return self.info
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """Keep its files as they are now, for sessions that begin with them."""
+        """Save the current files. New sessions can start with them."""
         found = await self._transport.json(post(f"{self._path}/snapshot", {"name": name}))
         return decode(Snapshot, found)
 

@@ -1,4 +1,4 @@
-"""Waiting for the end of an execution."""
+"""Wait for the end of an execution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORTEST, _LONGEST = 0.1, 5.0
 
 
 async def wait_for(transport: AsyncTransport, execution_id: str, seconds: float) -> Execution:
-    """The record, once it has ended. Raises StillRunning."""
+    """Wait until an execution has ended, and return its record. Raises StillRunning."""
     deadline, pause = time.monotonic() + seconds, _SHORTEST
     while True:
         found = await transport.json(get(f"{EXECUTIONS}/{part(execution_id)}"))
@@ -31,7 +31,7 @@ async def wait_for(transport: AsyncTransport, execution_id: str, seconds: float)
 
 
 async def ended(transport: AsyncTransport, call: Call, seconds: float) -> Execution:
-    """What came of a run, however long its answer takes. Raises ServiceError where nothing came."""
+    """Send a run and wait for its result. Raises ServiceError if the service could not run it."""
     execution = decode(Execution, await transport.json(call))
     if execution.status in OPEN:
         execution = await wait_for(transport, execution.id, seconds)

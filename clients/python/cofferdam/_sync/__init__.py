@@ -1,2 +1,2 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
+# Generated from cofferdam/_async by make_sync.py: do not edit.
 """The client itself."""

@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""The client: runs, their records, and the way to sessions."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""The client: runs, their records, and sessions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from cofferdam.shapes import Execution, ExecutionSummary, Session, Usage
 
 
 class Cofferdam:
-    """One service and one API key, from COFFERDAM_URL and COFFERDAM_API_KEY where not given.
+    """A client of one service with one API key.
 
-    `read_seconds` is how long the service may be silent. Raises InvalidSettings; each method
-    raises CofferdamError. A `with` block closes the connections.
+    `url` and `api_key` default to COFFERDAM_URL and COFFERDAM_API_KEY. `read_seconds` is how long
+    to wait for the next bytes of an answer. Raises InvalidSettings; each method raises
+    CofferdamError. A `with` block closes the connections.
     """
 
     def __init__(
@@ -57,35 +58,36 @@ class Cofferdam:
     def run(
         self, code: str, *, wait_seconds: float = WAIT_SECONDS, **options: Unpack[RunOptions]
     ) -> Execution:
-        """What came of code, whatever that is: look at `status`.
+        """Run code and return the result. Check its `status`: code that fails raises no error.
 
-        However often it is sent, it runs once. Where it is queued, or waits for a person, its end
-        is waited for `wait_seconds`. Raises ServiceError where it could not be run, StillRunning.
+        Retries never run the code twice. If the run is queued or needs approval, this waits at
+        most `wait_seconds` for its end. Raises ServiceError if the service could not run the code,
+        and StillRunning if the time to wait is over.
         """
         return ended(self._transport, calls.run(EXECUTIONS, code, options), wait_seconds)
 
     def submit(self, code: str, **options: Unpack[SubmitOptions]) -> Execution:
-        """Have code run later, and be told at once that it is queued. `wait` has its end."""
+        """Queue code and return its record at once. `wait` waits for the end of the run."""
         call = calls.run(EXECUTIONS, code, options, mode="async")
         return decode(Execution, self._transport.json(call))
 
     def wait(self, execution_id: str, seconds: float = WAIT_SECONDS) -> Execution:
-        """The record of an execution, once it has ended. Raises StillRunning."""
+        """Wait until an execution has ended, and return its record. Raises StillRunning."""
         return wait_for(self._transport, execution_id, seconds)
 
     def stream(
         self, code: str, *, detach: bool = False, **options: Unpack[RunOptions]
     ) -> RunStream:
-        """Code told event by event, in a `with` block.
+        """Run code and read its events one by one, in a `with` block.
 
-        Leaving the block cancels the run; with `detach` it goes on, and a connection that breaks
-        is taken up again.
+        Leaving the block cancels the run. With `detach` the run continues, and after a broken
+        connection the stream resumes.
         """
         call = calls.streamed(calls.run(EXECUTIONS, code, options), detach=detach)
         return RunStream(self._transport, call, detached=detach)
 
     def follow(self, execution_id: str, after: int = 0) -> RunStream:
-        """The events of an execution behind the one of this number. Leaving them ends nothing."""
+        """The events of an execution after number `after`. Leaving the block cancels nothing."""
         call = calls.followed(f"{EXECUTIONS}/{calls.part(execution_id)}/events", after)
         return RunStream(self._transport, call, detached=True, id=execution_id, after=after)
 
@@ -94,7 +96,7 @@ class Cofferdam:
         return decode(Execution, self._transport.json(calls.get(path)))
 
     def executions(self, **filters: str) -> Iterator[ExecutionSummary]:
-        """Those of the tenant, newest first; fetched page by page. The API has the filters."""
+        """The tenant's executions, newest first, fetched page by page. Filters as in the API."""
         call: Call | None = calls.get(EXECUTIONS, **filters)
         while call is not None:
             page = self._transport.json(call)
@@ -103,24 +105,24 @@ class Cofferdam:
             call = calls.next_of(EXECUTIONS, page["next"])
 
     def cancel(self, execution_id: str) -> Execution:
-        """Raises Conflict where it has ended."""
+        """Cancel an execution and return its record. Raises Conflict if it has ended."""
         path = f"{EXECUTIONS}/{calls.part(execution_id)}/cancel"
         return decode(Execution, self._transport.json(calls.post(path)))
 
     def answer(
         self, execution_id: str, call_id: str, result: Any = None, *, error: str | None = None
     ) -> None:
-        """Answer what a `tool_call` event of a run asks for. Raises Conflict where nobody waits."""
+        """Answer a `tool_call` event of a run. Raises Conflict if the call waits for no answer."""
         path = f"{EXECUTIONS}/{calls.part(execution_id)}/tool_calls/{calls.part(call_id)}"
         body = {"result": result, "error": error}
         self._transport.send(calls.post(path, body, is_repeatable=True))
 
     def artifact(self, execution_id: str, name: str) -> bytes:
-        """It is hostile until you have looked at it: untrusted code wrote it."""
+        """Download an artifact. Treat it as untrusted: the code that ran wrote it."""
         return (self._transport.send(calls.artifact(execution_id, name))).content
 
     def save_artifacts(self, execution: Execution, folder: Path) -> list[Path]:
-        """Write all of them below a folder. Raises ValueError for a name that leads out of it."""
+        """Save all artifacts in a folder. Raises ValueError for a name that leads out of it."""
         targets = {each.name: target_in(folder, each.name) for each in execution.artifacts}
         for name, target in targets.items():
             content = self.artifact(execution.id, name)
@@ -129,20 +131,20 @@ class Cofferdam:
         return list(targets.values())
 
     def open_session(self, **options: Unpack[SessionOptions]) -> OpenSession:
-        """A sandbox that stays. Sent twice it would be two, so it is not sent again by itself
-        where it may have arrived."""
+        """Open a session. The request is retried only if it certainly did not arrive, because a
+        second request would open a second session."""
         body: dict[str, Any] = {**options}
         body["from"] = body.pop("snapshot", None)
         found = self._transport.json(calls.post(SESSIONS, body))
         return OpenSession(self._transport, decode(Session, found))
 
     def session(self, session_id: str) -> OpenSession:
-        """One that was opened before."""
+        """Get a session that exists already."""
         path = f"{SESSIONS}/{calls.part(session_id)}"
         return OpenSession(self._transport, decode(Session, self._transport.json(calls.get(path))))
 
     def sessions(self, state: str | None = None) -> Iterator[OpenSession]:
-        """Those of the tenant; fetched page by page."""
+        """The tenant's sessions, fetched page by page."""
         call: Call | None = calls.get(SESSIONS, state=state)
         while call is not None:
             page = self._transport.json(call)
@@ -151,15 +153,15 @@ class Cofferdam:
             call = calls.next_of(SESSIONS, page["next"])
 
     def languages(self) -> list[str]:
-        """What can be run now."""
+        """The languages that can run now."""
         found = self._transport.json(calls.get("/api/v1/languages"))
         return [str(each) for each in found["languages"]]
 
     def usage(self) -> Usage:
-        """The tenant's quotas, and what is used of them."""
+        """The tenant's quotas and their usage."""
         return decode(Usage, self._transport.json(calls.get("/api/v1/usage")))
 
     def ledger_keys(self) -> dict[str, Any]:
-        """The public keys of receipts. Keep them: a receipt is checked with those kept before."""
+        """The public keys of receipts. Save them: check receipts with keys saved before."""
         found: dict[str, Any] = self._transport.json(calls.get("/api/v1/ledger/keys"))
         return found

@@ -1,4 +1,4 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
+# Generated from cofferdam/_async by make_sync.py: do not edit.
 """Files of a session. Paths are relative to its workspace."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Files:
         self._path = f"{session_path}/files"
 
     def list(self, path: str = "", *, depth: int | None = None) -> Iterator[File]:
-        """What is below a folder, `depth` levels deep; fetched page by page."""
+        """List a folder, `depth` levels deep, fetched page by page."""
         call: Call | None = get(self._path, path=path or None, depth=depth)
         while call is not None:
             page = self._transport.json(call)
@@ -31,17 +31,17 @@ class Files:
         return answer.content
 
     def download(self, path: str, target: BinaryIO) -> int:
-        """Write a file to an open one, piece by piece. The number of bytes."""
+        """Copy a file into an open local file, piece by piece. Returns the number of bytes."""
         return _copied(self._transport, get(f"{self._path}/content", path=path), target)
 
     def write(self, path: str, content: bytes | str) -> File:
-        """Put a whole file in place of the former one; folders on the way are made."""
+        """Write a whole file. Replaces an existing one; creates missing folders."""
         data = content.encode() if isinstance(content, str) else content
         call = put(f"{self._path}/content", data, path=path)
         return decode(File, self._transport.json(call))
 
     def remove(self, path: str) -> None:
-        """A file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         self._transport.send(delete(self._path, path=path))
 
     def move(self, source: str, target: str) -> File:
@@ -49,17 +49,17 @@ class Files:
         return decode(File, found)
 
     def mkdir(self, path: str) -> bool:
-        """Make a folder and those above it. False when it was there."""
+        """Create a folder and its parents. Returns False if it existed."""
         call = post(f"{self._path}/mkdir", {"path": path}, is_repeatable=True)
         return bool((self._transport.json(call))["created"])
 
     def download_archive(self, target: BinaryIO, path: str = "") -> int:
-        """A folder as a tar archive. The number of bytes."""
+        """Download a folder as a tar archive. Returns the number of bytes."""
         call = get(f"{self._path}/archive", path=path or None)
         return _copied(self._transport, call, target)
 
     def unpack(self, archive: bytes, path: str = "") -> int:
-        """A tar archive into a folder. The number of its members."""
+        """Unpack a tar archive into a folder. Returns the number of its members."""
         call = put(f"{self._path}/archive", archive, path=path or None)
         call = Call(call.method, call.path, call.params, None, archive, _TAR)
         return int((self._transport.json(call))["entries"])

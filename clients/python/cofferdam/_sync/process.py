@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""Commands of a session that run in the background."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""Background commands of a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cofferdam.shapes import Execution, Process
 
 
 class BackgroundProcess:
-    """One command. `info` is how it was when it was asked for."""
+    """One background command. `info` is its state when it was requested."""
 
     def __init__(self, transport: Transport, session_path: str, info: Process) -> None:
         self._transport = transport
@@ -19,29 +19,29 @@ class BackgroundProcess:
 
     @property
     def pid(self) -> int:
-        """Its number in this sandbox of the session. The next sandbox counts from 1 again."""
+        """The number of the command. In a new sandbox of the session numbers start at 1 again."""
         return self.info.pid
 
     def follow(self, after: int = 0) -> RunStream:
-        """Its events behind the one of this number. Leaving them ends nothing."""
+        """The events after event number `after`. Leaving the block cancels nothing."""
         call = followed(f"{self._path}/events", after)
         return RunStream(self._transport, call, detached=True, id=self.info.execution, after=after)
 
     def wait(self) -> Execution:
-        """Its record, once it has ended."""
+        """Wait until the command has ended, and return its record."""
         with self.follow() as events:
             return events.until_done()
 
     def write(self, data: bytes, *, close: bool = False) -> None:
-        """Bytes for its input, at most 1 MiB; with `close` the input ends after them."""
+        """Send at most 1 MiB to the command's input. With `close` the input ends afterwards."""
         call = post_bytes(f"{self._path}/stdin", data, close="1" if close else None)
         self._transport.send(call)
 
     def signal(self, name: str = "SIGTERM") -> bool:
-        """Send a signal to it and its group. Whether it was there."""
+        """Send a signal to the command and its process group. Returns False if it had ended."""
         found = self._transport.json(post(f"{self._path}/signal", {"signal": name}))
         return bool(found["signalled"])
 
     def resize(self, cols: int, rows: int) -> None:
-        """Give its terminal another size."""
+        """Change the size of the command's terminal."""
         self._transport.send(post(f"{self._path}/resize", {"cols": cols, "rows": rows}))

@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""Sessions: sandboxes that stay."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""Sessions: sandboxes that keep variables and files between runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cofferdam.shapes import Context, Execution, Process, Session, Snapshot
 
 
 class OpenSession:
-    """One session. `info` is what the service said of it last. A `with` block closes it."""
+    """One session. `info` is its last known state. A `with` block closes it."""
 
     def __init__(self, transport: Transport, info: Session) -> None:
         self._transport = transport
@@ -44,7 +44,7 @@ class OpenSession:
         self.close()
 
     def close(self) -> None:
-        """Cancel what runs in it and remove what is saved of it. It may have been closed before."""
+        """Cancel its runs and delete its saved files. Closing it twice is no error."""
         self._transport.send(calls.delete(self._path))
 
     def refresh(self) -> Session:
@@ -67,24 +67,25 @@ class OpenSession:
     def run(
         self, code: str, *, wait_seconds: float = WAIT_SECONDS, **options: Unpack[CellOptions]
     ) -> Execution:
-        """What came of code, as `run` of the client."""
+        """Run code and return the result, like `run` of the client."""
         call = calls.run(f"{self._path}/executions", code, options)
         return ended(self._transport, call, wait_seconds)
 
     def submit(self, code: str, **options: Unpack[CellOptions]) -> Execution:
-        """Have code run later, and be told at once that it is queued."""
+        """Queue code and return its record at once."""
         call = calls.run(f"{self._path}/executions", code, options, mode="async")
         return decode(Execution, self._transport.json(call))
 
     def stream(
         self, code: str, *, detach: bool = False, **options: Unpack[CellOptions]
     ) -> RunStream:
-        """Code told event by event, as `stream` of the client."""
+        """Run code and read its events, like `stream` of the client."""
         call = streamed(calls.run(f"{self._path}/executions", code, options), detach=detach)
         return RunStream(self._transport, call, detached=detach)
 
     def command(self, command: str | Sequence[str], **options: Unpack[CommandOptions]) -> Execution:
-        """What came of a command: words, or one text for the shell. It is never sent twice."""
+        """Run a command and return the result. A list is the command's words; a text goes to the
+        shell. The request is retried only if it certainly did not arrive."""
         call = post(f"{self._path}/processes", _command(command, options))
         return ended(self._transport, call, WAIT_SECONDS)
 
@@ -101,13 +102,13 @@ class OpenSession:
     def start(
         self, command: str | Sequence[str], **options: Unpack[CommandOptions]
     ) -> BackgroundProcess:
-        """A command in the background, which ends with the session at the latest."""
+        """Start a background command, which ends with the session at the latest."""
         body = {**_command(command, options), "background": True}
         found = decode(Process, self._transport.json(post(f"{self._path}/processes", body)))
         return BackgroundProcess(self._transport, self._path, found)
 
     def processes(self) -> list[BackgroundProcess]:
-        """The commands that run, and those that ended lately."""
+        """The background commands that run, and those that ended recently."""
         found = self._transport.json(calls.get(f"{self._path}/processes"))
         return [
             BackgroundProcess(self._transport, self._path, decode(Process, each))
@@ -125,7 +126,7 @@ class OpenSession:
         cwd: str | None = None,
         id: str | None = None,  # noqa: A002
     ) -> Context:
-        """Another interpreter, to be named as `context` of what runs in it."""
+        """Start another interpreter. Run code in it with the option `context`."""
         body = {"language": language, "cwd": cwd, "id": id}
         return decode(Context, self._transport.json(post(f"{self._path}/contexts", body)))
 
@@ -137,17 +138,17 @@ class OpenSession:
         self._transport.send(calls.delete(f"{self._path}/contexts/{calls.part(context_id)}"))
 
     def interrupt(self, context: str | None = None) -> bool:
-        """Have what runs in a context stop. Whether anything ran."""
+        """Interrupt the run in a context. Returns False if nothing ran."""
         found = self._transport.json(post(f"{self._path}/interrupt", {"context": context}))
         return bool(found["interrupted"])
 
     def reset(self) -> Session:
-        """End its contexts and commands. Its files stay."""
+        """End all contexts and commands. Files are kept."""
         self.info = decode(Session, self._transport.json(post(f"{self._path}/reset")))
         return self.info
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Keep its files as they are now, for sessions that begin with them."""
+        """Save the current files. New sessions can start with them."""
         found = self._transport.json(post(f"{self._path}/snapshot", {"name": name}))
         return decode(Snapshot, found)
 

@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""Runs told event by event."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""Streams of a run's events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_RESUMED = 5
 
 
 class RunStream:
-    """The events of one run, from an `async with` block that ends it.
+    """The events of one run, read in an `async with` block.
 
-    `execution` is there once the `done` event has come, `id` from the first event on. Leaving the
-    block before that cancels the run, unless it is one that was only followed or is `detached`:
-    then a connection that breaks is taken up again behind the last event.
+    `execution` is set by the `done` event, `id` by the first event. Leaving the block earlier
+    cancels the run, unless the stream is `detached` or comes from `follow`. Such a stream resumes
+    after the last event when its connection breaks.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunStream:
         raise StopIteration
 
     def until_done(self) -> Execution:
-        """The execution, once it has ended; what it tells before is left out."""
+        """Read to the end, skip the events, and return the execution."""
         for _ in self:
             pass
         if self.execution is None:
@@ -82,7 +82,7 @@ class RunStream:
         return self.execution
 
     def _taken(self, event: Event) -> Event | None:
-        """What is given out of an event. None where the service only stops telling."""
+        """The event to return; None if the service ends the stream before the run has ended."""
         if event.type == "error":
             raise service_error(200, event.raw)
         if event.execution is not None:
@@ -101,7 +101,7 @@ class RunStream:
         self._pieces = self._answer.iter_bytes()
         self._lines = Lines()
         if self._answer.headers.get("Content-Type", "").startswith("application/json"):
-            # It is queued, or waits for a person: what becomes of it is told under its id.
+            # It is queued or needs approval: its events are found under its id.
             with reaching("The service"):
                 self._answer.read()
             self.id = decode(Execution, json_of(self._answer)).id
@@ -113,7 +113,7 @@ class RunStream:
         return followed(f"{EXECUTIONS}/{self.id}/events", self.after)
 
     def _line(self) -> bytes | None:
-        """The next line, None where the connection has ended."""
+        """The next line; None if the connection has ended."""
         while (line := self._lines.take()) is None:
             if self._pieces is None:
                 raise ConnectionLost("The stream is closed.", id=self.id, after=self.after)
@@ -132,7 +132,7 @@ class RunStream:
     def _resume(self) -> None:
         self._close()
         if not self._detached or self.id is None or self._resumed >= MOST_RESUMED:
-            reason = "The stream broke off before the run had ended."
+            reason = "The stream ended before the run had ended."
             raise ConnectionLost(reason, id=self.id, after=self.after)
         self._resumed += 1
         time.sleep(0.1 * 2**self._resumed)

@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""Sending requests: again where that may help, with errors by what to do about them."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""Send requests, with retries, and raise the client's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class Transport:
-    """One service, one key, and the connections to it."""
+    """The connections to one service with one API key."""
 
     def __init__(self, settings: Settings, retries: Retries, read_seconds: float) -> None:
         timeout = httpx.Timeout(read_seconds, connect=10, write=60, pool=60)
@@ -37,15 +37,15 @@ class Transport:
         self._client.close()
 
     def json(self, call: Call) -> Any:
-        """The JSON of an answer. Raises CofferdamError."""
+        """Send a request and return the answer's JSON. Raises CofferdamError."""
         return json_of(self.send(call))
 
     def send(self, call: Call) -> httpx.Response:
-        """The whole answer. Raises CofferdamError."""
+        """Send a request and return the whole answer. Raises CofferdamError."""
         return self._again(call, is_streamed=False)
 
     def open(self, call: Call) -> httpx.Response:
-        """An answer whose body is still to be read; its status is no error. Close it."""
+        """Send a request and return a successful answer without its body. The caller closes it."""
         return self._again(call, is_streamed=True)
 
     def _again(self, call: Call, *, is_streamed: bool) -> httpx.Response:
@@ -82,7 +82,7 @@ class Transport:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Tell what goes wrong on the way as errors of ours."""
+    """Raise errors of httpx as errors of this client."""
     try:
         yield
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as problem:
@@ -91,14 +91,16 @@ def reaching(url: str) -> Iterator[None]:
         message = f"{url} did not answer: {str(problem) or type(problem).__name__}"
         raise Unreachable(message, sent=not isinstance(problem, _UNSENT)) from problem
     except httpx.DecodingError as problem:
-        raise UnexpectedAnswer(f"{url} answered what cannot be decoded: {problem}") from problem
+        raise UnexpectedAnswer(
+            f"{url} sent an answer that cannot be decoded: {problem}"
+        ) from problem
 
 
 def json_of(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError:
-        raise UnexpectedAnswer("The answer is no JSON.", answer.status_code) from None
+        raise UnexpectedAnswer("The answer is not JSON.", answer.status_code) from None
 
 
 def _error_of(answer: httpx.Response) -> CofferdamError:

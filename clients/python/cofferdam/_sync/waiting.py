@@ -1,5 +1,5 @@
-# Made of cofferdam/_async by make_sync.py: do not edit.
-"""Waiting for the end of an execution."""
+# Generated from cofferdam/_async by make_sync.py: do not edit.
+"""Wait for the end of an execution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORTEST, _LONGEST = 0.1, 5.0
 
 
 def wait_for(transport: Transport, execution_id: str, seconds: float) -> Execution:
-    """The record, once it has ended. Raises StillRunning."""
+    """Wait until an execution has ended, and return its record. Raises StillRunning."""
     deadline, pause = time.monotonic() + seconds, _SHORTEST
     while True:
         found = transport.json(get(f"{EXECUTIONS}/{part(execution_id)}"))
@@ -31,7 +31,7 @@ def wait_for(transport: Transport, execution_id: str, seconds: float) -> Executi
 
 
 def ended(transport: Transport, call: Call, seconds: float) -> Execution:
-    """What came of a run, however long its answer takes. Raises ServiceError where nothing came."""
+    """Send a run and wait for its result. Raises ServiceError if the service could not run it."""
     execution = decode(Execution, transport.json(call))
     if execution.status in OPEN:
         execution = wait_for(transport, execution.id, seconds)

@@ -1,4 +1,4 @@
-"""Where code, its arguments and its input files come from, for all commands that run some."""
+"""The code, arguments and input files of commands that run code, and the output."""
 
 from __future__ import annotations
 
@@ -12,36 +12,43 @@ from cofferdam import Event, Execution, RunStream
 from cofferdam.cli import output
 from cofferdam.cli.exits import exit_code_of
 
+RAW = "do not escape control characters on a terminal"
 _LANGUAGES = {".js": "javascript", ".mjs": "javascript", ".py": "python", ".sh": "bash"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", help="file with the code; - or nothing: standard input")
-    parser.add_argument("-c", "--code", help="the code itself")
+    parser.add_argument("file", nargs="?", help="file with the code; - or none: standard input")
+    parser.add_argument("-c", "--code", help="the code, as text")
     parser.add_argument(
         *("-a", "--argument"),
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="for main(): a JSON value, or else the text itself",
+        help="argument for main(): a JSON value or plain text; repeatable",
     )
-    parser.add_argument("--arguments", metavar="JSON", help="all of them, as an object")
+    parser.add_argument(
+        "--arguments", metavar="JSON", help="arguments for main(), as a JSON object"
+    )
     parser.add_argument(
         *("-f", "--file"),
         action="append",
         default=[],
         dest="files",
         metavar="[NAME=]PATH",
-        help="a file for the sandbox, called NAME there",
+        help="copy a file into the sandbox, as NAME; repeatable",
     )
-    parser.add_argument("-t", "--timeout", type=float, metavar="SECONDS", help="then it is ended")
-    parser.add_argument("--idempotency-key", metavar="KEY", help="with the same key it runs once")
     parser.add_argument(
-        "--artifacts", type=Path, metavar="FOLDER", help="save there what it leaves in artifacts/"
+        "-t", "--timeout", type=float, metavar="SECONDS", help="time limit in seconds"
     )
-    parser.add_argument("--raw", action="store_true", help="escape nothing on a terminal")
     parser.add_argument(
-        "--json", action="store_true", help="print the record when it has ended, and nothing else"
+        "--idempotency-key", metavar="KEY", help="requests with the same key run the code once"
+    )
+    parser.add_argument(
+        "--artifacts", type=Path, metavar="FOLDER", help="save the files of artifacts/ in FOLDER"
+    )
+    parser.add_argument("--raw", action="store_true", help=RAW)
+    parser.add_argument(
+        "--json", action="store_true", help="print only the record, when the run has ended"
     )
 
 
@@ -57,7 +64,7 @@ def code_of(options: argparse.Namespace) -> str:
 
 
 def language_of(options: argparse.Namespace) -> str | None:
-    """As asked for, or by the file's name; None leaves it to the service."""
+    """The language of the option or of the file extension; None for the service's default."""
     if options.language:
         return str(options.language)
     return _LANGUAGES.get(Path(options.file or "").suffix)
@@ -80,9 +87,9 @@ def options_of(options: argparse.Namespace) -> dict[str, Any]:
 def told(
     stream: RunStream, options: argparse.Namespace, *, with_results: bool = False
 ) -> Execution:
-    """Write what a run tells, while it does. The execution, once it has ended.
+    """Print the output of a run while it runs, and return the execution when it has ended.
 
-    With results it is a cell: its values are written too, as an interpreter shows them.
+    With results, print the values of a cell too, as an interpreter does.
     """
     out = output.Out(raw=options.raw)
     with stream as events:
@@ -104,7 +111,7 @@ def told(
 
 
 def told_record(execution: Execution, options: argparse.Namespace) -> int:
-    """Write what is recorded of a run. Its exit code."""
+    """Print the recorded output of a run, and return its exit code."""
     if options.json:
         output.as_json(execution.raw)
     else:
@@ -116,7 +123,7 @@ def told_record(execution: Execution, options: argparse.Namespace) -> int:
 
 
 def _tell_problems(execution: Execution) -> None:
-    """What was left out of its files and outputs, and the error that it ended with."""
+    """Print the files and outputs that were left out, and the error."""
     for each in (*execution.artifacts_skipped, *execution.outputs_skipped):
         output.problem(f"{each.name} was left out: {each.reason}" if each.name else each.reason)
     if execution.error is not None:

@@ -1,4 +1,4 @@
-"""The exit codes, of which all but the program's own are in the help."""
+"""The exit codes of the command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _OF_STATUS = {
 
 HELP = """\
 exit codes:
-  that of the program, and
-  124  it ran longer than its timeout
-  125  cofferdam itself failed: wrong arguments, no key, refused, unreachable
-  126  the policy does not allow it
-  130  it was cancelled, here with Ctrl-C or elsewhere
-  137  it used more memory than it may
+  the exit code of the program, or
+  124  the program ran longer than its time limit
+  125  cofferdam itself failed: wrong arguments, no API key, request refused,
+       service unreachable
+  126  the policy does not allow the code
+  130  the run was cancelled, with Ctrl-C or elsewhere
+  137  the program exceeded its memory limit
 """
 
 

@@ -1,4 +1,4 @@
-"""`cofferdam`: the arguments, and what is said where something goes wrong."""
+"""`cofferdam`: the commands, and the error messages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cofferdam.errors import CofferdamError, ServiceError
 
 _SETTINGS = f"""\
 settings, from the environment:
-  COFFERDAM_URL      where the service is; http://127.0.0.1:8000 if not set
-  COFFERDAM_API_KEY  the API key that you were given
+  COFFERDAM_URL      URL of the service; default: http://127.0.0.1:8000
+  COFFERDAM_API_KEY  your API key
 
 {exits.HELP}"""
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exits.CANCELLED
     except BrokenPipeError:
-        # Nobody reads any more. What Python would still write at its end goes nowhere.
+        # The reader is gone. What Python would still write at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OURS
     except ServiceError as error:
@@ -59,6 +59,6 @@ def _parser() -> Parser:
     session.add_files(commands)
     run.add_logs(commands)
     run.add_keys(commands)
-    # What follows it is read by the script of examples/receipts.
-    commands.add_parser("verify", help="check a receipt, without the service", add_help=False)
+    # The script of examples/receipts reads its arguments.
+    commands.add_parser("verify", help="verify a receipt, without the service", add_help=False)
     return parser

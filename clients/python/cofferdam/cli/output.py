@@ -1,4 +1,4 @@
-"""Writing to whoever called: untrusted bytes to a terminal are made harmless."""
+"""Write output. Control characters of untrusted code are escaped on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 # What moves the cursor, changes titles, fills the clipboard or turns text around.
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-    # A carriage return writes over what stands there, but at the end of a line.
+    # A carriage return overwrites the line, except at the end of a line.
     "|\r(?!\n)"
 )
 
@@ -20,7 +20,7 @@ _ENDS = re.compile("[\n\r\t\u2028\u2029]")
 
 
 def harmless(text: str) -> str:
-    """With every character that a terminal may obey written out."""
+    """Escape every character that can control a terminal."""
     return _HARMFUL.sub(_written_out, text)
 
 
@@ -32,7 +32,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Out:
-    """Where output goes. A pipe is given every byte; a terminal what is harmless, unless `raw`."""
+    """The output of a run: every byte for a pipe, escaped for a terminal unless `raw`."""
 
     def __init__(self, *, raw: bool = False) -> None:
         self._raw = raw
@@ -45,7 +45,7 @@ class Out:
         self._is_in_line = not content.endswith(b"\n") if content else self._is_in_line
 
     def value(self, data: Mapping[str, Any]) -> None:
-        """A value by its MIME types, on lines of its own: its text, or what else it is."""
+        """Write a value on lines of its own: its text, or else its MIME types."""
         text = data.get("text/plain")
         if not isinstance(text, str):
             text = f"<{', '.join(map(str, data))}>"
@@ -66,7 +66,7 @@ class Out:
 
 
 def line(text: str) -> None:
-    """A line of ours, which stays one whatever names others chose."""
+    """Write one line of the command itself. Line ends in names are escaped."""
     sys.stdout.write(_ENDS.sub(_written_out, harmless(text)) + "\n")
 
 
@@ -75,12 +75,12 @@ def problem(text: str) -> None:
 
 
 def as_json(value: Mapping[str, Any]) -> None:
-    """One line of JSON, in ASCII."""
+    """Write one line of JSON, in ASCII."""
     sys.stdout.write(json.dumps(value) + "\n")
 
 
 def table(rows: list[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be."""
+    """Write rows in aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""What all commands have in common of their arguments."""
+"""The argument parser of all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cofferdam.cli import exits
 
 
 class Parser(argparse.ArgumentParser):
-    """Of the codes that argparse ends with 2 may be the program's."""
+    """Exits with cofferdam's own code: argparse's code 2 may be the program's."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

@@ -12,16 +12,20 @@ from cofferdam.cli.parser import Commands
 def add_run(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
-        help="run code in a sandbox of its own",
-        description="Run code in a sandbox of its own. Its output comes while it runs, and Ctrl-C "
-        "cancels it.",
+        help="run code in a new sandbox",
+        description="Run code in a new sandbox. The output appears while the code runs.\nCtrl-C "
+        "cancels the run.",
         epilog=exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     code.add_arguments(parser)
-    parser.add_argument("-l", "--language", help="else by the file's name, else python")
     parser.add_argument(
-        "--detach", action="store_true", help="print its id and leave it to run; see `logs`"
+        "-l", "--language", help="default: from the file extension, otherwise python"
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="print the id of the execution and do not wait; see `logs`",
     )
     parser.set_defaults(do=run)
 
@@ -29,23 +33,25 @@ def add_run(commands: Commands) -> None:
 def add_logs(commands: Commands) -> None:
     parser = commands.add_parser(
         "logs",
-        help="the output of an execution",
-        description="The output of an execution, as recorded or with -f as it comes.",
+        help="print the output of an execution",
+        description="Print the recorded output of an execution. With -f, follow it to the end.",
         epilog=exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("id", help="of the execution")
-    parser.add_argument("-f", "--follow", action="store_true", help="until it has ended")
-    parser.add_argument("--raw", action="store_true", help="escape nothing on a terminal")
-    parser.add_argument("--json", action="store_true", help="print its record instead")
+    parser.add_argument("id", help="id of the execution")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="follow the output until the run has ended"
+    )
+    parser.add_argument("--raw", action="store_true", help=code.RAW)
+    parser.add_argument("--json", action="store_true", help="print the record instead")
     parser.set_defaults(do=logs)
 
 
 def add_keys(commands: Commands) -> None:
     parser = commands.add_parser(
         "keys",
-        help="the public keys of receipts, for `verify`",
-        description="Print the public keys of receipts. Fetch them once, and keep them.",
+        help="print the public keys of receipts, for `verify`",
+        description="Print the public keys of receipts. Fetch them once, and save them.",
     )
     parser.set_defaults(do=keys)
 

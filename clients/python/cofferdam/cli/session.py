@@ -15,74 +15,82 @@ from cofferdam.cli import code, exits, output
 from cofferdam.cli.parser import Commands
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WHICH = "a session, by its id or its name while it is open"
+_WHICH = "id of a session, or its name while it is open or asleep"
 
 
 def add_session(commands: Commands) -> None:
-    parser = commands.add_parser("session", help="sandboxes that stay")
+    parser = commands.add_parser("session", help="open, list, use and close sessions")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
-    each = actions.add_parser("open", help="open one and print its id")
-    each.add_argument("--name")
-    each.add_argument("-l", "--language")
-    each.add_argument("--template")
-    each.add_argument("--provider")
-    each.add_argument("--idle", type=int, metavar="SECONDS", help="unused for so long, it sleeps")
-    each.add_argument("--max", type=int, metavar="SECONDS", help="after so long it is closed")
-    each.add_argument("--snapshot", metavar="ID", help="begin with the files of a snapshot")
-    each.add_argument("--json", action="store_true", help="print all of it")
+    each = actions.add_parser("open", help="open a session and print its id")
+    each.add_argument("--name", help="name of the session, unique among the open ones")
+    each.add_argument("-l", "--language", help="language of its default context")
+    each.add_argument("--template", help="template of the sandbox")
+    each.add_argument("--provider", help="provider, from those of the tenant's route")
+    each.add_argument(
+        "--idle", type=int, metavar="SECONDS", help="idle time until the session goes to sleep"
+    )
+    each.add_argument("--max", type=int, metavar="SECONDS", help="time until the session is closed")
+    each.add_argument("--snapshot", metavar="ID", help="start with the files of a snapshot")
+    each.add_argument("--json", action="store_true", help="print the whole session as JSON")
     each.set_defaults(do=open_one)
 
-    each = actions.add_parser("list", help="those of the tenant")
-    each.add_argument("--state", choices=("open", "asleep", "closed", "lost"))
-    each.add_argument("--json", action="store_true", help="one line of JSON for each")
+    each = actions.add_parser("list", help="list sessions")
+    each.add_argument(
+        "--state", choices=("open", "asleep", "closed", "lost"), help="only sessions in this state"
+    )
+    each.add_argument("--json", action="store_true", help="one line of JSON for each session")
     each.set_defaults(do=list_all)
 
     each = actions.add_parser(
         "run",
-        help="run code in one",
-        description="Run code in a session, which keeps its variables and files. The value of the "
-        "last expression, and what main() returned, are printed.",
+        help="run code in a session",
+        description="Run code in a session, which keeps its variables and files.\nPrints the value "
+        "of the last expression, and the return value of main().",
         epilog=exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     each.add_argument("session", help=_WHICH)
     code.add_arguments(each)
-    each.add_argument("--context", help="which of its interpreters")
+    each.add_argument("--context", help="id of the session's context (interpreter)")
     each.set_defaults(do=run)
 
-    each = actions.add_parser("close", help="close one, and remove what is saved of it")
+    each = actions.add_parser("close", help="close a session and delete its saved files")
     each.add_argument("session", help=_WHICH)
     each.set_defaults(do=close)
 
 
 def add_files(commands: Commands) -> None:
-    parser = commands.add_parser("files", help="files of a session")
+    parser = commands.add_parser("files", help="list, copy and remove files of a session")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
-    each = actions.add_parser("ls", help="what is in a folder")
+    each = actions.add_parser("ls", help="list a folder")
     each.add_argument("session", help=_WHICH)
-    each.add_argument("path", nargs="?", default="", help="the workspace itself if not given")
-    each.add_argument("--depth", type=int, help="how many levels")
-    each.add_argument("--json", action="store_true", help="one line of JSON for each")
+    each.add_argument("path", nargs="?", default="", help="folder; default: the workspace")
+    each.add_argument("--depth", type=int, help="number of levels")
+    each.add_argument("--json", action="store_true", help="one line of JSON for each file")
     each.set_defaults(do=ls)
 
-    each = actions.add_parser("get", help="copy a file to here")
+    each = actions.add_parser("get", help="download a file")
     each.add_argument("session", help=_WHICH)
-    each.add_argument("path")
-    each.add_argument("target", nargs="?", help="- is standard output; its own name if not given")
+    each.add_argument("path", help="file of the session")
+    each.add_argument(
+        "target",
+        nargs="?",
+        help="local file or folder; - is standard output; default: the name of the file",
+    )
     each.set_defaults(do=get)
 
-    each = actions.add_parser("put", help="copy a file to there")
+    each = actions.add_parser("put", help="upload a file")
     each.add_argument("session", help=_WHICH)
-    each.add_argument("source", help="- is standard input")
-    each.add_argument("path")
-    each.add_argument("--json", action="store_true", help="print what it is there")
+    each.add_argument("source", help="local file; - is standard input")
+    each.add_argument("path", help="file of the session")
+    each.add_argument("--json", action="store_true", help="print the uploaded file as JSON")
     each.set_defaults(do=put)
 
-    each = actions.add_parser("rm", help="remove a file, or a folder with all that is in it")
+    each = actions.add_parser("rm", help="remove a file, or a folder with its contents")
     each.add_argument("session", help=_WHICH)
-    each.add_argument("path")
+    each.add_argument("path", help="file or folder of the session")
     each.set_defaults(do=rm)
 
 
@@ -172,18 +180,18 @@ def rm(client: Cofferdam, options: argparse.Namespace) -> int:
 
 
 def _found(client: Cofferdam, which: str) -> OpenSession:
-    """Raises NotFound, ValueError."""
+    """The session with this id or name. Raises NotFound, ValueError."""
     if _ID.fullmatch(which.lower()):
         return client.session(which)
     for state in ("open", "asleep"):
         for session in client.sessions(state):
             if session.info.name == which:
                 return session
-    raise ValueError(f"There is no open session of the name {which!r}.")
+    raise ValueError(f"session: There is no open session named {which!r}. See `session list`.")
 
 
 class _Whole:
-    """A file that is there when all of it has come, and not before."""
+    """A local file that appears only when its download is complete."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
