@@ -16,9 +16,9 @@ OBSERVATIONS = "observations"
 SIGSYS, PROCESS_LIMIT, PROCESS_BURST = "sigsys", "process_limit", "process_burst"
 # What each means, for those who read records; `count` is of what is counted in it.
 KINDS = {
-    SIGSYS: "processes ended by SIGSYS, with which the filter of system calls ends them",
-    PROCESS_LIMIT: "processes refused, or there at its end, as many as it may have",
-    PROCESS_BURST: "processes and threads started, or tried where a container may have no more",
+    SIGSYS: "processes ended by SIGSYS, which the system call filter sends",
+    PROCESS_LIMIT: "processes refused at the process limit, or present at the end of the run",
+    PROCESS_BURST: "processes and threads started, or refused at the limit of a container",
 }
 HOST, SUPERVISOR = "host", "supervisor"
 WITNESSES = (HOST, SUPERVISOR)

@@ -197,9 +197,9 @@ export interface LedgerKeys {
 
 export interface Observation {
   /**
-   * sigsys: processes ended by SIGSYS, with which the filter of system calls ends them;
-   * process_limit: processes refused, or there at its end, as many as it may have;
-   * process_burst: processes and threads started, or tried where a container may have no more
+   * sigsys: processes ended by SIGSYS, which the system call filter sends; process_limit:
+   * processes refused at the process limit, or present at the end of the run; process_burst:
+   * processes and threads started, or refused at the limit of a container
    */
   kind: "sigsys" | "process_limit" | "process_burst";
   /** Who saw it: the host, outside the sandbox, or the supervisor, inside it. */
