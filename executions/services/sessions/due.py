@@ -24,7 +24,7 @@ from executions.services.sessions.ending import (
     close_if_due,
     end_leftovers,
     release,
-    saved_last,
+    save_last,
 )
 from executions.services.sessions.finding import expires_at
 from executions.services.ticker import Ticker
@@ -132,7 +132,7 @@ def _end(pk: UUID) -> None:
         if Session.objects.filter(TIRED, pk=pk).exists():
             put_to_sleep(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
             return
-        wait_for(saved_last(session))
+        save_last(session)
         if close_if_due(pk, is_saved=True):
             session.refresh_from_db()
             wait_for(release(session))
