@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django_q.models import Schedule
 
 from executions.models import Session
-from executions.services.sessions import due
+from executions.services.sessions import clock, due
 from executions.services.sessions.due import Ends
 from executions.services.sessions.ending import LAST_SAVE_SECONDS
 from executions.services.workspaces import threads
@@ -112,6 +113,18 @@ def test_what_ends_before_the_schedule_looks_again_is_expected(alice: Caller, en
     aged(near, used_at=595)
     due.look_ahead()
     assert [str(pk) for pk in ends._moments] == [near["id"]]
+
+
+def test_what_ends_while_a_slow_round_of_the_schedule_goes_on_is_expected(
+    alice: Caller, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice, idle_seconds=600)
+    aged(session, used_at=540)
+    seen: list[str] = []
+    monkeypatch.setattr(clock, "tend", lambda: seen.extend(map(str, ends._moments)))
+    Schedule.objects.create(name=clock.TASK, func=clock.TASK, next_run=None)
+    assert clock.tend_if_due()
+    assert seen == [session["id"]]
 
 
 def test_a_process_that_serves_nobody_has_no_thread_for_it(alice: Caller) -> None:

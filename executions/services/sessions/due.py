@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from uuid import UUID
 
-from django.conf import settings
 from django.utils import timezone
 
 from executions.models import Session
@@ -109,10 +108,10 @@ def begin() -> None:
 
 
 def look_ahead() -> None:
-    """Have in mind what ends before the schedule looks again."""
+    """Have in mind what ends before the schedule looks again: a slow sandbox holds that up."""
     if not ends.is_on:
         return
-    until = timezone.now() + timedelta(seconds=settings.SANDBOX_REAPER_INTERVAL + AGAIN_SECONDS)
+    until = timezone.now() + timedelta(seconds=AHEAD_SECONDS)
     living = Session.objects.filter(closed_at=None, ref__isnull=False)
     near = living.only("pk", "state", "used_at", "created_at", "idle_seconds", "max_seconds")
     ends.expect(each for each in near.iterator() if expires_at(each) <= until)
