@@ -38,7 +38,6 @@ def calls(caller: Caller, session: dict[str, Any]) -> list[int]:
         client.post(f"{files}/move", {"from": "/tmp/a/f", "to": "/workspace/f"}),
         client.get(f"{files}/archive?path=/home/user"),
         put(caller, session, "/tmp/c", packed(("x", b"x", "")), "archive"),
-        client.get(f"{files}/events?path=/tmp/b"),
         client.delete(f"{files}?path=/tmp/c"),
         client.delete(f"{files}?path=/home/user/f"),
     ]
@@ -57,6 +56,8 @@ def test_for_a_stranger_and_without_a_key_there_is_no_place(alice: Caller, charl
     session = opened(alice)
     put(alice, session, "/tmp/a/f", b"of alice")
     assert set(calls(charlie, session)) == {404}
+    watched = charlie.client.get(f"{URL}/{session['id']}/files/events?path=/tmp")
+    assert watched.status_code == 404
     # Of all places those of the own session alone are named.
     mine = opened(charlie)
     assert got(charlie, mine, "/tmp/a/f").status_code == 404
