@@ -50,12 +50,13 @@ def listing(
     seconds: float = OPERATION_SECONDS,
     *,
     is_use: bool = True,
-    most: int = MOST_LISTED,
+    most: int | None = None,
 ) -> Waits[tuple[list[FileEntry], str]]:
     """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all.
 
     The sandbox tells of all of it each time: who wants more than a page asks for it at once.
     """
+    most = most or MOST_LISTED
     if (saved := _saved(session, wanted.path)) is not None:
         after = below_workspace(wanted.after) or ""
         page, more = _read_saved(
