@@ -17,6 +17,7 @@ from .paths import (
     METADATA,
     MOST_DEPTH,
     ROOT,
+    end_of,
     entry,
     is_absolute,
     joined,
@@ -403,7 +404,12 @@ def _end_of_link(parts: "list[str]") -> "list[str]":
     path = joined(parts)
     if not os.path.islink(path):
         return parts
-    return named_anywhere(os.path.realpath(path))
+    try:
+        end = end_of(path)
+    except FileNotFoundError:
+        # So the links are no more than the kernel follows.
+        end = os.path.realpath(path)
+    return named_anywhere(end)
 
 
 def _metadata_in(header: "dict[str, object]") -> "dict[str, str]":

@@ -307,11 +307,24 @@ def entry(
     return said
 
 
+def end_of(path: str) -> str:
+    """Where a path leads. Raises OSError, also for more links than the kernel follows.
+
+    Python would follow them all, each with thousands of steps, and in each other.
+    """
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
 def _say_where_it_leads(said: "dict[str, object]", path: str) -> None:
     try:
-        end = os.path.realpath(path)
+        end = end_of(path)
         status = os.lstat(end)
     except OSError:
         return
-    if not stat.S_ISLNK(status.st_mode) and not is_too_long(end):
+    is_place = end.startswith(ROOT) and not stat.S_ISLNK(status.st_mode)
+    if is_place and not is_too_long(end):
         said["end"] = {"path": end, "type": kind(status), "mode": stat.S_IMODE(status.st_mode)}

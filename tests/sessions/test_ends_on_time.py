@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from django_q.models import Schedule
 
 from executions.models import Session
-from executions.services.sessions import due
+from executions.services.sessions import clock, due
 from executions.services.sessions.due import Ends
+from executions.services.sessions.ending import LAST_SAVE_SECONDS
 from executions.services.workspaces import threads
 from tests.conftest import Caller
-from tests.support.saved_files import write
+from tests.support import kept_here
+from tests.support.saved_files import saved, write
 from tests.support.sessions import URL, aged, cell, opened, row
 
 pytestmark = [pytest.mark.usefixtures("own_storage", "kept_here"), pytest.mark.database]
@@ -59,6 +64,27 @@ def test_as_old_as_it_may_be_it_is_closed(alice: Caller, ends: Ends) -> None:
     assert found.released_at is not None
 
 
+def test_as_many_as_have_threads_end_at_once_and_each_is_saved_before(
+    alice: Caller, charlie: Caller, ends: Ends, settings: Any
+) -> None:
+    settings.DELETE_S3_ON_CLEANUP = False
+    sessions = [opened(alice, max_seconds=3) for _ in range(threads.OF_ONE_TENANT)]
+    sessions.append(opened(charlie, max_seconds=3))
+    for sandbox in kept_here.sandboxes():
+        (sandbox.folder / "late").write_text("kept")
+    for session in sessions:
+        aged(session, created_at=3)
+        over(ends, session)
+    began = time.monotonic()
+    ends.look()
+    assert threads.wait_until_idle(2 * LAST_SAVE_SECONDS)
+    # None waits for a thread that another of them has.
+    assert time.monotonic() - began < LAST_SAVE_SECONDS / 2
+    for session in sessions:
+        assert row(session).state == Session.State.CLOSED
+        assert saved(session) == {"late": b"kept"}
+
+
 def test_used_meanwhile_it_is_looked_at_when_its_time_is_over_again(
     alice: Caller, ends: Ends
 ) -> None:
@@ -87,6 +113,18 @@ def test_what_ends_before_the_schedule_looks_again_is_expected(alice: Caller, en
     aged(near, used_at=595)
     due.look_ahead()
     assert [str(pk) for pk in ends._moments] == [near["id"]]
+
+
+def test_what_ends_while_a_slow_round_of_the_schedule_goes_on_is_expected(
+    alice: Caller, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice, idle_seconds=600)
+    aged(session, used_at=540)
+    seen: list[str] = []
+    monkeypatch.setattr(clock, "tend", lambda: seen.extend(map(str, ends._moments)))
+    Schedule.objects.create(name=clock.TASK, func=clock.TASK, next_run=None)
+    assert clock.tend_if_due()
+    assert seen == [session["id"]]
 
 
 def test_a_process_that_serves_nobody_has_no_thread_for_it(alice: Caller) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from executions.models import Session
 from executions.services.sessions import tending
+from executions.services.sessions.ending import busy
 from executions.services.workspaces.saving import save
 from providers.errors import ConnectionFailed, ProviderUnavailable
+from providers.waiting import within
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import aged, cell, in_thread, opened, row, wait_for
@@ -90,3 +94,27 @@ def test_what_cannot_be_saved_keeps_no_other_from_its_turn(
     assert any(tending.save_left() for _ in range(60))
     unsaved = [row(session).unsaved_since is not None for session in sessions]
     assert unsaved == [True, True, False]
+
+
+def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_time(
+    alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def slow(session: Session) -> Any:
+        asked.append(str(session.pk))
+        time.sleep(0.4)
+        yield within(0, Future[None]())
+
+    monkeypatch.setattr(tending, "saved_last", slow)
+    monkeypatch.setattr(tending, "SAVING_SECONDS", 0.4)
+    sessions = [opened(alice) for _ in range(3)]
+    sessions.append(opened(charlie))
+    goes_on = in_thread(lambda: cell(alice, sessions[0], "import time; time.sleep(8)"))
+    wait_for(lambda: busy([row(sessions[0]).pk]) != set())
+    for session in sessions:
+        aged(session, created_at=1801)
+    # A busy one is not waited for, and the others have their turn.
+    assert [tending.close_due() for _ in range(3)] == [1, 1, 1]
+    assert asked == [each["id"] for each in sessions[1:]]
+    goes_on.join(30)

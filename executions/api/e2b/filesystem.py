@@ -77,14 +77,10 @@ class FilesystemView(SandboxView):
         depth = body.get("depth") or 1
         if type(depth) is not int or depth < 0:
             raise invalid("depth should be at least 1")
-        found: list[FileEntry] = []
-        after = ""
-        while len(found) < _MOST_ENTRIES:
-            wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH), after=after)
-            page, after = yield from files.listing(session, wanted)
-            found += page
-            if not after:
-                return {"entries": [detail(entry) for entry in found]}
+        wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH))
+        found, more = yield from files.listing(session, wanted, most=_MOST_ENTRIES)
+        if not more:
+            return {"entries": [detail(entry) for entry in found]}
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
 
     def _make(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:

@@ -245,11 +245,14 @@ def _is_oldest_first(order: str) -> bool:
 
 
 def _moment_in(text: str) -> datetime | None:
-    """A moment of ISO 8601. Without a zone it is one of UTC."""
+    """A moment of ISO 8601. Without a zone it is one of UTC. Before 1970 there was no sandbox."""
+    if not text:
+        return None
     try:
-        when = datetime.fromisoformat(text) if text else None
-        return when if when is None or when.tzinfo else when.replace(tzinfo=UTC)
-    except ValueError:
+        when = datetime.fromisoformat(text)
+        moment = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(moment, datetime.fromtimestamp(0, UTC))
+    except (ValueError, OverflowError):
         raise invalid("startedAfter: Must be a time in ISO 8601.") from None
 
 

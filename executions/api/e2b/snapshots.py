@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpResponse
@@ -13,7 +14,8 @@ from executions.api.e2b.errors import invalid, told_of_control
 from executions.api.e2b.sandboxes import SandboxApiView, cursor_in, limit_in
 from executions.api.rendering import json_response
 from executions.models import Session, Snapshot
-from executions.services.sessions.opening import opening
+from executions.services.sessions.errors import Conflict
+from executions.services.sessions.opening import is_without_network, opening
 from executions.services.sessions.requests import SessionRequest
 from executions.services.waiting import Waits
 from executions.services.workspaces import snapshots
@@ -80,16 +82,22 @@ class ForkView(SandboxApiView):
         if type(count) is not int or not 0 < count <= MOST_FORKS:
             raise invalid(f"count: Must be a whole number from 1 to {MOST_FORKS}.")
         seconds = shapes.seconds_in(body) or shapes.DEFAULT_SECONDS
+        # What was opened without a network must not have one as a copy, whatever the route is now.
+        is_offline = yield from is_without_network(session)
         taken = yield from snapshots.taking(session, SnapshotRequest(), self.caller())
         try:
             told = []
             for _ in range(count):
-                told.append((yield from self._forked(session, taken, seconds)))
+                told.append((yield from self._forked(session, taken, seconds, is_offline)))
         finally:
-            snapshots.remove(taken, self.by())
+            # Under a legal hold it stays. What was opened is told all the same.
+            with suppress(Conflict):
+                snapshots.remove(taken, self.by())
         return json_response(told, 201)
 
-    def _forked(self, session: Session, taken: Snapshot, seconds: int) -> Waits[dict[str, Any]]:
+    def _forked(
+        self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
+    ) -> Waits[dict[str, Any]]:
         wanted = SessionRequest(
             language=session.language,
             template=session.template,
@@ -97,6 +105,7 @@ class ForkView(SandboxApiView):
             max_seconds=seconds,
             env=dict(session.env or {}),
             metadata=dict(session.metadata or {}),
+            offline=is_offline,
             **shapes.from_snapshot(taken.pk),
         )
         try:

@@ -39,8 +39,9 @@ def tend_if_due() -> bool:
     # Of several one wins; those that look too early write nothing.
     if not due.exists() or not due.update(next_run=now + interval):
         return False
-    tend()
+    # First: what one tenant's sandboxes hold up must not make the ends of others late.
     look_ahead()
+    tend()
     return True
 
 

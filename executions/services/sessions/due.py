@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from uuid import UUID
 
-from django.conf import settings
 from django.utils import timezone
 
 from executions.models import Session
@@ -24,7 +23,7 @@ from executions.services.sessions.ending import (
     close_if_due,
     end_leftovers,
     release,
-    saved_last,
+    save_last,
 )
 from executions.services.sessions.finding import expires_at
 from executions.services.ticker import Ticker
@@ -109,10 +108,10 @@ def begin() -> None:
 
 
 def look_ahead() -> None:
-    """Have in mind what ends before the schedule looks again."""
+    """Have in mind what ends before the schedule looks again: a slow sandbox holds that up."""
     if not ends.is_on:
         return
-    until = timezone.now() + timedelta(seconds=settings.SANDBOX_REAPER_INTERVAL + AGAIN_SECONDS)
+    until = timezone.now() + timedelta(seconds=AHEAD_SECONDS)
     living = Session.objects.filter(closed_at=None, ref__isnull=False)
     near = living.only("pk", "state", "used_at", "created_at", "idle_seconds", "max_seconds")
     ends.expect(each for each in near.iterator() if expires_at(each) <= until)
@@ -132,7 +131,7 @@ def _end(pk: UUID) -> None:
         if Session.objects.filter(TIRED, pk=pk).exists():
             put_to_sleep(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
             return
-        wait_for(saved_last(session))
+        save_last(session)
         if close_if_due(pk, is_saved=True):
             session.refresh_from_db()
             wait_for(release(session))

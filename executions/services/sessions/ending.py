@@ -118,13 +118,30 @@ def close(session: Session, by: str) -> Waits[None]:
 
 def saved_last(session: Session) -> Waits[None]:
     """What is to be kept for longer than the session is saved before it ends, if it can be."""
-    if settings.DELETE_S3_ON_CLEANUP or session.state != Session.State.OPEN or session.ref is None:
+    if not _outlives(session):
         return
     saved = threads.submit(("last", session.pk), session.tenant_slug, lambda: save(session))
     awaited = within(LAST_SAVE_SECONDS, saved)
     yield awaited
     if not awaited.cancelled() and (problem := awaited.exception()):
         logger.warning("session %s was not saved before it ended: %s", session.pk, problem)
+
+
+def save_last(session: Session) -> None:
+    """The same in a thread for saved files. It must not wait for another of these: all of them may
+    be waiting."""
+    if not _outlives(session):
+        return
+    try:
+        save(session)
+    except Exception as problem:
+        logger.warning("session %s was not saved before it ended: %s", session.pk, problem)
+
+
+def _outlives(session: Session) -> bool:
+    """Whether its files are to be there after it, and may have changed."""
+    is_awake = session.state == Session.State.OPEN and session.ref is not None
+    return is_awake and not settings.DELETE_S3_ON_CLEANUP
 
 
 def fail(session: Session, because: str) -> None:

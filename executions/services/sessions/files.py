@@ -50,13 +50,18 @@ def listing(
     seconds: float = OPERATION_SECONDS,
     *,
     is_use: bool = True,
+    most: int | None = None,
 ) -> Waits[tuple[list[FileEntry], str]]:
-    """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all."""
+    """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all.
+
+    The sandbox tells of all of it each time: who wants more than a page asks for it at once.
+    """
+    most = most or MOST_LISTED
     if (saved := _saved(session, wanted.path)) is not None:
         after = below_workspace(wanted.after) or ""
         page, more = _read_saved(
             session,
-            lambda rows: browsing.listing(rows, saved.path, wanted.depth, after, MOST_LISTED),
+            lambda rows: browsing.listing(rows, saved.path, wanted.depth, after, most),
         )
         page = [saved.named(entry) for entry in page]
         return page, to_text(page[-1].path) if more else ""
@@ -68,8 +73,8 @@ def listing(
         is_use=is_use,
     )
     page = [entry for entry in found if entry.path > wanted.after]
-    more = len(page) > MOST_LISTED
-    page = page[:MOST_LISTED]
+    more = len(page) > most
+    page = page[:most]
     return page, to_text(page[-1].path) if more else ""
 
 

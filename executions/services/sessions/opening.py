@@ -30,7 +30,7 @@ from executions.services.routing import Hops, Unfit, admitted, steps_for
 from executions.services.sessions.due import ends
 from executions.services.sessions.ending import fail
 from executions.services.sessions.errors import Conflict, refuse_ended
-from executions.services.sessions.place import SHARING, taken_over
+from executions.services.sessions.place import SHARING, lender_of, taken_over
 from executions.services.sessions.requests import SessionRequest
 from executions.services.sessions.room import (
     making_room,
@@ -102,6 +102,13 @@ def opening(
         raise
     ends.expect([session])
     return session
+
+
+def is_without_network(session: Session) -> Waits[bool]:
+    """Whether its provider promises this, as it did when the session was opened."""
+    with ExitStack() as held:
+        lease = yield from lent(Step(lender_of(session)), held)
+        return lease.provider.network == NO_NETWORK
 
 
 def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:

@@ -18,6 +18,7 @@ from executions.models import Session
 from executions.services.sessions.background import follow_the_unattended
 from executions.services.sessions.ending import (
     DUE,
+    busy,
     close_if_due,
     end_leftovers,
     fail,
@@ -55,9 +56,7 @@ def tend() -> int:
     """
     # First: whatever holds up the rest must not cost anybody his sandbox.
     ended = renew_living()
-    for session in _each(Session.objects.filter(DUE).defer("env")):
-        wait_for(saved_last(session))
-        ended += close_if_due(session.pk, is_saved=True)
+    ended += close_due()
     ended += close_never_opened()
     follow_the_unattended()
     release_ended()
@@ -66,6 +65,22 @@ def tend() -> int:
     clean_ended()
     drafts.collect()
     return ended
+
+
+def close_due() -> int:
+    """Close what is over one of its ages, with its files saved. How many were.
+
+    One after the other, for so long together: the rest has its turn the next time.
+    """
+    until, closed = time.monotonic() + SAVING_SECONDS, 0
+    for session in _each(Session.objects.filter(DUE).defer("env")):
+        if time.monotonic() >= until:
+            break
+        # What is busy goes on, and would keep the others waiting each time.
+        if not busy([session.pk]):
+            wait_for(saved_last(session))
+            closed += close_if_due(session.pk, is_saved=True)
+    return closed
 
 
 def _each(sessions: QuerySet[Session]) -> Iterator[Session]:

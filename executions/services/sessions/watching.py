@@ -52,6 +52,16 @@ class Change(Entry):
 
     entry: FileEntry | None = None
 
+    @property
+    def size(self) -> int:
+        """With what is held for it: a guest may say much of a file."""
+        return super().size + (_size_of(self.entry) if self.entry else 0)
+
+
+def _size_of(entry: FileEntry) -> int:
+    texts = (entry.path, entry.target, *entry.metadata.keys(), *entry.metadata.values())
+    return sum(map(len, texts)) + (_size_of(entry.end) if entry.end else 0)
+
 
 class Watch(Relay):
     """The changes on their way to one listener. `ended` is done when no more come: with None, or

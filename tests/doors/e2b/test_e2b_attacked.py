@@ -16,10 +16,11 @@ from executions.api.e2b.errors import Refused
 from executions.api.e2b.watchers import Told, WatchEvents
 from executions.ids import uuid7
 from executions.models import Session
+from executions.services.following import AHEAD_BYTES
 from executions.services.sessions.watching import Watch
 from executions.services.waiting import wait_for
 from providers.errors import KeptSandboxLost
-from providers.sandbox import FileChange
+from providers.sandbox import FileChange, FileEntry
 from tests.support.e2b_door import headers_of, native_of, opened, post
 from tests.support.site import Site
 
@@ -41,6 +42,19 @@ def test_a_body_of_empty_messages_is_not_copied_for_each_of_them() -> None:
     body = Counted(b"\2\0\0\0\0" * 2000 + b"\0\0\0\0\2{}" * 2000)
     assert list(messages_in(body)) == [{}] * 2000
     assert Counted.copied <= 2 * len(body)
+
+
+def test_what_is_said_of_a_changed_file_counts_for_what_is_held_of_a_watch() -> None:
+    end = FileEntry("/" + "e" * 4000, "file")
+    metadata = {"name": "v" * 4000}
+    entry = FileEntry("/tmp/l", "symlink", target="t" * 4000, end=end, metadata=metadata)
+    watch, held = Watch(), 0
+    while not watch.is_full:
+        watch.tell(FileChange("created", "/tmp/l", entry=entry))
+        held += 12_000
+    assert held < 2 * AHEAD_BYTES
+    # Nor is more than this told at once.
+    assert len(watch.read(0, 24_000)[0]) == 2
 
 
 def test_a_search_by_more_names_than_any_is_refused(door: Site) -> None:

@@ -10,8 +10,13 @@ from urllib.parse import quote
 import pytest
 from django.utils import timezone
 
-from executions.models import Session, Snapshot
+from executions.models import LegalHold, Session, Snapshot
+from providers.manager import manager
+from providers.sandbox import FileEntry
+from providers.services import save_config
 from tests.conftest import Caller
+from tests.support import kept_here
+from tests.support.folder_files import FolderFiles
 from tests.support.sessions import aged
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("kept_here", "own_storage")]
@@ -48,6 +53,14 @@ def test_sandboxes_are_listed_by_when_they_were_started(alice: Caller) -> None:
     later = (timezone.now() + timedelta(minutes=1)).isoformat()
     assert listed(alice, f"?startedAfter={quote(later)}") == []
     assert alice.client.get("/v2/sandboxes?startedAfter=today").status_code == 400
+
+
+def test_a_moment_at_the_end_of_all_time_is_answered(alice: Caller) -> None:
+    sandbox = made(alice)["sandboxID"]
+    assert listed(alice, "?startedAfter=0001-01-01T00:00:00Z") == [sandbox]
+    assert listed(alice, "?startedAfter=9999-12-31T23:59:59Z") == []
+    for text in ("0001-01-01T00:00:00%2B23:00", "9999-12-31T23:59:59-23:00"):
+        assert alice.client.get(f"/v2/sandboxes?startedAfter={text}").status_code == 400, text
 
 
 def test_sandboxes_are_listed_by_the_template_that_is_told_of_them(alice: Caller) -> None:
@@ -127,3 +140,52 @@ def test_a_fork_leaves_no_snapshot_behind(alice: Caller, charlie: Caller) -> Non
     for count in (11, -1, "2", True):
         assert alice.client.post(path, {"count": count}).status_code == 400, count
     assert charlie.client.post(path, {}).status_code == 404
+
+
+def test_a_folder_is_listed_once_however_much_is_in_it(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = made(alice)["sandboxID"]
+    asked = []
+    entries = [FileEntry(f"/workspace/{n:05}", "file") for n in range(20_001)]
+
+    def listing(self: FolderFiles, path: str = "", depth: int = 1) -> list[FileEntry]:
+        asked.append(path)
+        return entries
+
+    monkeypatch.setattr(FolderFiles, "list", listing)
+    for count, status in ((20_001, 400), (20_000, 200), (1, 200)):
+        del entries[count:]
+        asked.clear()
+        answer = alice.client.post(
+            "/filesystem.Filesystem/ListDir", {"path": ""}, HTTP_E2B_SANDBOX_ID=token
+        )
+        assert (answer.status_code, len(asked)) == (status, 1), answer.content[:300]
+        assert status == 400 or len(answer.json()["entries"]) == count
+
+
+def test_a_fork_of_what_has_no_network_has_none(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = property(lambda provider: provider.mark)
+    monkeypatch.setattr(kept_here.KeptHere, "network", network, raising=False)
+    save_config("kept_here", {"mark": "none"})
+    manager.close()
+    sandbox = made(alice, allow_internet_access=False)["sandboxID"]
+    path = f"/sandboxes/{sandbox}/fork"
+    assert "sandbox" in alice.client.post(path, {}).json()[0]
+    save_config("kept_here", {"mark": "all"})
+    manager.close()
+    (told,) = alice.client.post(path, {}).json()
+    assert "network" in told["error"]["message"]
+    assert Session.objects.count() == 2
+
+
+def test_a_fork_under_a_legal_hold_is_told_of_what_it_has_opened(alice: Caller) -> None:
+    sandbox = made(alice)["sandboxID"]
+    LegalHold.objects.create(tenant_slug=alice.tenant.slug, reason="Case 7.")
+    forked = alice.client.post(f"/sandboxes/{sandbox}/fork", {})
+    assert forked.status_code == 201, forked.content
+    assert Session.objects.filter(pk=forked.json()[0]["sandbox"]["sandboxID"]).exists()
+    # Which is the holds' to keep.
+    assert Snapshot.objects.count() == 1

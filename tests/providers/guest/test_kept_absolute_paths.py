@@ -128,6 +128,25 @@ def test_a_link_that_flips_leads_to_a_file_of_the_user_or_to_none(places: Rooms)
     assert codes <= {"missing", "refused"}
 
 
+CHAIN = "import os\nfor n in range({0}): os.symlink({1!r} + f'l{{n + 1}}', f'l{{n}}')"
+
+
+@pytest.mark.parametrize(("count", "way"), [(1200, ""), (60, "x/../" * 800)])
+def test_links_that_lead_on_and_on_hold_up_nothing(places: Rooms, count: int, way: str) -> None:
+    places.shell("mkdir -p /tmp/chain/x; echo end >/tmp/chain/end; ln -s end /tmp/chain/link")
+    places.shell(f'cd /tmp/chain; ln -s end l{count}; python3 -c "{CHAIN.format(count, way)}"')
+    helper = places.call("file.stat", path="/proc/self")["entry"]["target"]
+    told = {each["path"]: each for each in places.list("/tmp/chain")}
+    assert told["/tmp/chain/link"]["end"]["path"] == "/tmp/chain/end"
+    # As for a shell, to which they are too many.
+    assert "end" not in told["/tmp/chain/l0"]
+    assert "end" not in places.call("file.stat", path="/tmp/chain/l0")["entry"]
+    for op in ("read", "write"):
+        assert refused(places, op, path="/tmp/chain/l0") == ("refused", "path"), op
+    # The process that works on files is still the same.
+    assert places.call("file.stat", path="/proc/self")["entry"]["target"] == helper
+
+
 def test_an_archive_names_nothing_outside_its_folder(places: Rooms) -> None:
     import io
     import tarfile
