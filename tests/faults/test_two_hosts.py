@@ -181,4 +181,4 @@ def test_every_answer_and_every_link_works_from_each(installation: Installation)
     alone.environment = {**second.environment, "DATA_DIR": str(alone.folder), "STORAGE_URL": ""}
     refused = alone.manage("qcluster")
     assert refused.returncode != 0
-    assert "STORAGE_URL: what DATA_DIR names is empty" in refused.stdout + refused.stderr
+    assert "STORAGE_URL: the location in DATA_DIR is empty" in refused.stdout + refused.stderr

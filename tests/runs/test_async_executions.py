@@ -105,8 +105,8 @@ def test_code_that_is_not_kept_runs_all_the_same(
     ("changed", "said"),
     [
         ({"revoked_at": timezone.now()}, "revoked"),
-        ({"scopes": "read"}, "may not run python"),
-        ({"languages": "bash"}, "may not run python"),
+        ({"scopes": "read"}, "may no longer run python"),
+        ({"languages": "bash"}, "may no longer run python"),
     ],
 )
 def test_what_a_key_has_queued_is_not_run_once_the_key_may_not(

@@ -45,7 +45,7 @@ def test_names_are_bounded_as_bytes_are(
         assert "have 400 characters" in looked_at(alice, session)["files"]["problem"]
     settings.TENANT_STORAGE_FILES = 3
     assert cell(alice, session, "1").json()["files_saved"] is False
-    assert "may have 384" in looked_at(alice, session)["files"]["problem"]
+    assert "the limit is 384" in looked_at(alice, session)["files"]["problem"]
     assert cell(alice, session, "import os; os.remove('s' * 200)").json()["files_saved"] is True
     settings.TENANT_STORAGE_FILES = 4
     assert cell(alice, session, long).json()["files_saved"] is True

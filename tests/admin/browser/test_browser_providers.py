@@ -114,7 +114,7 @@ def test_with_another_address_the_stored_key_is_asked_for_again(page: Page) -> N
     expect(page.get_by_text("'no' is not a SHA-256 in base64")).to_be_visible()
     page.get_by_label("Public key pins").fill("")
     page.get_by_label("Domain").click()
-    asked = page.get_by_text("Enter it again: API address, Certificate authority changed")
+    asked = page.get_by_text("Enter it again, because API address, Certificate authority changed")
     expect(asked).to_be_visible()
     keep_picture(page, "provider-address-changed", whole=True)
     page.get_by_role("button", name="Test connection").click()

@@ -60,7 +60,7 @@ def test_with_another_address_the_secret_is_asked_for_again(admin: Client) -> No
     row = save_config("probe", GOOD)
     data = as_posted(admin.get(page_of(row))) | {"endpoint": "http://b"}
     (said,) = errors_by_field(admin.post(page_of(row), data))["token"]
-    assert said.startswith("Enter it again: Endpoint changed")
+    assert said.startswith("Enter it again, because Endpoint changed")
     assert ProviderConfig.objects.get().version == 1
     assert admin.post(page_of(row), data | {"token": "tok-new"}).status_code == 302
     assert ProviderConfig.objects.get().config["endpoint"] == "http://b"

@@ -143,7 +143,7 @@ def test_what_sleeps_is_bounded_too(
     for path in ("/v2/sandboxes", "/api/v1/sessions"):
         refused = alice.client.post(path, {})
         assert refused.status_code == 429, path
-        assert "2 sessions asleep" in refused.content.decode()
+        assert "2 sleeping sessions" in refused.content.decode()
     # Others are not held up, and what sleeps can still be woken.
     assert charlie.client.post("/v2/sandboxes", {}).status_code == 201
     assert alice.client.post(f"/sandboxes/{made}/connect", {}).status_code == 201

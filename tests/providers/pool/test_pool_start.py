@@ -108,14 +108,14 @@ def test_containers_run_the_code_once_their_images_are_there(
     assert active() == "local"
 
     stand_in.has_images = True
-    assert "at the provider self_managed now" in ensure_provider()
+    assert "at the provider self_managed" in ensure_provider()
     assert active() == "self_managed"
     config = ProviderConfig.objects.get(is_active=True).config
     assert config["endpoint"] == "http://127.0.0.1:19999"
     assert (config["pool_size"], config["token"]) == (3, "ours")
 
     stand_in.stop()
-    assert "at the provider local now" in ensure_provider()
+    assert "at the provider local" in ensure_provider()
     assert active() == "local"
 
 
