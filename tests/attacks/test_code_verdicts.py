@@ -103,6 +103,7 @@ def assert_memory(result: ExecutionResult) -> None:
 FORK_BOMBS = [(FORK_BOMB, 8), (FORK_BOMB, 8), (QUIET_FORK_BOMB, 2), (THREAD_BOMB, 2)]
 
 TOO_MANY = "It had more processes or threads than it may have"
+UNCOUNTED = "The engine saw it end with exit code 2"
 
 
 def assert_bounded(result: ExecutionResult) -> None:
@@ -141,12 +142,17 @@ def test_fork_bombs_in_containers_under_gvisor_are_told_too(under_gvisor: Contai
 def test_a_container_that_reaches_the_engines_limit_is_told_as_such(
     under_gvisor: Containers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its whole kernel ends then, and takes along the group in which that is counted."""
+    """Its whole kernel ends then, and takes along the group in which that is counted. A host that
+    is too busy to read the group before sees the end alone, so there are several tries."""
     few = {**under_gvisor.launcher._hardening.settings, "extra_processes": 64}
     monkeypatch.setattr(under_gvisor.launcher, "_hardening", Hardening(few))
-    for _ in range(2):
+    ends = []
+    while TOO_MANY not in ends and len(ends) < 6:
         result = under_gvisor.run(FORK_BOMB, timeout=20, memory_bytes=1 << 30)
-        assert (result.exit_code, result.metadata.get(SANDBOX_ENDED)) == (137, TOO_MANY)
+        assert result.exit_code == 137
+        ends.append(result.metadata.get(SANDBOX_ENDED))
+    assert set(ends) <= {TOO_MANY, UNCOUNTED}
+    assert TOO_MANY in ends
 
 
 def test_memory_is_told_where_the_engine_did_not_notice(under_gvisor: Containers) -> None:
