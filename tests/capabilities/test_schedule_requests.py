@@ -31,7 +31,7 @@ def test_who_changes_it_lends_it_its_own_power(scripted: object, alice: Caller) 
     due(schedule)
     assert begin_due() == 0
     assert not Execution.objects.exists()
-    assert "bounds" in told(alice, schedule)["last_problem"]
+    assert "restrictions" in told(alice, schedule)["last_problem"]
 
 
 def test_a_tenant_has_as_many_as_it_may(alice: Caller, charlie: Caller, settings: Any) -> None:

@@ -93,8 +93,7 @@ def test_a_run_may_end_late_while_libraries_are_imported_for_another(
 
     with ThreadPoolExecutor(1) as thread:
         other = thread.submit(kernels.start, "gina", "python", "decimal")
-        wait_until(lambda: kernel.stream.count == 2, seconds=30)
-        assert kernel.is_starting
+        wait_until(lambda: kernel.stream.count == 2 and kernel.is_starting, seconds=30)
         going.end()
         kernels.loop.call(hear())
         started = other.result()
