@@ -183,7 +183,9 @@ def test_of_two_instances_on_a_bucket_the_second_finds_the_mark(on_s3: S3) -> No
     installation.join()
     assert "kept/installation" in on_s3.names()
     kept("installation").delete(installation.FILE_NAME)
-    with pytest.raises(installation.DoesNotFit, match=r"^STORAGE_URL: the location in STORAGE_URL is empty"):
+    with pytest.raises(
+        installation.DoesNotFit, match=r"^STORAGE_URL: the location in STORAGE_URL is empty"
+    ):
         installation.refuse_foreign()
     on_s3.stop()
     installation.refuse_foreign()  # being away shows no other bucket

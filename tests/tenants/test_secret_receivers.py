@@ -128,7 +128,9 @@ def test_a_provider_that_declares_nothing_is_on_the_safe_side() -> None:
     stored = {"token": TOKEN, "gateway": "10.0.0.1", "note": "x", "size": 1, "mode": "a"}
     same = stored | {"note": "y", "size": 2, "mode": "b"}
     check_receivers(schema, {"token": ""}, stored, same)
-    with pytest.raises(InvalidConfiguration, match=r"token: Enter it again, because Gateway changed"):
+    with pytest.raises(
+        InvalidConfiguration, match=r"token: Enter it again, because Gateway changed"
+    ):
         check_receivers(schema, {"token": ""}, stored, same | {"gateway": "10.0.0.2"})
 
 
