@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import docker
@@ -250,9 +251,11 @@ def _open_in_supervisors(tools: set[int]) -> dict[int, list[str]]:
     that of the process it was forked from."""
     found = {}
     for pid in set().union(*map(family, tools)):
-        status = Path(f"/proc/{pid}/status").read_text()
-        if status.partition("NSpid:")[2].partition("\n")[0].split()[2:] == ["1"]:
-            found[pid] = sorted(os.listdir(f"/proc/{pid}/fd"))
+        # A process of the run may end while it is read; a supervisor does not.
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if status.partition("NSpid:")[2].partition("\n")[0].split()[2:] == ["1"]:
+                found[pid] = sorted(os.listdir(f"/proc/{pid}/fd"))
     return found
 
 
