@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from providers.local.provider import LocalProvider
 from providers.manager import manager
 from providers.named import close_all
+from providers.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require
 
@@ -29,11 +31,12 @@ class Local:
 
     def __init__(self, launcher: str, **config: Any) -> None:
         self.launcher = launcher
-        self._strangers = family(os.getpid())
         self.provider = LocalProvider()
         chosen = {"launcher": launcher, "gvisor_platform": "ptrace", "queue_timeout": 60, **config}
         self.provider.initialize(LocalProvider.check_config(chosen))
         self.runtime: str = self.stats()["runtime"]
+        assert self.provider._loop is not None
+        self._thread = thread_of(self.provider._loop)
 
     def run(
         self, code: str, language: str = "python", *, timeout: float = 10, **options: Any
@@ -91,7 +94,7 @@ class Local:
     def tools(self) -> set[int]:
         """The processes that were started for us, without what they have started themselves."""
         name = {"bubblewrap": "bwrap", "gvisor": "runsc", "none": "python3"}[self.runtime]
-        found = children(os.getpid()) - self._strangers
+        found = started_by(self._thread)
         return {pid for pid in found if os.path.basename(command(pid)[0]) == name}
 
     def close(self) -> None:
@@ -207,6 +210,27 @@ def gone(pids: set[int]) -> bool:
 
 def children(pid: int) -> set[int]:
     return {child for child, parent in _parents().items() if parent == pid}
+
+
+def thread_of(loop: BackgroundLoop) -> int:
+    """Return the kernel's number of the thread that a loop runs in."""
+
+    async def number() -> int:
+        return threading.get_native_id()
+
+    return loop.call(number())
+
+
+def started_by(thread: int) -> set[int]:
+    """Return the living processes that one thread of this process has started.
+
+    Pools of other tests start theirs at any time, each in the thread of its own loop.
+    """
+    try:
+        listed = Path(f"/proc/self/task/{thread}/children").read_text()
+    except FileNotFoundError:
+        return set()
+    return set(map(int, listed.split())) & children(os.getpid())
 
 
 def command(pid: int) -> list[str]:

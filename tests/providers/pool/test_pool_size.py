@@ -11,7 +11,14 @@ from providers.errors import ProviderUnavailable
 from providers.pool.pool import PoolSettings
 from providers.pool.template import Template
 from tests.conftest import require
-from tests.support.sandboxes import children, command, family, wait_until, wait_until_gone
+from tests.support.sandboxes import (
+    children,
+    family,
+    started_by,
+    thread_of,
+    wait_until,
+    wait_until_gone,
+)
 from tests.support.warm_pools import WarmPool, languages
 
 
@@ -72,33 +79,16 @@ def test_more_are_kept_warm_after_somebody_had_to_wait() -> None:
         pool.release(two)
 
 
-class _Sandboxes:
-    """The bubblewrap sandboxes that this process starts from now on.
-
-    Pools that other tests share may replace theirs at any time; those do not count.
-    """
-
-    def __init__(self) -> None:
-        self._others = children(os.getpid())
-
-    def first_processes(self) -> set[int]:
-        """Find process 1 of every sandbox: the children of the zygotes."""
-        zygotes = {pid for tool in self._tools() for pid in children(tool)}
-        return {pid for zygote in zygotes for pid in children(zygote)}
-
-    def processes(self) -> set[int]:
-        return self._tools().union(*map(family, self._tools()))
-
-    def _tools(self) -> set[int]:
-        ours = children(os.getpid()) - self._others
-        return {pid for pid in ours if command(pid)[0].endswith("bwrap")}
+def _first_processes(pool: WarmPool) -> set[int]:
+    """Find process 1 of every bubblewrap sandbox of a pool: the children of its zygotes."""
+    zygotes = {pid for tool in started_by(thread_of(pool.loop)) for pid in children(tool)}
+    return {pid for zygote in zygotes for pid in children(zygote)}
 
 
 def test_a_sandbox_that_dies_while_idle_is_replaced() -> None:
-    sandboxes = _Sandboxes()
     with WarmPool(PoolSettings(size=2, capacity=4)) as pool:
         pool.settle(idle=2, creating=0)
-        first = sandboxes.first_processes()
+        first = _first_processes(pool)
         assert len(first) == 2
         for pid in first:
             os.kill(pid, signal.SIGKILL)
@@ -163,7 +153,6 @@ def test_the_figures_tell_how_starting_goes() -> None:
 
 
 def test_closing_ends_everything_and_refuses_who_waits() -> None:
-    sandboxes = _Sandboxes()
     pool = WarmPool(PoolSettings(size=1, capacity=1, patience=20))
     pool.settle(idle=1)
     sandbox = pool.acquire()
@@ -171,7 +160,8 @@ def test_closing_ends_everything_and_refuses_who_waits() -> None:
     wait_until(lambda: sandbox.running, seconds=30)
     waiting = pool.in_background(pool.acquire)
     pool.settle(waiting=1)
-    running = sandboxes.processes()
+    tools = started_by(thread_of(pool.loop))
+    running = tools.union(*map(family, tools))
     assert running
     with pool:
         pass

@@ -17,7 +17,7 @@ from providers.pool.launchers.gvisor import GvisorLauncher
 from providers.values import InputFile
 from tests.conftest import require
 from tests.providers.pool.tenant_pools import SHARED, Pair
-from tests.support.sandboxes import children, family
+from tests.support.sandboxes import family, started_by, thread_of
 from tests.support.warm_pools import WarmPool
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("runc", "runsc")]
@@ -229,13 +229,12 @@ HOWEVER_A_RUN_ENDS = {
 
 def test_a_supervisor_keeps_no_descriptor_of_a_run() -> None:
     require("bwrap")
-    others = children(os.getpid())
     with WarmPool(SHARED) as pool:
         sandbox = pool.acquire("alice")
         pool.run_in(sandbox, "print(1)")
         pool.release(sandbox)
         pool.settle(idle=1, kept=1)
-        tools = children(os.getpid()) - others
+        tools = started_by(thread_of(pool.loop))
         before = _open_in_supervisors(tools)
         assert len(before) == 2
         for code in HOWEVER_A_RUN_ENDS.values():
