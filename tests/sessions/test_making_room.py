@@ -11,6 +11,7 @@ from executions.services.sessions import room
 from executions.services.sessions.ending import close_if_idle
 from executions.services.workspaces import threads
 from executions.services.workspaces.sleeping import put_to_sleep
+from providers.waiting import within
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import asleep
@@ -62,7 +63,7 @@ def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
         return put_to_sleep(*session)
 
     monkeypatch.setattr(room, "put_to_sleep", sleep_slowly)
-    monkeypatch.setattr(room, "ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(room, "within", lambda _, future: within(0, future))
     refused = alice.client.post(URL, {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
     assert row(other).state == "open"
