@@ -88,14 +88,14 @@ class PoolService:
         found: dict[str, Any] = self.ask("GET", "/v1/stats").body
         return found
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 20) -> None:
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> None:
         """Until the service's figures fulfil the condition."""
         deadline = time.monotonic() + seconds
         while not condition(stats := self.stats()):
             assert time.monotonic() < deadline, stats
             time.sleep(0.02)
 
-    def wait_until_healthy(self, seconds: float = 30) -> None:
+    def wait_until_healthy(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while True:
             assert self.service.process.poll() is None, self.service.output
