@@ -43,8 +43,32 @@ class ExecutionsConfig(AppConfig):
         guard(HOLDS)
         # The last of the apps that name what is guarded.
         touched.connect(current_actor)
+        _compose_heartbeat()
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")
+
+
+def _compose_heartbeat() -> None:
+    """Register what the heartbeat of a process does, and what a process does last.
+
+    The lease knows none of this: records ask for the lease, and the steps close records.
+    """
+    from executions.services import deaths, leases, ongoing, signals
+    from executions.services.leases import PeriodicStep
+    from executions.services.workspaces.waking import give_back_left
+
+    def create_steps() -> list[PeriodicStep]:
+        watcher, unattended = deaths.Watcher(), deaths.UnattendedRuns()
+        return [
+            PeriodicStep("signals", signals.attend),
+            PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
+            PeriodicStep("waking", lambda lease: give_back_left()),
+            PeriodicStep("unattended", unattended.close, deaths.UNATTENDED_LOOK_SECONDS),
+            PeriodicStep("forget", lambda lease: deaths.forget_ended(), deaths.FORGET_SECONDS),
+        ]
+
+    leases.register_steps(create_steps)
+    ongoing.register_shutdown_step(leases.end)
 
 
 def _worker_started(**signal: Any) -> None:

@@ -20,6 +20,7 @@ from executions.services.alerts import watching
 from executions.services.audit_export import exporting
 from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
+from executions.services.ledger.verification import verify_entries
 from executions.services.recurring import beginning
 from executions.services.reports import asking
 from executions.services.sessions import tending
@@ -49,7 +50,7 @@ def collect_blobs() -> int:
 
 
 def write_ledger_checkpoint() -> int | None:
-    point = checkpoints.write_checkpoint()
+    point = checkpoints.write_checkpoint(verify_entries)
     return point.sequence if point else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.contrib import messages
@@ -14,6 +14,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
+from executions.admin.bases import ExecutionModelAdmin
 from executions.admin.display import artifact_image_type
 from executions.admin.execution_page import CANCEL, REPLAY
 from executions.admin.exporting import export_view
@@ -39,9 +40,6 @@ from executions.services.saved_filters import remove_filter, save_filter
 from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 
-if TYPE_CHECKING:
-    from executions.admin.execution import ExecutionAdmin
-
 # Of each of two outcomes' aspects side by side; whole, each can be downloaded.
 _MOST_ROWS = 400
 TEXTS = ("code", "arguments", "result", "outputs", "stdout", "stderr")
@@ -50,9 +48,9 @@ Response = TypeVar("Response", bound=HttpResponseBase)
 
 
 class Details:
-    """The views of one ExecutionAdmin. Each asks for the right to view, replaying for its own."""
+    """The views of one admin class. Each asks for the right to view, replaying for its own."""
 
-    def __init__(self, model_admin: ExecutionAdmin) -> None:
+    def __init__(self, model_admin: ExecutionModelAdmin) -> None:
         self.model_admin = model_admin
 
     @property

@@ -8,11 +8,11 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
+from executions.admin.bases import ExecutionModelAdmin
 from executions.services.export import FORMATS, MIME_TYPES, export
 from executions.services.ledger import append
 
 if TYPE_CHECKING:
-    from executions.admin.execution import ExecutionAdmin
     from providers.admin.keyset import KeysetList
 
 PERMISSION = "executions.export_execution"
@@ -20,7 +20,7 @@ PERMISSION = "executions.export_execution"
 _PLACES = ("p", "next", "previous", "from", "order")
 
 
-def export_view(model_admin: ExecutionAdmin, request: HttpRequest) -> StreamingHttpResponse:
+def export_view(model_admin: ExecutionModelAdmin, request: HttpRequest) -> StreamingHttpResponse:
     """The filtered list in the format of `?format=`, with bodies when `?bodies=1` asks for them.
 
     Raises PermissionDenied, and BadRequest for a format or filter there is not.

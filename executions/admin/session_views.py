@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
@@ -13,6 +13,7 @@ from django.shortcuts import redirect
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 
+from executions.admin.bases import SessionModelAdmin
 from executions.admin.details import told
 from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.later import answer
@@ -29,16 +30,13 @@ from executions.services.sessions.inspecting import inspecting, looking_into
 from executions.services.waiting import Waits
 from providers.errors import SandboxError
 
-if TYPE_CHECKING:
-    from executions.admin.session import SessionAdmin
-
 OPERATE = "executions.operate_session"
 
 
 class SessionViews:
-    """The views of one SessionAdmin. To look takes the right to view, to act its own."""
+    """The views of one admin class. To look takes the right to view, to act its own."""
 
-    def __init__(self, model_admin: SessionAdmin) -> None:
+    def __init__(self, model_admin: SessionModelAdmin) -> None:
         self.model_admin = model_admin
 
     @property

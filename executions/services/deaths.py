@@ -9,6 +9,8 @@ Of others no clock is compared with another. A process is dead when a watcher ha
 `beat` of it for DEAD_SECONDS of its own time, in which it looked without a gap and could write
 itself: a watcher that was stopped, or a database that was away or locked, begins to watch anew. The
 conditional UPDATE that records the death finds a beat that came meanwhile, and then there is none.
+
+A process that lives closes what it left open itself (`UnattendedRuns`).
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from executions.models import Execution, Process, Session
+from executions.services import ongoing
 from executions.services.batches import delete_in_batches
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import kept_ids
-from executions.services.leases import DEAD_SECONDS, GAP_SECONDS, LOOK_SECONDS, clock
+from executions.services.leases import LOOK_SECONDS, clock
 from executions.services.queue import put_back
 from executions.services.record import close_record, error_changes
 from executions.services.sessions.ending import give_up
@@ -40,15 +43,28 @@ from sandbox_site.standby import HELD_SECONDS
 
 logger = logging.getLogger(__name__)
 
+# A process of another host whose beat stayed the same for so long is dead, if its watcher looked
+# without a gap.
+# Five beats; with a look each second a death is recorded within 12 s.
+DEAD_SECONDS = 10.0
+GAP_SECONDS = 4.0
 # After so long the next beat is due first, and the rest follows with the next look, at once.
 _CLOSING_SECONDS = 1.5
 _AT_ONCE = 100
 # Ended processes are shown in the admin for so long.
 KEPT = timedelta(days=1)
+FORGET_SECONDS = 3600.0
+# How long a record of this process stays open when nothing here runs it any more.
+UNATTENDED_SECONDS = 60.0
+UNATTENDED_LOOK_SECONDS = 10.0
+# How long a command may be being started in the background, which nothing here counts as a run:
+# its session may have to be woken first, with all of its files.
+_STARTING = timedelta(minutes=20)
 
 _told: set[UUID] = set()
 
 _LOST = "The process that ran it ended; the code may have run in part."
+_UNRECORDED = "The service could not record how it ended; the code may have run in part."
 
 
 class Watcher:
@@ -152,6 +168,36 @@ class Watcher:
                 if self._now() - self._looked_at >= LOOK_SECONDS:
                     self._certain(own)
         return False
+
+
+class UnattendedRuns:
+    """The open records of this process's lease that nothing here runs, and since when."""
+
+    def __init__(self, *, now: Callable[[], float] = clock) -> None:
+        self._now = now
+        self._lease: UUID | None = None
+        self._since: dict[UUID, float] = {}
+
+    def close(self, lease: UUID | None, seconds: float = UNATTENDED_SECONDS) -> int:
+        """Close the records of this lease that nothing here has run for so long. How many.
+
+        Whatever was to close them has failed; nobody else does while this process lives.
+        """
+        if lease != self._lease:
+            self._lease, self._since = lease, {}
+        if lease is None:
+            return 0
+        now, closed = self._now(), 0
+        open_rows = Execution.objects.filter(process_id=lease, finished_at=None)
+        starting = Q(background=True, created_at__gt=Now() - _STARTING)
+        mine = set(open_rows.exclude(starting).values_list("pk", flat=True))
+        # What waits in the journal is recorded from there, as soon as anything can be written.
+        found = mine - {run.execution_id for run in ongoing.runs()} - kept_ids()
+        self._since = {pk: self._since.get(pk, now) for pk in found}
+        late = [pk for pk, since in self._since.items() if now - since >= seconds]
+        for execution in open_rows.filter(pk__in=late).defer("code", "arguments"):
+            closed += try_to_close(execution, _UNRECORDED)
+        return closed
 
 
 def _left_open() -> QuerySet[Execution]:

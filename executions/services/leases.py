@@ -1,7 +1,8 @@
 """Whose run it is: the lease of this process, which every execution that it runs names.
 
-A thread raises the lease's `beat` every BEAT_SECONDS, and watches those of other processes
-(`services.deaths`). A process beside raises it while a long call holds all threads of this one
+A thread raises the lease's `beat` every BEAT_SECONDS. In each turn it also does the periodic steps
+that are registered here, such as to watch the beats of other processes (`services.deaths`). A
+process beside raises the beat while a long call holds all threads of this one
 (`sandbox_site.standby`). A lease that shows no beat for long is taken by whoever watches it, and
 its runs are closed. So a process that was stopped, or cut off from the database, must find out
 before it hands code over, and end what it runs once it has read that its lease is gone. That the
@@ -16,50 +17,30 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.conf import settings
 from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connection
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Now
 
 from executions.models import Execution, Process
 from executions.services import ongoing
-from executions.services.journal_files import kept_ids
 from executions.services.process_figures import latest_figures
 from providers.remote.owner import process_tag
 from sandbox_site import draining
 from sandbox_site.standby import Standby
 
-if TYPE_CHECKING:
-    from executions.services.deaths import Watcher
-
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 1.0
-# A process of another host whose beat stayed the same for so long is dead, if its watcher looked
-# without a gap.
-# Five beats; with a look each second a death is recorded within 12 s.
-DEAD_SECONDS = 10.0
-GAP_SECONDS = 4.0
 # A lease renewed within this time cannot have been taken.
 FRESH_SECONDS = 6.0
-# How long a record of this process stays open when nothing here runs it any more.
-UNATTENDED_SECONDS = 60.0
-_UNATTENDED_LOOK_SECONDS = 10.0
-# How long a command may be being started in the background, which nothing here counts as a run:
-# its session may have to be woken first, with all of its files.
-_STARTING = timedelta(minutes=20)
-_FORGET_SECONDS = 3600.0
 _JOIN_SECONDS = 2.0
-
-_UNRECORDED = "The service could not record how it ended; the code may have run in part."
 
 
 class NotOurs(Exception):
@@ -69,6 +50,34 @@ class NotOurs(Exception):
 def clock() -> float:
     """Seconds that pass in every sleep of the machine too, and that nobody can set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class PeriodicStep:
+    """What the thread does in each turn, or every `seconds`, once it has renewed the lease.
+
+    `run` is called with the id of the lease, None where there is none. If it raises, the turn ends.
+    While `is_behind` says so, the next turn follows at once.
+    """
+
+    name: str
+    run: Callable[[UUID | None], object]
+    seconds: float = 0.0
+    is_behind: Callable[[], bool] = lambda: False
+
+
+_create_steps: Callable[[], Sequence[PeriodicStep]] = tuple
+
+
+def register_steps(create: Callable[[], Sequence[PeriodicStep]]) -> None:
+    """Set what creates the periodic steps, in their order. Each thread creates its own."""
+    global _create_steps
+    _create_steps = create
+
+
+def registered_steps() -> Sequence[PeriodicStep]:
+    """Create the registered steps."""
+    return _create_steps()
 
 
 @dataclass
@@ -85,16 +94,14 @@ class Keeper:
         *,
         beat_seconds: float = BEAT_SECONDS,
         look_seconds: float = LOOK_SECONDS,
-        dead_seconds: float = DEAD_SECONDS,
-        gap_seconds: float = GAP_SECONDS,
         now: Callable[[], float] = clock,
     ) -> None:
         self._beat_seconds = beat_seconds
         self._look_seconds = look_seconds
-        self._dead_seconds = dead_seconds
-        self._gap_seconds = gap_seconds
         self._now = now
-        self._beat_at = self._unattended_at = self._forget_at = -math.inf
+        self._beat_at = -math.inf
+        # When each periodic step was last done, by its name.
+        self._done_at: dict[str, float] = {}
         self.kind = Process.Kind.COMMAND
         self._lease: _Lease | None = None
         self._taking = threading.RLock()
@@ -102,7 +109,6 @@ class Keeper:
         self._serves = False
         self._stop = threading.Event()
         self._is_ending = False
-        self._unattended: dict[UUID, float] = {}
 
     def begin(self, kind: Process.Kind) -> None:
         """Take the lease in the background, and have a standby. For a process that serves, when it
@@ -221,7 +227,6 @@ class Keeper:
                 logger.exception("execution %s could not be ended", run.execution_id)
         with self._taking:
             self._lease = None
-        self._unattended = {}
         self._take_again()
 
     def _take_again(self) -> None:
@@ -241,10 +246,7 @@ class Keeper:
             self._thread = thread
 
     def _keep(self, stop: threading.Event) -> None:
-        # They close records, and a record that is opened asks for the lease.
-        from executions.services.deaths import Watcher
-
-        watcher = Watcher(dead_seconds=self._dead_seconds, gap_seconds=self._gap_seconds)
+        steps = registered_steps()
         # It ends with the thread that has started it.
         standby = Standby(
             connection.settings_dict, settings.LOGGING, settings.DATABASE_WAIT_SECONDS
@@ -253,7 +255,7 @@ class Keeper:
         while not stop.is_set():
             try:
                 close_old_connections()
-                self.turn(watcher, standby if self._serves else None)
+                self.turn(steps, standby if self._serves else None)
                 if failed:
                     logger.info("the lease is renewed again")
                 failed = False
@@ -266,54 +268,25 @@ class Keeper:
                         exc_info=None if is_known else problem,
                     )
                 failed = True
-            stop.wait(0 if watcher.is_behind and not failed else self._look_seconds)
+            is_behind = not failed and any(step.is_behind() for step in steps)
+            stop.wait(0 if is_behind else self._look_seconds)
         standby.stop()
         connection.close()
 
-    def turn(self, watcher: Watcher, standby: Standby | None = None) -> None:
-        """Do what is due. Raises what the database does, and has then not watched the others: who
-        cannot show that he lives himself cannot tell whether they could.
+    def turn(self, steps: Sequence[PeriodicStep], standby: Standby | None = None) -> None:
+        """Do what is due. Raises what the database does, and has then not done the steps that
+        follow: who cannot show that he lives himself cannot tell whether others could.
         """
-        from executions.services.deaths import forget_ended
-        from executions.services.signals import attend
-        from executions.services.workspaces.waking import give_back_left
-
         now = self._now()
         if now - self._beat_at >= self._beat_seconds:
             self.renew()
             self._beat_at = now
             if standby and (lease := self._lease):
                 standby.tell(str(Process._meta.pk.get_db_prep_value(lease.id, connection)))
-        attend(self._lease.id if self._lease else None)
-        watcher.look(self._lease.id if self._lease else None)
-        give_back_left()
-        if now - self._unattended_at >= _UNATTENDED_LOOK_SECONDS:
-            self._unattended_at = now
-            self.close_unattended()
-        if now - self._forget_at >= _FORGET_SECONDS:
-            self._forget_at = now
-            forget_ended()
-
-    def close_unattended(self, seconds: float = UNATTENDED_SECONDS) -> int:
-        """Close the records of this lease that nothing here has run for so long. How many.
-
-        Whatever was to close them has failed; nobody else does while this process lives.
-        """
-        from executions.services.deaths import try_to_close
-
-        lease, now, closed = self._lease, self._now(), 0
-        if lease is None:
-            return 0
-        open_rows = Execution.objects.filter(process_id=lease.id, finished_at=None)
-        starting = Q(background=True, created_at__gt=Now() - _STARTING)
-        mine = set(open_rows.exclude(starting).values_list("pk", flat=True))
-        # What waits in the journal is recorded from there, as soon as anything can be written.
-        found = mine - {run.execution_id for run in ongoing.runs()} - kept_ids()
-        self._unattended = {pk: self._unattended.get(pk, now) for pk in found}
-        late = [pk for pk, since in self._unattended.items() if now - since >= seconds]
-        for execution in open_rows.filter(pk__in=late).defer("code", "arguments"):
-            closed += try_to_close(execution, _UNRECORDED)
-        return closed
+        for step in steps:
+            if now - self._done_at.get(step.name, -math.inf) >= step.seconds:
+                self._done_at[step.name] = now
+                step.run(self._lease.id if self._lease else None)
 
 
 _keeper = Keeper()

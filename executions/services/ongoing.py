@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,6 +56,7 @@ _runs: set[Run] = set()
 _waits: set[Future[Any]] = set()
 _ends: set[Future[Any]] = set()
 _changed = threading.Condition()
+_shutdown_steps: list[Callable[[], object]] = []
 
 
 @contextmanager
@@ -158,16 +159,19 @@ def end_all(seconds: float) -> None:
             logger.exception("a run could not be recorded at the end")
 
 
+def register_shutdown_step(step: Callable[[], object]) -> None:
+    """Have `finish` call this when the sandboxes have ended, after what was registered before."""
+    _shutdown_steps.append(step)
+
+
 def finish() -> None:
     """The last thing a process does in order: its records are closed, and its sandboxes end."""
-    # It asks for the runs here.
-    from executions.services import leases
-
     draining.begin_ending()
     wait_for_ends()
     manager.close()
     close_all()
-    leases.end()
+    for step in _shutdown_steps:
+        step()
 
 
 # Registered after the managers, so that it comes before they close the providers.

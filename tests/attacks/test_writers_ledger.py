@@ -14,7 +14,7 @@ from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.canonical import digest
 from executions.services.ledger.formats import signed_bytes, write
 from executions.services.ledger.keyring import SigningKey, _load
-from executions.services.ledger.verification import verify
+from executions.services.ledger.verification import verify, verify_entries
 from tests.attacks.conftest import RUN
 from tests.conftest import Caller
 from tests.support.running import run
@@ -191,7 +191,7 @@ def test_checkpoints_that_are_gone_are_found(long_ledger: Path) -> None:
     assert "there is no head.json" in " ".join(map(str, verify().findings))
     # Work goes on, and writes them anew. That they had been gone stays to be seen.
     append("note", "later", {})
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     assert {finding.kind for finding in verify().findings} == {"missing checkpoint"}
 
 

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from executions.models import Artifact, Execution, LedgerEntry
 from executions.services import journal, payloads, storage_check
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
-from executions.services.ledger.verification import verify
+from executions.services.ledger.verification import verify, verify_entries
 from executions.services.retention import apply_retention
 from executions.services.worker import run_queued
 from executions.storage import ARTIFACTS, LEDGER, QUEUE, kept
@@ -102,7 +102,7 @@ def test_checkpoints_in_the_bucket_show_a_ledger_that_was_cut(on_s3: S3) -> None
     head = checkpoints.head()
     assert head is not None
     assert head.sequence == LedgerEntry.objects.latest("sequence").sequence
-    point = checkpoints.write_checkpoint()
+    point = checkpoints.write_checkpoint(verify_entries)
     assert point is not None
     assert verify().is_intact
 

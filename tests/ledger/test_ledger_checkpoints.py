@@ -17,7 +17,7 @@ from executions.services.ledger.formats import place_bytes
 from executions.services.ledger.head import Head
 from executions.services.ledger.keyring import signing_key
 from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.verification import verify
+from executions.services.ledger.verification import verify, verify_entries
 from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -26,7 +26,7 @@ __all__ = ("entries", "kept")
 
 
 def test_a_forged_or_broken_checkpoint_is_found(entries: list[LedgerEntry], kept: Path) -> None:
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     history = kept / "checkpoints.jsonl"
     good = history.read_text()
     assert verify().is_intact
@@ -84,7 +84,7 @@ def short_of(
     for module in (checkpoints, marks):
         monkeypatch.setattr(module, "EVERY", 100)
     enter(10)
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     enter(88)
     (tmp_path / "file").touch()
 
@@ -113,7 +113,7 @@ def test_a_line_that_a_rotation_of_keys_has_skipped_is_added_later(
     enter(80)
     assert LedgerEntry.objects.get(sequence=100).kind == "ledger_key"
     assert first() == ("missing checkpoint", 100)
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     assert verify().is_intact
     assert lines() == [11, 100, 181]
 
@@ -124,14 +124,14 @@ def test_a_line_that_could_not_be_written_is_added_later_and_once(
     short_of()
     enter(99)
     assert lines() == [11, 200]
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     # The newest has the last line, which tells how far the checkpoints are.
     assert lines() == [11, 200, 100, 200]
     enter(80)
     assert verify().is_intact
-    checkpoints.write_checkpoint()
+    checkpoints.write_checkpoint(verify_entries)
     assert lines() == [11, 200, 100, 200, 280]
-    assert checkpoints.write_checkpoint() is None
+    assert checkpoints.write_checkpoint(verify_entries) is None
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def test_no_line_is_added_later_for_entries_that_were_changed_meanwhile(
     enter(79)
     sql(change.format(TABLE))
     for _ in range(2):
-        checkpoints.write_checkpoint()
+        checkpoints.write_checkpoint(verify_entries)
         assert 100 not in lines()
     assert not verify().is_intact

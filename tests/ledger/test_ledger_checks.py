@@ -20,6 +20,7 @@ from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch
 from executions.services.ledger import append
 from executions.services.ledger.checkpoints import write_checkpoint
+from executions.services.ledger.verification import verify_entries
 from executions.services.ledger_checks import ask, begin_waiting, carry_out, close_left
 from executions.services.roles import AUDITOR
 from tests.conftest import Caller
@@ -249,7 +250,7 @@ def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyP
 def test_an_old_checkpoint_opens_an_alert(settings: Any, tmp_path: Path) -> None:
     settings.LEDGER_CHECKPOINTS = str(tmp_path / "checkpoints")
     append("export", "1", {})
-    write_checkpoint()
+    write_checkpoint(verify_entries)
     watch(timezone.now() + timedelta(hours=4))
     assert not Alert.objects.filter(rule="checkpoint_old").exists()
 

@@ -21,7 +21,7 @@ from executions.services import deaths, journal_files
 from executions.services.deaths import KEPT, Watcher, forget_ended
 from executions.services.journal import record_kept
 from executions.services.journal_files import Ended
-from executions.services.leases import Keeper
+from executions.services.leases import Keeper, PeriodicStep
 from executions.services.record import close_record
 from executions.services.stale import end_stale_executions
 from providers.living import birth
@@ -393,6 +393,7 @@ def test_while_nobody_can_write_nobody_is_found_dead(
 ) -> None:
     """A full disk lets every process read how silent the others are."""
     watcher = Watcher(now=clock)
+    steps = [PeriodicStep("deaths", watcher.look)]
     lease._now = clock
     lease.take()
     with connection.cursor() as cursor:
@@ -403,12 +404,12 @@ def test_while_nobody_can_write_nobody_is_found_dead(
         for _ in range(30):
             clock.now += 1
             with pytest.raises(DatabaseError, match="full"), transaction.atomic():
-                lease.turn(watcher)
+                lease.turn(steps)
         cursor.execute("DROP TRIGGER full")
 
     for _ in range(10):
         clock.now += 1
-        lease.turn(watcher)
+        lease.turn(steps)
         assert not Process.objects.filter(ended_at__isnull=False).exists()
     clock.watch(watcher, 2, nothing)
     assert Process.objects.filter(pk=other.pk, ended_at__isnull=False).exists()

@@ -24,6 +24,7 @@ from executions.ids import uuid7
 from executions.models import Artifact, Execution, LateResult, LedgerEntry, Spending
 from executions.services import artifacts, journal, journal_files, record, worker
 from executions.services.away import DatabaseAway
+from executions.services.deaths import UnattendedRuns
 from executions.services.journal import keep, record_kept
 from executions.services.journal_files import Ended, waiting, write
 from executions.services.leases import Keeper
@@ -132,7 +133,7 @@ def test_what_waits_is_not_closed_as_something_that_nobody_runs(
     lease.take()
     kept, left = opened(alice), opened(alice)
     write(ended(kept))
-    assert lease.close_unattended(seconds=0) == 1
+    assert UnattendedRuns().close(lease.mine(), seconds=0) == 1
     assert Execution.objects.get(finished_at=None) == kept
     assert record_kept() == 1
     assert Execution.objects.get(pk=kept.pk).status == "succeeded"

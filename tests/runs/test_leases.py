@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 
 from executions.models import Execution, Process
 from executions.services import leases, ongoing
 from executions.services.attempt import Attempt
-from executions.services.leases import Keeper
+from executions.services.deaths import UnattendedRuns
+from executions.services.leases import Keeper, PeriodicStep
 from executions.services.queue import claim_next
 from executions.services.record import Caller as By
 from executions.services.requests import ExecutionRequest
@@ -232,14 +233,99 @@ def test_what_nothing_here_runs_any_more_is_closed_by_its_own_process(
     lost, running = opened(alice), opened(alice)
     attempt = Attempt(running, ExecutionRequest("pass"), 0.0, 0.0)
 
+    unattended = UnattendedRuns()
     with ongoing.counted(attempt):
-        assert lease.close_unattended(seconds=60) == 0
-        assert lease.close_unattended(seconds=0) == 1
+        assert unattended.close(lease.mine(), seconds=60) == 0
+        assert unattended.close(lease.mine(), seconds=0) == 1
 
     lost.refresh_from_db()
     assert (lost.status, lost.error_code, lost.retryable) == ("error", "SB009", False)
     assert Execution.objects.get(finished_at=None) == running
-    assert lease.close_unattended(seconds=0) == 1
+    assert unattended.close(lease.mine(), seconds=0) == 1
+
+
+def test_the_service_registers_its_periodic_steps_in_this_order() -> None:
+    steps = leases.registered_steps()
+
+    found = [(step.name, step.seconds) for step in steps]
+    assert found == [
+        ("signals", 0.0),
+        ("deaths", 0.0),
+        ("waking", 0.0),
+        ("unattended", 10.0),
+        ("forget", 3600.0),
+    ]
+    # No thread goes on with what another one has seen.
+    assert steps[1].run != leases.registered_steps()[1].run
+
+
+@pytest.mark.django_db
+def test_a_turn_renews_the_lease_and_then_does_each_step_that_is_due(lease: Keeper) -> None:
+    now, done = [1000.0], list[Any]()
+    lease._now = lambda: now[0]
+    lease.take()
+    beat = Process.objects.get().beat
+
+    def note(name: str) -> Callable[[Any], None]:
+        return lambda given: done.append((name, given, Process.objects.get().beat))
+
+    steps = [PeriodicStep("often", note("often")), PeriodicStep("seldom", note("seldom"), 10.0)]
+    for seconds in (0, 1, 8, 1):
+        now[0] += seconds
+        lease.turn(steps)
+
+    mine = lease.mine()
+    assert done == [
+        ("often", mine, beat + 1),
+        ("seldom", mine, beat + 1),
+        ("often", mine, beat + 1),
+        ("often", mine, beat + 2),
+        ("often", mine, beat + 2),
+        ("seldom", mine, beat + 2),
+    ]
+
+
+@pytest.mark.django_db
+def test_a_step_that_fails_ends_the_turn_and_is_not_tried_before_its_time(lease: Keeper) -> None:
+    now, done = [1000.0], list[Any]()
+    lease._now = lambda: now[0]
+
+    def fail(given: Any) -> None:
+        done.append("failed")
+        raise OperationalError("away")
+
+    steps = [
+        PeriodicStep("seldom", fail, 10.0),
+        PeriodicStep("behind", lambda given: done.append("behind")),
+    ]
+    with pytest.raises(OperationalError):
+        lease.turn(steps)
+    assert done == ["failed"]
+    lease.turn(steps)
+    assert done == ["failed", "behind"]
+    now[0] += 10
+    with pytest.raises(OperationalError):
+        lease.turn(steps)
+    assert done == ["failed", "behind", "failed"]
+
+
+def test_a_process_gives_its_lease_back_after_its_sandboxes_have_ended(
+    lease: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_own", draining._own)
+    done: list[str] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: done.append(name if draining.is_ending() else f"{name} too early")
+
+    monkeypatch.setattr(ongoing, "wait_for_ends", note("ends"))
+    monkeypatch.setattr(manager, "close", note("manager"))
+    monkeypatch.setattr(ongoing, "close_all", note("others"))
+    monkeypatch.setattr(lease, "end", note("lease"))
+
+    ongoing.finish()
+
+    assert done == ["ends", "manager", "others", "lease"]
 
 
 @pytest.fixture

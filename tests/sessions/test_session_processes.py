@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from executions.models import Execution, Session
+from executions.services.deaths import UnattendedRuns
 from executions.services.keys import create_api_key
 from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
@@ -222,7 +223,7 @@ def test_while_it_is_started_in_the_background_it_is_its_processs_and_not_given_
 
     def look(wanted: Command) -> Process:
         found = Execution.objects.get().process_id
-        seen.append((found, lease.close_unattended(seconds=0)))
+        seen.append((found, UnattendedRuns().close(lease.mine(), seconds=0)))
         return start(wanted)
 
     monkeypatch.setattr(sandbox.processes, "start", look)

@@ -11,8 +11,7 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 
 from executions.models import Execution, Session, Tenant
-from executions.services.deaths import Watcher
-from executions.services.leases import Keeper
+from executions.services.leases import Keeper, registered_steps
 from executions.services.sessions.ending import lose
 from executions.services.waiting import Waits
 from executions.services.waiting import wait_for as carry_out
@@ -223,11 +222,11 @@ def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_
         patch.setattr(waking, step, fail if step == "_put" else claim_unanswered)
         assert cell(alice, session, "1").status_code == 503
     assert row(session).waking_since is not None
-    watcher = Watcher()
+    steps = registered_steps()
     with pytest.raises(OperationalError):
-        lease.turn(watcher)
+        lease.turn(steps)
     away.clear()
-    lease.turn(watcher)
+    lease.turn(steps)
     assert (row(session).waking_since, row(session).process) == (None, None)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
     assert not waking._left

@@ -18,7 +18,6 @@ from executions.api.mcp.door import DOOR, Context, Door, Lacking, lacks, require
 from executions.api.mcp.loop import McpLoop, Served
 from executions.api.mcp.results import Call, refused
 from executions.api.mcp.tools import TOOLS
-from executions.api.mcp.views import MOST_MESSAGE_BYTES
 from providers.errors import SandboxError
 
 T = TypeVar("T")
@@ -132,9 +131,10 @@ async def _told(work: Awaitable[T]) -> T:
 
 
 @cache
-def _loop() -> McpLoop:
-    return McpLoop(make_server(), MOST_MESSAGE_BYTES)
+def _loop(most_bytes: int) -> McpLoop:
+    return McpLoop(make_server(), most_bytes)
 
 
-def served() -> Served:
-    return _loop().served()
+def served(most_bytes: int) -> Served:
+    """Start the server for messages of at most `most_bytes`, unless it was started."""
+    return _loop(most_bytes).served()

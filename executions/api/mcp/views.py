@@ -103,7 +103,7 @@ class McpView(RunningView):
         exchange = Exchange(caller, _scope_of(request), content)
         if message.get("method") == "initialize":
             exchange.answer[SESSION_HEADER] = new_session_id(self.api_key)
-        work = exchange.carried_out(*served())
+        work = exchange.carried_out(*served(MOST_MESSAGE_BYTES))
         return stream(request, self.told(work), exchange.answer)
 
     def _cancel(self, nonce: str, message: Mapping[str, Any]) -> Waits[HttpResponse]:

@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
+from executions.services.ledger.verification import verify_entries
 from providers.checks import BEFORE_WORK
 
 
@@ -27,7 +28,7 @@ class Command(BaseCommand):
         try:
             if options["reset"]:
                 self._reset(options["reset"])
-            written = checkpoints.write_checkpoint()
+            written = checkpoints.write_checkpoint(verify_entries)
         except LedgerUnavailable as error:
             raise CommandError(error.message) from error
         if written:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -26,6 +26,7 @@ from django.utils import timezone
 from executions.models import LedgerEntry
 from executions.services.ledger.canonical import canonical, digest, moment
 from executions.services.ledger.checkpoint_places import Behind, Place, place_of_checkpoints
+from executions.services.ledger.findings import Verification
 from executions.services.ledger.formats import FORMAT, line_bytes, place_bytes
 from executions.services.ledger.head import Head
 from executions.services.ledger.keyring import LedgerUnavailable, is_signed_by, signing_key
@@ -37,6 +38,9 @@ EVERY = 1000
 # The head is overwritten in place, so it must always be of one length.
 _HEAD_BYTES = 320
 _FIRST_LINE = "0" * 64
+
+# Checks the entries between two sequence numbers, as `verification.verify_entries` does.
+VerifyEntries = Callable[[int, int], Verification]
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ def _note_far(point: Point, previous: Head | None) -> bool:
     return place is None or _note(place, point, previous)
 
 
-def write_checkpoint() -> Point | None:
-    """Add a signed line for the newest entry, unless it has one, behind those that are missing.
-    Returns what was written.
+def write_checkpoint(verify_entries: VerifyEntries) -> Point | None:
+    """Add a signed line for the newest entry, unless it has one, behind those that are missing,
+    which `verify_entries` has to prove. Returns what was written.
 
     Raises LedgerUnavailable where the files cannot be read.
     """
@@ -117,7 +121,7 @@ def write_checkpoint() -> Point | None:
         return None
     known = {each.sequence: each.digest for each in history(trusted_keys()).points}
     with _readable():
-        is_behind = _add_missing_lines(place, sorted(known), newest.sequence)
+        is_behind = _add_missing_lines(place, sorted(known), newest.sequence, verify_entries)
     # Behind an older one that was added, the newest entry's is written again: it is to be the last.
     is_again = is_behind and known.get(newest.sequence) == newest.digest
     if known and max(known) >= newest.sequence and not is_again:
@@ -130,15 +134,15 @@ def write_checkpoint() -> Point | None:
     return point
 
 
-def _add_missing_lines(place: Place, noted: list[int], end: int) -> bool:
+def _add_missing_lines(
+    place: Place, noted: list[int], end: int, verify_entries: VerifyEntries
+) -> bool:
     """Add the lines that are due and were never written: what names a key is not noted, and the
     files may be full or away for a moment, or the process killed, when an entry is committed.
 
     Only where all entries between the lines before and after it are signed and follow each other,
     with these lines too: a late line must say nothing that they do not prove.
     """
-    from executions.services.ledger.verification import verify_entries
-
     is_added = False
     for before, after in pairwise([*noted, end]):
         due = range(before - before % EVERY + EVERY, min(after, end), EVERY)

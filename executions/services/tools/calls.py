@@ -43,6 +43,7 @@ def mark_of(key: ApiKey | None) -> str:
 def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
     """Record that code has called it: to be handed out, held until somebody approves it, or
     refused, with why in its `answer`."""
+    # With it comes jsonschema, for which no start of this service is to wait.
     from executions.services.tools.arguments import read_arguments
 
     arguments, problem = read_arguments(tool, sent)
