@@ -77,9 +77,16 @@ def play(script: Script) -> Any:
         try:
             opening = asyncio.create_task(Kept.open(sandbox, {}, {}))
             await Answers(puppet, await puppet.hear("keep")).say("done", {"contexts": []})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await script(await opening, puppet)
         finally:
             await sandbox.destroy()
 
     return asyncio.run(stage())
+
+
+def pass_seconds(seconds: float) -> None:
+    """Put the running loop's clock on: what was to last for no longer is over now."""
+    loop = asyncio.get_running_loop()
+    former = loop.time
+    loop.time = lambda: former() + seconds  # type: ignore[method-assign]
