@@ -83,10 +83,3 @@ def play(script: Script) -> Any:
             await sandbox.destroy()
 
     return asyncio.run(stage())
-
-
-def pass_seconds(seconds: float) -> None:
-    """Put the running loop's clock on: what was to last for no longer is over now."""
-    loop = asyncio.get_running_loop()
-    former = loop.time
-    loop.time = lambda: former() + seconds  # type: ignore[method-assign]

@@ -18,8 +18,8 @@ from providers.pool.lasting import find_again
 from providers.pool.launchers.docker_stream import After
 from providers.pool.remembered import Remembered, boot, now
 from providers.pool.template import Template
-from tests.providers.guest.kept_puppet import Answers, Puppet, pass_seconds
-from tests.support.puppets import PuppetGuest
+from tests.providers.guest.kept_puppet import Answers, Puppet
+from tests.support.puppets import PuppetGuest, pass_seconds
 
 MARKER = secrets.token_bytes(32)
 

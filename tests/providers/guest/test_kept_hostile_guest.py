@@ -16,7 +16,8 @@ from providers.pool import kept as kept_module
 from providers.pool.channel import Frame
 from providers.pool.kept import Kept
 from providers.values import SANDBOX_ENDED, ExecutionResult, Job, RunLimits
-from tests.providers.guest.kept_puppet import Answers, Puppet, pass_seconds, play
+from tests.providers.guest.kept_puppet import Answers, Puppet, play
+from tests.support.puppets import pass_seconds
 
 LIMITS = RunLimits(output_bytes=1000, result_bytes=1000, rich_output_count=2, rich_output_bytes=500)
 JOB = Job("1", limits=LIMITS, timeout=5)
