@@ -89,7 +89,7 @@ def test_a_process_forked_while_a_provider_starts_is_not_stuck(
 
     assert in_a_fork(check)
     probe.gate.set()
-    assert starting.result(5) == 1
+    assert starting.result(60) == 1
 
 
 # What a worker process does: it leases all the time and tells of each version it sees.
@@ -128,7 +128,7 @@ def test_another_process_takes_up_a_change(probe: Any) -> None:
             save_config("probe", GOOD | {"size": version})
             saved = time.monotonic()
             assert watcher.stdout.readline().split() == [str(version), str(version)]
-            assert time.monotonic() - saved < 20
+            assert time.monotonic() - saved < 60
     finally:
         watcher.kill()
         watcher.wait()

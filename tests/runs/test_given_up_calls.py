@@ -38,11 +38,11 @@ def test_a_line_with_too_many_of_them_is_not_asked(
     with pytest.raises(RateLimited):
         call_within(1, lambda: asked.append(1), line="a service")
     assert asked == []
-    assert call_within(5, lambda: "another's", line="another service") == "another's"
-    assert call_within(5, lambda: "ends something") == "ends something"
+    assert call_within(60, lambda: "another's", line="another service") == "another's"
+    assert call_within(60, lambda: "ends something") == "ends something"
     let_go.set()
     assert eventually(lambda: not deadline._given_up)
-    assert call_within(5, lambda: "again", line="a service") == "again"
+    assert call_within(60, lambda: "again", line="a service") == "again"
 
 
 def test_code_that_hangs_fills_no_line(
@@ -51,7 +51,7 @@ def test_code_that_hangs_fills_no_line(
     monkeypatch.setattr(deadline, "MOST_GIVEN_UP", 2)
     for _ in range(4):
         give_up(let_go, "")
-    assert call_within(5, lambda: "served", line="a service") == "served"
+    assert call_within(60, lambda: "served", line="a service") == "served"
 
 
 def test_tries_that_never_end_are_bounded(
@@ -62,7 +62,8 @@ def test_tries_that_never_end_are_bounded(
     liar.does("initialize", lambda: let_go.wait(60))
     outcomes = [trial.try_provider("liar") for _ in range(4)]
     assert [outcome.code for outcome in outcomes[2:]] == ["SB008", "SB008"]
-    assert liar.calls.count("initialize") == 2
+    # On a slow machine the time is over before the thread that tries has begun.
+    assert eventually(lambda: liar.calls.count("initialize") == 2)
     let_go.set()
 
     def works() -> Any:

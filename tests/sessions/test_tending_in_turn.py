@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def test_what_no_provider_ends_now_keeps_no_other_from_being_ended(
 def test_what_is_busy_keeps_no_other_from_being_closed(alice: Caller) -> None:
     busy = [opened(alice, saves="never") for _ in range(2)]
     threads = [
-        in_thread(lambda each=each: cell(alice, each, "import time; time.sleep(30)"))
+        in_thread(lambda each=each: cell(alice, each, "import time; time.sleep(600)", timeout=120))
         for each in busy
     ]
     wait_for(lambda: all(each.known["default"][1].busy for each in kept_here.sandboxes()))
@@ -100,21 +100,26 @@ def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_ti
     alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
+    now = 0.0
 
     def slow(session: Session) -> Any:
+        nonlocal now
         asked.append(str(session.pk))
-        time.sleep(0.4)
+        now += tending.SAVING_SECONDS
         yield within(0, Future[None]())
 
     monkeypatch.setattr(tending, "saved_last", slow)
-    monkeypatch.setattr(tending, "SAVING_SECONDS", 0.4)
+    monkeypatch.setattr(tending, "time", SimpleNamespace(monotonic=lambda: now))
     sessions = [opened(alice) for _ in range(3)]
     sessions.append(opened(charlie))
-    goes_on = in_thread(lambda: cell(alice, sessions[0], "import time; time.sleep(8)"))
+    goes_on = in_thread(
+        lambda: cell(alice, sessions[0], "import time; time.sleep(600)", timeout=120)
+    )
     wait_for(lambda: busy([row(sessions[0]).pk]) != set())
     for session in sessions:
         aged(session, created_at=1801)
     # A busy one is not waited for, and the others have their turn.
     assert [tending.close_due() for _ in range(3)] == [1, 1, 1]
     assert asked == [each["id"] for each in sessions[1:]]
-    goes_on.join(30)
+    alice.client.post(f"/api/v1/sessions/{sessions[0]['id']}/interrupt")
+    goes_on.join(60)

@@ -20,7 +20,7 @@ from executions.services.leases import Keeper
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
 from tests.support.processes import ROOT
-from tests.support.sandboxes import wait_until
+from tests.support.sandboxes import wait_until, wait_until_gone
 
 
 class Line:
@@ -146,8 +146,12 @@ def test_gunicorn_ends_no_worker_that_still_has_its_lease() -> None:
     assert gunicorn_conf.timeout >= standby.HELD_SECONDS
 
 
+# What a shell starts in the background ignores two of these signals, and so does all that it starts:
+# the standby begins with none of them ignored.
 PARENT = """
 import json, os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 from sandbox_site import standby
 from sandbox_site.logs import configuration
 standby.SILENCE_SECONDS = 0.05
@@ -193,7 +197,7 @@ def test_a_signal_to_all_does_not_end_a_standby_and_the_death_of_its_process_doe
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), seconds=60)
+    wait_until_gone({pid})
 
 
 def ignores(pid: int, number: signal.Signals) -> bool:

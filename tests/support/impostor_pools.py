@@ -15,7 +15,7 @@ from providers.values import Job
 from tests.support.impostors import MARK, Impostor
 from tests.support.sandboxes import children, command
 
-REQUEST = Job("code", timeout=5)
+REQUEST = Job("code", timeout=60)
 
 
 TEMPLATES = {name: Template(name, "python") for name in ("python", "nodejs", "bash")}
@@ -28,7 +28,7 @@ def guests() -> set[int]:
 @asynccontextmanager
 async def pool_over(launcher: Impostor, **settings: Any) -> AsyncIterator[Pool]:
     """A pool that is open; when it is closed, no guest may be left."""
-    pool = Pool(launcher, TEMPLATES, PoolSettings(**{"size": 2, "patience": 5.0, **settings}))
+    pool = Pool(launcher, TEMPLATES, PoolSettings(**{"size": 2, "patience": 60.0, **settings}))
     pool.open()
     try:
         yield pool

@@ -116,3 +116,10 @@ def play(script: Callable[[Sandbox, PuppetGuest], Awaitable[Any]], first: bytes 
             await sandbox.destroy()
 
     return asyncio.run(stage())
+
+
+def pass_seconds(seconds: float) -> None:
+    """Put the running loop's clock on: what was to last for no longer is over now."""
+    loop = asyncio.get_running_loop()
+    former = loop.time
+    loop.time = lambda: former() + seconds  # type: ignore[method-assign]

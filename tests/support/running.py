@@ -19,7 +19,7 @@ def run(caller: Caller, code: str, **body: Any) -> Any:
     """The answer to POST /api/v1/executions."""
     response = caller.client.post("/api/v1/executions", {"code": code, **body})
     # Nobody waits for the end of a sandbox, but whoever counts them then.
-    assert ongoing.wait_for_ends(20)
+    assert ongoing.wait_for_ends(60)
     return response
 
 

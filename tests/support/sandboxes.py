@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from providers.named import close_all
 from providers.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require
+
+T = TypeVar("T")
 
 # How much later than its deadline a run may end on a machine that is busy with other things.
 GRACE_SECONDS = 10.0
@@ -158,6 +160,19 @@ class LocalProcess:
         running = family(self.process.pid)
         self.process.communicate(timeout=60)
         wait_until_gone(running)
+
+
+def long_enough(run: Callable[[float], T], has_begun: Callable[[T], bool], seconds: float) -> T:
+    """Return the result of code that ends only at its deadline, which is `seconds` at first.
+
+    A slow machine may need all of that before the code has begun. It is then run once more with
+    four times as long.
+    """
+    result = run(seconds)
+    while not has_begun(result) and seconds < 60:
+        seconds *= 4
+        result = run(seconds)
+    return result
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

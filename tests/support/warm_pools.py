@@ -21,7 +21,7 @@ from providers.pool.template import Template
 from providers.values import Entrypoint, ExecutionResult, InputFile, Job, RunLimits, SandboxLimits
 from tests.support.sandboxes import wait_until
 
-CALM = PoolSettings(size=1, capacity=4)
+CALM = PoolSettings(size=1, capacity=4, patience=60)
 
 
 class WarmPool:
@@ -110,7 +110,7 @@ class WarmPool:
             return all(stats[name] == value for name, value in wanted.items())
 
         try:
-            wait_until(settled, seconds=30)
+            wait_until(settled, seconds=60)
         except AssertionError:
             raise AssertionError(f"wanted {wanted}, the pool has {self.stats()}") from None
 

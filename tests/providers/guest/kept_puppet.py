@@ -77,7 +77,7 @@ def play(script: Script) -> Any:
         try:
             opening = asyncio.create_task(Kept.open(sandbox, {}, {}))
             await Answers(puppet, await puppet.hear("keep")).say("done", {"contexts": []})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await script(await opening, puppet)
         finally:
             await sandbox.destroy()

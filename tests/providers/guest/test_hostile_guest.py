@@ -44,7 +44,7 @@ BEFORE_READY = {
 @pytest.mark.parametrize("script", BEFORE_READY.values(), ids=BEFORE_READY)
 def test_a_guest_that_does_not_get_ready_is_a_failed_creation(script: str) -> None:
     async def scenario() -> CreationFailed:
-        pool = Pool(Impostor(script), TEMPLATES, PoolSettings(size=1, patience=5))
+        pool = Pool(Impostor(script), TEMPLATES, PoolSettings(size=1, patience=60))
         try:
             with pytest.raises(CreationFailed) as caught:
                 await pool.acquire("python")
@@ -66,7 +66,7 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         launcher = Impostor("time.sleep(1000)")
-        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=20))
+        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=60))
         for _ in range(3):
             with pytest.raises(CreationFailed):
                 await pool.acquire("python")
@@ -157,7 +157,7 @@ def test_only_the_first_of_two_answers_counts() -> None:
 def test_a_guest_that_does_not_wait_for_its_turn_is_never_believed(script: str) -> None:
     async def scenario() -> int:
         launcher = Impostor(script)
-        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=5))
+        pool = Pool(launcher, TEMPLATES, PoolSettings(size=1, patience=60))
         pool.open()
         await asyncio.sleep(0.2)
         sandbox = await pool.acquire("python")

@@ -17,6 +17,7 @@ from providers.pool.channel import Frame
 from providers.pool.kept import Kept
 from providers.values import SANDBOX_ENDED, ExecutionResult, Job, RunLimits
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
+from tests.support.puppets import pass_seconds
 
 LIMITS = RunLimits(output_bytes=1000, result_bytes=1000, rich_output_count=2, rich_output_bytes=500)
 JOB = Job("1", limits=LIMITS, timeout=5)
@@ -116,16 +117,12 @@ def test_a_guest_that_breaks_the_protocol_is_ended(attack: Attack) -> None:
     assert (result.exit_code, result.metadata["context_kept"]) == (137, False)
 
 
-def test_a_run_that_is_never_answered_has_timed_out_by_the_hosts_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kept_module, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(kept_module, "STOP_SECONDS", 0.1)
-
+def test_a_run_that_is_never_answered_has_timed_out_by_the_hosts_clock() -> None:
     async def script(kept: Kept, puppet: Puppet) -> ExecutionResult:
-        run = asyncio.create_task(kept.run(Job("1", timeout=0.2), ignore))
+        run = asyncio.create_task(kept.run(JOB, ignore))
         answers = Answers(puppet, await puppet.hear("run"))
         await answers.say("stdout", data=b"alive")
+        pass_seconds(JOB.timeout + kept_module.STOP_SECONDS + kept_module.GRACE_SECONDS)
         result = await run
         assert not kept.alive
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.kept_guest import Guests, KeptGuest
+from tests.support.sandboxes import long_enough
 
 
 def test_names_stay_and_the_last_value_is_shown(kept: KeptGuest) -> None:
@@ -174,7 +175,11 @@ def test_an_interrupt_before_the_first_line_is_not_lost(kept: KeptGuest) -> None
 
 def test_a_deadline_stops_the_cell_and_keeps_the_state(kept: KeptGuest) -> None:
     kept.run("n = 5")
-    late = kept.run("while True: n += 1", timeout=0.3)
+    late = long_enough(
+        lambda seconds: kept.run("print('begun')\nwhile True: n += 1", timeout=seconds),
+        lambda late: bool(late.stdout),
+        0.3,
+    )
 
     assert (late.exit_code, late.header["timed_out"], late.context_kept) == (None, True, True)
     assert kept.run("n > 5").shown == ["True"]

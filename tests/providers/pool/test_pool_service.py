@@ -188,8 +188,9 @@ def test_40_requests_at_once_on_a_pool_of_2(narrow: PoolService) -> None:
 
 
 def test_a_full_pool_is_told_in_ragflow_s_words(narrow: PoolService) -> None:
-    put(narrow, queue_timeout=1)
+    put(narrow)
     held = narrow.create()
+    put(narrow, queue_timeout=1)
     answer = narrow.ragflow("def main():\n    return 1")
     assert answer.status == 200
     assert answer.body["status"] == "program_runner_error"

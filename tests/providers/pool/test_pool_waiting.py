@@ -38,7 +38,7 @@ def _bubblewrap() -> None:
 @pytest.fixture
 def narrow() -> Iterator[WarmPool]:
     """One sandbox at a time, and room for six callers."""
-    with WarmPool(PoolSettings(size=1, capacity=1, queue=6, patience=20)) as pool:
+    with WarmPool(PoolSettings(size=1, capacity=1, queue=6, patience=60)) as pool:
         pool.settle(idle=1)
         yield pool
 
@@ -58,7 +58,7 @@ def test_owners_are_served_in_turn(narrow: WarmPool) -> None:
         narrow.settle(waiting=position + 1)
     narrow.release(first)
     for each in calls:
-        each.result(20)
+        each.result(60)
     assert served == ["greedy", "modest", "other", "greedy", "modest", "greedy"]
 
 
@@ -73,7 +73,7 @@ def test_a_full_line_refuses_with_when_to_come_back(narrow: WarmPool) -> None:
     assert refusal.value.retry_after is not None
     assert refusal.value.retry_after >= 1
     narrow.release(first)
-    assert all(each.result(20).exit_code == 0 for each in calls)
+    assert all(each.result(60).exit_code == 0 for each in calls)
 
 
 def test_who_fills_the_line_makes_way_for_somebody_new(narrow: WarmPool) -> None:
@@ -83,20 +83,21 @@ def test_who_fills_the_line_makes_way_for_somebody_new(narrow: WarmPool) -> None
     newcomer = narrow.in_background(narrow.run, "print('served')", "modest")
     narrow.settle(waiting=6, refused=1)
     narrow.release(first)
-    assert newcomer.result(20).stdout == "served\n"
-    refusals = [error for each in calls if (error := each.exception(20))]
+    assert newcomer.result(60).stdout == "served\n"
+    refusals = [error for each in calls if (error := each.exception(60))]
     assert [type(error) for error in refusals] == [RateLimited]
 
 
 def test_patience_ends(narrow: WarmPool) -> None:
-    narrow.loop.call(narrow.pool.resize(PoolSettings(size=1, capacity=1, patience=0.3)))
     first = narrow.acquire()
+    narrow.resize(PoolSettings(size=1, capacity=1, patience=0.3))
     began = time.monotonic()
     with pytest.raises(RateLimited, match=r"0\.3 s") as refusal:
         narrow.acquire()
     assert time.monotonic() - began > 0.25
     assert refusal.value.retry_after
     assert narrow.stats()["waiting"] == 0
+    narrow.resize(PoolSettings(size=1, capacity=1, patience=60))
     narrow.release(first)
     assert narrow.run("print(1)").stdout == "1\n"
 
@@ -161,7 +162,9 @@ def test_a_launcher_that_fails_is_told_at_once_and_tried_again() -> None:
             later - earlier
             for earlier, later in zip(launcher.attempts, launcher.attempts[1:], strict=False)
         ]
-        assert pauses == sorted(pauses)
+        # Each is at least what is waited after so many failures, and longer on a slow machine.
+        least = [0.19 * 2.0**failures for failures in range(len(pauses))]
+        assert all(pause >= bound for pause, bound in zip(pauses[:4], least[:4], strict=True))
         launcher.error = None
         pool.settle(idle=1)
         assert pool.stats()["failing"] == []
@@ -173,7 +176,7 @@ def test_a_fault_in_the_launcher_itself_hangs_nobody() -> None:
     launcher.error = KeyError("surprise")
     # Whose patience is at an end is refused with another error.
     with (
-        WarmPool(PoolSettings(size=1, patience=10), launcher=launcher) as pool,
+        WarmPool(PoolSettings(size=1, patience=60), launcher=launcher) as pool,
         pytest.raises(CreationFailed, match="KeyError"),
     ):
         pool.acquire()
@@ -188,7 +191,7 @@ def test_sandboxes_are_started_side_by_side() -> None:
 def test_a_warm_sandbox_gives_way_to_a_caller_of_another_template() -> None:
     shell = Template("bash", "bash", ("/bin/bash",))
     templates = {"python": Template("python", "python"), "bash": shell}
-    with WarmPool(PoolSettings(size=1, capacity=1, patience=20), templates) as pool:
+    with WarmPool(PoolSettings(size=1, capacity=1, patience=60), templates) as pool:
         pool.settle(idle=1)
         assert pool.run("echo hello", template="bash", owner="a").stdout == "hello\n"
         pool.settle(busy=0, ending=0)

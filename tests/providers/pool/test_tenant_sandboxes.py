@@ -71,20 +71,22 @@ def test_memory_and_time_are_those_of_the_run(pool: WarmPool) -> None:
 
 
 def test_a_kept_sandbox_makes_way_for_another_owner(pool: WarmPool) -> None:
-    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=20))
+    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=60))
     for owner in ("alice", "charlie", "alice"):
         assert pool.run(f"print('{owner}')", owner).stdout == f"{owner}\n"
     pool.settle(busy=0, ending=0)
 
 
 def test_an_owner_with_many_callers_does_not_keep_the_others_waiting(pool: WarmPool) -> None:
-    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=20))
+    pool.resize(PoolSettings(size=1, capacity=1, isolation="tenant", patience=60))
     first = pool.acquire("greedy")
     served: list[str] = []
 
     def call(owner: str) -> None:
-        pool.run("print(1)", owner)
+        sandbox = pool.acquire(owner)
         served.append(owner)
+        pool.run_in(sandbox, "print(1)")
+        pool.release(sandbox)
 
     calls = []
     for position, owner in enumerate(["greedy", "greedy", "greedy", "modest"]):
@@ -93,13 +95,14 @@ def test_an_owner_with_many_callers_does_not_keep_the_others_waiting(pool: WarmP
     pool.run_in(first, "print(1)")
     pool.release(first)
     for each in calls:
-        each.result(20)
+        each.result(60)
     assert served.index("modest") <= 1
 
 
 def test_a_kept_sandbox_does_not_outlive_its_time(pool: WarmPool) -> None:
-    pool.resize(PoolSettings(size=1, capacity=4, isolation="tenant", max_lifetime=0.4))
     pool.run("print(1)", "alice")
+    pool.settle(kept=1)
+    pool.resize(PoolSettings(size=1, capacity=4, isolation="tenant", max_lifetime=0.4))
     pool.settle(kept=0)
 
 

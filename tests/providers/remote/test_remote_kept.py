@@ -23,6 +23,7 @@ from providers.values import Command, Event, InputFile, Job, SandboxSpec
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.remote_providers import followed, open_e2b
+from tests.support.sandboxes import long_enough
 from tests.support.wire_server import eventually
 
 KEPT = SandboxSpec(kept=True)
@@ -92,7 +93,13 @@ def test_a_cell_that_will_not_stop_loses_its_context_and_not_the_sandbox(
 
 def test_a_deadline_keeps_the_state_of_a_cell_that_stops(kept: KeptSandbox) -> None:
     kept.run(Job("kept = 41"))
-    result = kept.run(Job("print('begun', flush=True)\nwhile True: pass", timeout=1))
+    result = long_enough(
+        lambda seconds: kept.run(
+            Job("print('begun', flush=True)\nwhile True: pass", timeout=seconds)
+        ),
+        lambda result: bool(result.stdout),
+        1,
+    )
     assert (result.timed_out, result.stdout) == (True, "begun\n")
     assert result.metadata["context_kept"] is True
     assert kept.run(Job("print(kept + 1)")).stdout == "42\n"

@@ -21,6 +21,7 @@ from providers.self_managed.provider import LOOK_SECONDS, SelfManagedProvider
 from providers.values import InputFile, Job, RunLimits, SandboxSpec
 from tests.support.pool_service import PoolService, provider_of, running
 from tests.support.processes import free_port
+from tests.support.sandboxes import long_enough
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 
@@ -63,7 +64,10 @@ def test_a_run_with_all_that_goes_in_and_comes_out(provider: SelfManagedProvider
 
 
 def test_verdicts_come_through(provider: SelfManagedProvider) -> None:
-    late = run(provider, "print('p', flush=True)\n" + SLEEP, timeout=1)
+    code = "print('p', flush=True)\n" + SLEEP
+    late = long_enough(
+        lambda seconds: run(provider, code, timeout=seconds), lambda late: bool(late.stdout), 1
+    )
     assert (late.timed_out, late.exit_code, late.stdout) == (True, None, "p\n")
     big = run(provider, "x = [bytearray(1 << 24) for _ in range(99)]", timeout=10)
     assert (big.out_of_memory, big.exit_code) == (True, None)
@@ -213,7 +217,7 @@ def test_the_service_killed_during_a_run(tmp_path: Path) -> None:
             pool.service.look()
             pool.service.process.kill()
             with pytest.raises(ProviderUnavailable) as raised:
-                running_code.result(10)
+                running_code.result(60)
         assert (raised.value.code, raised.value.started) == ("SB009", True)
         assert not raised.value.may_retry
         health = provider.health_check()
