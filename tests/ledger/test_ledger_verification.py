@@ -254,16 +254,6 @@ def test_a_removed_artifact_is_found(scripted: object, alice: Caller) -> None:
     assert first()[0] == "altered record"
 
 
-def test_what_ended_before_there_was_a_ledger_is_not_missed(
-    scripted: object, alice: Caller
-) -> None:
-    run(alice, "pass")
-    Execution.objects.update(finished_at="2020-01-01T00:00:00Z")
-    LedgerEntry.objects.all().delete()
-    append("note", "the ledger begins", {})
-    assert verify().is_intact
-
-
 def test_what_changes_honestly_while_it_is_read_is_no_finding(
     entries: list[LedgerEntry], alice: Caller
 ) -> None:

@@ -20,7 +20,6 @@ from django_q.brokers import get_broker
 from executions.models import ApiKey, Execution
 from executions.services.queue import claim
 from executions.services.worker import run_queued
-from executions.tasks import run_queued_execution
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run
@@ -143,7 +142,6 @@ def test_a_task_delivered_twice_runs_once(scripted: Callable[[], list[str]], ali
 
     assert run_queued(body["id"]) is not None
     assert run_queued(body["id"]) is None
-    run_queued_execution(body["id"])
 
     assert sum(event.startswith("execute") for event in scripted()) == 1
 

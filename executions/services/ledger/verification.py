@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -141,7 +140,6 @@ class _Reading:
         self.found.checkpoints = len(self.marks.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
-        self.began_at: datetime | None = None
 
     def read(self, chunk: Sequence[LedgerEntry]) -> None:
         executions: list[tuple[LedgerEntry, dict[str, Any]]] = []
@@ -169,8 +167,7 @@ class _Reading:
             for kind, sequence, detail in self.marks.problems(self.expected - 1):
                 self._find(kind, sequence, detail)
         if self.erasures is not None:
-            since = None if self.rows.adopted else self.began_at
-            for execution_id in unentered(since):
+            for execution_id in unentered():
                 self._find("missing", self.expected, f"execution {execution_id} has no entry")
             if self.rows.look():
                 self._look_again()
@@ -261,8 +258,6 @@ class _Reading:
         return stated
 
     def _check_place(self, entry: LedgerEntry, stated: Mapping[str, Any]) -> None:
-        if self.began_at is None:
-            self.began_at = entry.at
         repeated = {
             "kind": entry.kind,
             "key_id": entry.key_id,
