@@ -44,6 +44,7 @@ def test_an_empty_ledger_is_intact(db: None) -> None:
     ("column", "value"),
     [
         ("kind", "note"),
+        ("subject", "another"),
         ("at", "2020-01-01 00:00:00"),
         ("digest", "0" * 64),
         ("key_id", "0" * 16),

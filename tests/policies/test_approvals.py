@@ -193,7 +193,9 @@ def test_an_approval_that_nobody_signed_lets_nothing_run(
             "subject": str(approval.execution_id),
         }
         forged = LedgerEntry.objects.filter(pk=earlier.pk)
-        forged.update(kind="approval", statement=write(said), execution_id=None)
+        forged.update(
+            kind="approval", subject=said["subject"], statement=write(said), execution_id=None
+        )
     before = len(scripted())
     run_queued()
     row = Execution.objects.get(pk=approval.execution_id)

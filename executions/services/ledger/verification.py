@@ -12,7 +12,13 @@ from executions.models import Execution, LedgerEntry
 from executions.services.ledger import marks
 from executions.services.ledger.canonical import digest, moment
 from executions.services.ledger.findings import Finding, Verification
-from executions.services.ledger.formats import bound_row_of, parse, signed_bytes, write
+from executions.services.ledger.formats import (
+    bound_row_of,
+    parse,
+    signed_bytes,
+    subject_of,
+    write,
+)
 from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.records import (
@@ -270,6 +276,8 @@ class _Reading:
             differing.append("execution_id")
         if entry.bound_row != bound_row_of(stated):
             differing.append("bound_row")
+        if entry.subject != subject_of(stated):
+            differing.append("subject")
         if entry.digest != digest(entry.statement):
             differing.append("digest")
         if differing:
