@@ -22,13 +22,12 @@ from executions.services.ledger.last_entries import rows_called
 from executions.services.ledger.verification import verify
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
-from executions.services.worker import run_queued
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = [pytest.mark.one_database, pytest.mark.django_db]
 

@@ -24,11 +24,10 @@ from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import Signed
 from executions.services.requests import ExecutionRequest
-from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 

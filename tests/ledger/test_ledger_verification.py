@@ -189,8 +189,8 @@ def test_an_entry_slipped_in_behind_the_end_is_found(
     stated = {**entries[-1].stated, "sequence": 9, "previous": entries[-1].digest}
     statement = write(stated)
     sql(
-        f"INSERT INTO {TABLE} (sequence, kind, at, statement, digest, key_id, signature)"
-        " VALUES (9, 'note', '2026-01-01', %s, %s, %s, %s)",
+        f"INSERT INTO {TABLE} (sequence, kind, subject, at, statement, digest, key_id, signature)"
+        " VALUES (9, 'note', '', '2026-01-01', %s, %s, %s, %s)",
         statement,
         digest(statement),
         entries[-1].key_id,
@@ -275,5 +275,5 @@ def test_what_changes_honestly_while_it_is_read_is_no_finding(
     found = verify(report=work)
     assert [str(finding) for finding in found.findings] == []
     # What was changed without an entry is still found, by the second look.
-    ApiKey.objects.filter(name="new").update(scope="admin")
+    ApiKey.objects.filter(name="new").update(scopes="admin")
     assert [finding.kind for finding in verify().findings] == ["altered record"]

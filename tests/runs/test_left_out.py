@@ -10,10 +10,9 @@ from executions.models import Execution, Tenant
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR
 from executions.services.summaries import omissions_of
-from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.roles import member
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 CODE = """
 import os

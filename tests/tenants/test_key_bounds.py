@@ -23,11 +23,10 @@ from executions.services.keys import (
     rotate,
 )
 from executions.services.ledger.verification import verify
-from executions.services.worker import run_queued
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.routing import last_execution
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.sessions import URL, opened
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -22,12 +22,11 @@ from executions.services.webhooks.delivering import MOST_OF_ONE, Sender, send_in
 from executions.services.webhooks.outbox import GIVE_UP, WAITS, wait_after
 from executions.services.webhooks.secrets import create_secret, retire
 from executions.services.webhooks.signing import signed_headers
-from executions.services.worker import run_queued
 from executions.tasks import tend_webhooks
 from tests.conftest import Caller
 from tests.support.policies import in_force
 from tests.support.resolving import resolve_as
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.sessions import wait_for
 from tests.support.webhook_receivers import CODE, Receiver, ended, is_signed, queue, tried, tried_of
 
