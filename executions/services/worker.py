@@ -63,7 +63,7 @@ def run_claimed(execution: Execution) -> Outcome:
         require_known_key(execution)
         request = ExecutionRequest.from_stored(payloads.read(execution))
         refuse_begin(execution, request)
-        steps = steps_of(request, execution.tenant_slug, None)
+        steps = steps_of(request, execution.tenant_slug)
     except SandboxError as error:
         # The limits may have been lowered since it was queued.
         return journal.end_unrun(execution, error)
