@@ -6,6 +6,7 @@ An approval is of one execution and of one request, by the hashes of both its co
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -88,12 +89,11 @@ def _entered_at(approval: Approval) -> str | None:
     }
     approvals = LedgerEntry.objects.filter(kind=_KIND)
     # Reads all of them only if the index has none: somebody may have changed the column.
-    for entries in (approvals.filter(subject=subject), approvals):
-        for entry in entries.iterator():
-            stated = parse(entry.statement) or {}
-            is_of_it = all(stated.get(name) == value for name, value in said.items())
-            if is_of_it and not verify_entry(entry):
-                return str(stated["at"])
+    for entry in chain(approvals.filter(subject=subject), approvals.iterator()):
+        stated = parse(entry.statement) or {}
+        is_of_it = all(stated.get(name) == value for name, value in said.items())
+        if is_of_it and not verify_entry(entry):
+            return str(stated["at"])
     return None
 
 
