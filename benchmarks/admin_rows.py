@@ -90,8 +90,9 @@ def fill(executions: int) -> None:
         begin = cursor.fetchone()[0]
         cursor.execute(
             "INSERT INTO executions_ledgerentry"
-            " (sequence, kind, execution_id, at, statement, digest, key_id, signature)"
+            " (sequence, kind, subject, execution_id, at, statement, digest, key_id, signature)"
             f" SELECT {begin} + 1 + n, CASE WHEN n %% 1000 = 1 THEN 'refusal' ELSE 'execution' END,"
+            " 'bench',"
             f" CASE WHEN n %% 1000 <> 1 THEN {dialect['id'].format(ms=ms, n='n')} END, {at},"
             ' \'{"subject": "bench"}\', ' + dialect["hash"].format(n="n") + ","
             " '0123456789abcdef', ''"

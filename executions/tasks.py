@@ -14,7 +14,6 @@ from executions.services import (
     signals,
     spending,
     stale,
-    worker,
 )
 from executions.services.alerts import watching
 from executions.services.audit_export import exporting
@@ -26,11 +25,6 @@ from executions.services.reports import asking
 from executions.services.sessions import tending
 from executions.services.webhooks import outbox
 from executions.services.workspaces import blobs, uploads
-
-
-def run_queued_execution(execution_id: str) -> None:
-    """What earlier versions queued for every execution. Workers look for them by themselves."""
-    worker.run_queued(execution_id)
 
 
 def end_stale_executions() -> int:
@@ -95,7 +89,7 @@ def make_reports() -> int:
 
 
 def tend_webhooks() -> int:
-    return outbox.catch_up() + outbox.forget_old()
+    return outbox.forget_old()
 
 
 def begin_schedules() -> int:

@@ -33,10 +33,6 @@ class NotOpened(Exception):
     """No key opens the token in this context, or it is no token."""
 
 
-def is_token(stored: bytes) -> bool:
-    return stored.startswith(PREFIX)
-
-
 def seal(keys: Sequence[Key], context: str, plain: bytes) -> bytes:
     """`plain` under the first of `keys`, for `context` alone."""
     nonce = os.urandom(_NONCE_BYTES)
@@ -82,7 +78,7 @@ def _unseal_in_slices(key: Key, context: str, nonce: bytes, sealed: memoryview) 
 def _parts(token: bytes) -> tuple[bytes, memoryview]:
     # Of a large one no copy is made: that would be a long call as well.
     rest = memoryview(token)[len(PREFIX) :]
-    if not is_token(token) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
+    if not token.startswith(PREFIX) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
         raise NotOpened
     return bytes(rest[:_NONCE_BYTES]), rest[_NONCE_BYTES:]
 
@@ -97,6 +93,5 @@ def _cipher(key: Key, context: str) -> AESGCM:
 
 
 def _derived(key: Key, context: str) -> bytes:
-    # The prefix keeps these keys apart from those that the same text makes for Fernet.
     derived = HKDF(SHA256(), length=32, salt=None, info=b"cofferdam " + _bound(context))
     return derived.derive(key.encode() if isinstance(key, str) else key)

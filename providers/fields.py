@@ -5,14 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import fernet_fields
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from django.conf import settings
 from django.db import models
-from fernet_fields.hkdf import derive_fernet_key
 
 from providers import aes_gcm, key_ring, slices
 
@@ -22,7 +18,6 @@ else:
     _EncryptedTextField = fernet_fields.EncryptedTextField
 
 _DUMPED = "aes256gcm:"
-_DUMPED_BEFORE = "fernet:"
 
 _RESTART = (
     "This process read them from its environment when it started: if a key was added since then, "
@@ -34,25 +29,12 @@ class DecryptionError(Exception):
     """A stored value was encrypted with a key that is no longer in FERNET_KEYS."""
 
 
-@lru_cache(maxsize=8)
-def _derived(keys: tuple[str | bytes, ...]) -> tuple[bytes, ...]:
-    return tuple(derive_fernet_key(key) for key in keys)
-
-
-def _for_fernet(keys: tuple[str | bytes, ...]) -> tuple[str | bytes, ...]:
-    return _derived(keys) if getattr(settings, "FERNET_USE_HKDF", True) else keys
-
-
-def _fernet(keys: tuple[str | bytes, ...]) -> MultiFernet:
-    return MultiFernet([Fernet(key) for key in _for_fernet(keys)])
-
-
 class EncryptedTextField(_EncryptedTextField):
     """Text that only holders of FERNET_KEYS can read: AES-256-GCM, bound to its table and column.
 
-    What the field it extends has written (Fernet: AES-128-CBC and HMAC-SHA256) is still read, and
-    `rotate_keys` writes it anew. Safe where that field is not: `bulk_update` stores ciphertext, a
-    lost key raises DecryptionError, a fixture holds ciphertext and loads again.
+    The field it extends has Fernet (AES-128-CBC and HMAC-SHA256) instead. Safe where that field is
+    not: `bulk_update` stores ciphertext, a lost key raises DecryptionError, a fixture holds
+    ciphertext and loads again.
     """
 
     def encode(self, value: Any) -> str:
@@ -63,18 +45,10 @@ class EncryptedTextField(_EncryptedTextField):
         """The value that `encode` was given."""
         return text
 
-    # Plain properties where the parent caches: a changed key takes effect at once.
+    # A plain property where the parent caches: a changed key takes effect at once.
     @property
     def keys(self) -> tuple[str | bytes, ...]:
         return key_ring.fernet_keys()
-
-    @property
-    def fernet_keys(self) -> tuple[str | bytes, ...]:
-        return _for_fernet(self.keys)
-
-    @property
-    def fernet(self) -> MultiFernet:
-        return _fernet(self.keys)
 
     def get_prep_value(self, value: Any) -> Any:
         if value is None or hasattr(value, "as_sql"):
@@ -112,14 +86,9 @@ class EncryptedTextField(_EncryptedTextField):
         return self.decode(self._plain(token).decode())
 
     def _plain(self, token: bytes) -> bytes:
-        def open_with(keys: tuple[str | bytes, ...]) -> bytes:
-            if aes_gcm.is_token(token):
-                return aes_gcm.unseal(keys, self._context, token)
-            return _fernet(keys).decrypt(token)
-
         try:
-            return key_ring.opened(open_with)
-        except (aes_gcm.NotOpened, InvalidToken):
+            return key_ring.opened(lambda keys: aes_gcm.unseal(keys, self._context, token))
+        except aes_gcm.NotOpened:
             restart = "" if key_ring.are_reread() else _RESTART
             raise DecryptionError(
                 f"{self} cannot be decrypted: none of FERNET_KEYS is the key that encrypted it. "
@@ -140,13 +109,9 @@ class EncryptedTextField(_EncryptedTextField):
 
     def text_of(self, dumped: bytes) -> bytes:
         """The encoded value that a dumped one holds, in UTF-8. Raises DecryptionError."""
-        if dumped.startswith(_DUMPED_BEFORE.encode()):
-            return self._plain(dumped.removeprefix(_DUMPED_BEFORE.encode()))
         return self._plain(self._token(dumped))
 
     def to_python(self, value: Any) -> Any:
-        if isinstance(value, str) and value.startswith(_DUMPED_BEFORE):
-            return self._decrypt(value.removeprefix(_DUMPED_BEFORE).encode())
         if isinstance(value, str) and value.startswith(_DUMPED):
             return self._decrypt(self._token(value))
         return value

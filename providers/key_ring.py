@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from cryptography.fernet import InvalidToken
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
@@ -33,13 +32,13 @@ def fernet_keys() -> Keys:
 
 
 def opened(open_with: Callable[[Keys], T]) -> T:
-    """What `open_with` returns for the keys. Raises what it raises: NotOpened or InvalidToken.
+    """What `open_with` returns for the keys. Raises NotOpened, as it does.
 
     Where they do not open it, those that are in their file by now may.
     """
     try:
         return open_with(fernet_keys())
-    except (NotOpened, InvalidToken):
+    except NotOpened:
         ring = _ring()
         newer = ring.newer() if ring else ()
         if ring is None or not newer:

@@ -12,9 +12,9 @@ from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.services.ledger import append
-from executions.services.ledger.bindings import BINDINGS
+from executions.services.ledger.bindings import subject_of_user
 from executions.services.ledger.entering import is_altered
-from executions.services.ledger.last_entries import rows_entered_with
+from executions.services.ledger.last_entries import rows_called
 from providers.guarded import Change, Guarded, guard, values_of
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,8 @@ def was_altered_outside(account: Any) -> bool:
     """Whether its row, or one of its authenticators', was changed past the service, which nobody
     has accepted. It must not sign in: see `manage.py accept_row`."""
     # One that was taken away, or given to somebody else, is known by its entries.
-    label, kind = TOTPDevice._meta.label_lower, BINDINGS[TOTPDevice._meta.label_lower].kind
-    devices = {int(pk) for pk in rows_entered_with(kind, label, "user_id", account.pk)}
+    called = rows_called(TOTPDevice._meta.label_lower, subject_of_user(account.pk))
+    devices = set(map(int, called))
     devices.update(TOTPDevice.objects.filter(user_id=account.pk).values_list("pk", flat=True))
     rows = [(User, account.pk), *((TOTPDevice, pk) for pk in sorted(devices))]
     altered = [(model, pk) for model, pk in rows if is_altered(model, pk)]

@@ -54,18 +54,8 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
         value = self.ENVIRON.get(var)
         return self.bool(var) if value else None
 
-    def bounded(self, var: str, default: int, low: int, high: int, *, former: str = "") -> int:
-        """A whole number from `low` to `high`. `former` is the variable's earlier name, if any.
-
-        The earlier name still works. Raises ImproperlyConfigured if both are set and differ.
-        """
-        if former and self.ENVIRON.get(former):
-            if self.ENVIRON.get(var) and self.int(var) != self.int(former):
-                raise ImproperlyConfigured(
-                    f"{var} and {former} are set to different values. {former} is the earlier "
-                    f"name of {var}: remove it"
-                )
-            var = former
+    def bounded(self, var: str, default: int, low: int, high: int) -> int:
+        """A whole number from `low` to `high`. Raises ImproperlyConfigured for any other."""
         value: int = self.int(var, default=default)
         if not low <= value <= high:
             raise ImproperlyConfigured(f"{var}: {value} is not between {low} and {high}")

@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from cryptography.fernet import InvalidToken
 from django.conf import settings
 from django.db import DatabaseError, connection
 
@@ -28,7 +27,6 @@ from executions.services.ledger import append
 from executions.services.ledger.keyring import LedgerUnavailable, keyring
 from executions.storage import INSTALLATION, Folder, Kept, kept
 from providers.fields import DecryptionError
-from providers.services import encrypted_fields
 from sandbox_site.models import InstallationMark
 
 logger = logging.getLogger(__name__)
@@ -51,8 +49,6 @@ def join() -> None:
     _refuse_half_restored()
     if not _has_marks():
         return
-    if "FERNET_KEYS" not in _names():
-        _refuse_foreign_rows()
     _leave_marks()
     refuse_foreign()
 
@@ -152,20 +148,6 @@ def _refuse_other_keys() -> None:
         "`manage.py adopt_ledger_key --reason ...`; if your service did not write this entry, see "
         "`manage.py verify_ledger`."
     )
-
-
-def _refuse_foreign_rows() -> None:
-    """A database without marks may be an older version's: the first to leave them must fit it."""
-    for model, column in encrypted_fields():
-        stored = model._base_manager.filter(**{f"{column.name}__isnull": False}).order_by("-pk")
-        try:
-            stored.values_list(column.name, flat=True).first()
-        except (DecryptionError, InvalidToken):
-            raise DoesNotFit(
-                f"FERNET_KEYS: none of these keys decrypts the newest {model._meta.verbose_name} "
-                "of this database. Set the keys that encrypted it."
-            ) from None
-    _refuse_other_keys()
 
 
 def _leave(name: str, mark: str) -> None:

@@ -6,7 +6,6 @@ disk or a stray copy of one decides neither what can be read nor by whom.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import sqlite3
@@ -46,12 +45,10 @@ def split(fernet_keys: str) -> list[str]:
 def create(data_dir: Path) -> None:
     """Generate the keys unless they exist. Of two processes that start at once, one wins.
 
-    An installation from before there was a ledger gets the key it lacks. Raises KeysLost rather
-    than give an existing database keys that cannot read it.
+    Raises KeysLost rather than give an existing database keys that cannot read it.
     """
     target = data_dir / FILE_NAME
     if target.exists():
-        _complete(target)
         return
     if _has_content(data_dir / "cofferdam.sqlite3"):
         raise KeysLost(
@@ -89,14 +86,6 @@ def _has_content(database: Path) -> bool:
 
 def _line(name: str) -> str:
     return f"{name}={secrets.token_urlsafe(50 if name == 'SECRET_KEY' else 32)}\n"
-
-
-def _complete(target: Path) -> None:
-    with target.open("r+", encoding="utf-8") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        if "LEDGER_KEYS" not in read(target.parent):
-            stream.seek(0, os.SEEK_END)
-            stream.write(_line("LEDGER_KEYS"))
 
 
 def write_private(path: Path, text: str) -> None:

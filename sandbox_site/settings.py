@@ -77,10 +77,7 @@ ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 
 # The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; nobody else's are.
-# FORWARDED_ALLOW_IPS is the name the second had before.
-TRUSTED_PROXIES = client_address.read_networks(
-    env.list("TRUSTED_PROXIES", default=[]) or env.list("FORWARDED_ALLOW_IPS", default=[])
-)
+TRUSTED_PROXIES = client_address.read_networks(env.list("TRUSTED_PROXIES", default=[]))
 # The middleware leaves the header of a trusted proxy alone.
 SECURE_PROXY_SSL_HEADER = (client_address.FORWARDED_PROTO, "https")
 
@@ -207,9 +204,7 @@ UNFOLD, CONTENT_SECURITY_POLICY = admin_pages.UNFOLD, admin_pages.POLICY
 OTP_TOTP_ISSUER = "Cofferdam"
 OTP_ADMIN_HIDE_SENSITIVE_DATA = True
 AXES_FAILURE_LIMIT = env.bounded("LOGIN_FAILURES", default=5, low=1, high=1000)
-AXES_COOLOFF_TIME = timedelta(
-    minutes=env.bounded("LOGIN_LOCKOUT_MINUTES", 15, 1, 10_080, former="LOGIN_PAUSE_MINUTES")
-)
+AXES_COOLOFF_TIME = timedelta(minutes=env.bounded("LOGIN_LOCKOUT_MINUTES", 15, 1, 10_080))
 # A name from one address; a name alone would let anybody lock an administrator out.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_CLIENT_IP_CALLABLE = "sandbox_site.client_address.address_of"
@@ -270,9 +265,7 @@ SANDBOX_KEEP_DAYS = {
 }
 # Records stay at least so long, whatever else is said: six months, as auditors ask. From the first
 # of March they have 184 days.
-SANDBOX_RECORDS_FLOOR_DAYS = env.bounded(
-    "SANDBOX_MIN_RECORD_RETENTION_DAYS", 184, 1, 32_767, former="SANDBOX_RECORDS_FLOOR_DAYS"
-)
+SANDBOX_RECORDS_FLOOR_DAYS = env.bounded("SANDBOX_MIN_RECORD_RETENTION_DAYS", 184, 1, 32_767)
 SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
 SANDBOX_TIMEOUT_SEC = env.bounded(
     "SANDBOX_TIMEOUT_SEC",
@@ -376,7 +369,7 @@ SHUTDOWN_GRACE_SECONDS = env.bounded(
     "SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30, low=0, high=90_000
 )
 # Calls of providers that are clients of a service, waited for at once in a web process.
-PROVIDER_WAITS = env.bounded("PROVIDER_MAX_INFLIGHT", 256, 1, 4096, former="PROVIDER_WAITS")
+PROVIDER_WAITS = env.bounded("PROVIDER_MAX_INFLIGHT", 256, 1, 4096)
 # Beside public addresses over https, which every provider may have; see providers/addresses.py.
 PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
 PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")

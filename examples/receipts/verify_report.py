@@ -40,7 +40,7 @@ def problems(data, keys):
     signed, what, said, is_whole = parts(data)
     public_keys = {key["key_id"]: base64.b64decode(key["public_key"]) for key in keys["keys"]}
     digest = hashlib.sha256(signed).hexdigest()
-    message = DOMAIN + f"{what}\n{digest}".encode()
+    message = DOMAIN + f"{what}\n{said['report']}\n{digest}".encode()
     if not is_whole or digest != said["digest"]:
         yield "it was changed after it was signed"
     elif said["key_id"] not in public_keys:
@@ -49,6 +49,8 @@ def problems(data, keys):
         yield "its signature is forged"
     if what == "report":
         report = json.loads(signed)
+        if report["id"] != said["report"]:
+            yield "it is signed as another report"
         for run in (*report["gone"], *report["runs"], *report.get("runs_gone", ())):
             if run["receipt"] is not None:
                 for problem in (*signature_problems(run["receipt"], keys), *differences(run)):
@@ -69,8 +71,9 @@ def differences(run):
 
 def told(data):
     """What a valid report says of itself, in ASCII."""
-    signed, what, _, _ = parts(data)
+    signed, what, said, _ = parts(data)
     if what != "report":
+        yield f"the PDF of report {json.dumps(said['report'])}"
         yield "its first page says what it is of, and whether that is intact"
         return
     report = json.loads(signed)

@@ -206,11 +206,10 @@ def receipt(execution: Execution) -> SafeString | str:
         )
     return format_html(
         '<strong class="receipt-good">valid</strong>, entry {} of the ledger, signed with key {},'
-        " {}.{}{}",
+        " {}.{}",
         entry.sequence,
         entry.key_id,
         link,
-        " Entered later, not when the execution ended." if entry.stated.get("found") else "",
         "" if whole <= _COMPARED_BYTES else " The content of its artifacts was not compared.",
     )
 

@@ -92,7 +92,7 @@ def _signed(entry: LedgerEntry) -> str:
 class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
     """The ledger, for reading. What is true of it is what `verify_ledger` says."""
 
-    list_display = ("sequence", "shown_at", "kind", "subject", "key_id")
+    list_display = ("sequence", "shown_at", "kind", "shown_subject", "key_id")
     list_filter = (FromField, UntilField, KindField, KeyIdField)
     ordering = ("-sequence",)
     search_fields = ("sequence",)
@@ -101,7 +101,7 @@ class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
     fields = readonly_fields = (
         "sequence",
         "kind",
-        "subject",
+        "shown_subject",
         "at",
         "signed",
         "stated",
@@ -128,7 +128,7 @@ class LedgerEntryAdmin(ReadOnly, KeysetAdmin, LedgerEntryModelAdmin):
         return shown_moment(entry.at)
 
     @admin.display(description="subject")
-    def subject(self, entry: LedgerEntry) -> SafeString | str:
+    def shown_subject(self, entry: LedgerEntry) -> SafeString | str:
         subject = visible(str(entry.stated.get("subject", "")))
         if entry.execution_id is None:
             return subject

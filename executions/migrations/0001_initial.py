@@ -65,7 +65,6 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(max_length=100)),
                 ('prefix', models.CharField(editable=False, help_text='First characters of the key.', max_length=16)),
                 ('scopes', models.CharField(blank=True, db_default='execute files read sessions', default='execute files read sessions', help_text='What the key can do. A key without scopes can do nothing.', max_length=64, validators=[executions.models.api_key.check_scopes])),
-                ('scope', models.CharField(default='execute', editable=False, max_length=16)),
                 ('languages', models.CharField(blank=True, db_default='', default='', help_text='Allowed languages. Session commands count as bash and command. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='languages')),
                 ('providers', models.CharField(blank=True, db_default='', default='', help_text='Allowed providers. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='providers')),
                 ('templates', models.CharField(blank=True, db_default='', default='', help_text='Allowed session templates. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='templates')),
@@ -578,7 +577,7 @@ class Migration(migrations.Migration):
                 ('count', models.PositiveBigIntegerField()),
                 ('cost', models.FloatField(default=0)),
                 ('faults', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Provider failures before any tenant code ran.')),
-                ('priced', models.PositiveBigIntegerField(help_text='Executions with a cost. Null if an older version counted some.', null=True)),
+                ('priced', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Executions with a cost.')),
                 ('went_on', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Attempts that failed over to another provider; not in count.')),
             ],
             options={
@@ -714,6 +713,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(max_length=32)),
                 ('execution_id', models.UUIDField(null=True, unique=True)),
                 ('bound_row', models.CharField(editable=False, help_text='Row of the statement, as `model key`. Empty if the entry is about no row; null for an execution.', max_length=100, null=True)),
+                ('subject', models.CharField(editable=False, help_text='Subject of the statement, cut to 200 characters; of an execution its tenant.', max_length=200)),
                 ('at', models.DateTimeField()),
                 ('statement', models.TextField()),
                 ('digest', models.CharField(help_text='SHA-256 of the statement.', max_length=64)),
@@ -724,7 +724,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'ledger entry',
                 'verbose_name_plural': 'ledger entries',
                 'ordering': ('-sequence',),
-                'indexes': [models.Index(fields=['kind', 'sequence'], name='ledger_kind'), models.Index(condition=models.Q(('bound_row__isnull', False)), fields=['bound_row', 'sequence'], name='ledger_bound_row')],
+                'indexes': [models.Index(fields=['kind', 'sequence'], name='ledger_kind'), models.Index(fields=['kind', 'subject', 'sequence'], name='ledger_subject'), models.Index(condition=models.Q(('bound_row__isnull', False)), fields=['bound_row', 'sequence'], name='ledger_bound_row')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('sequence__gte', 1)), name='ledger_starts_at_one'), models.CheckConstraint(condition=models.Q(models.Q(('execution_id__isnull', False), ('kind', 'execution')), models.Q(models.Q(('kind', 'execution'), _negated=True), ('execution_id', None)), _connector='OR'), name='ledger_execution_has_its_id')],
             },
         ),
@@ -1008,10 +1008,6 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='blob',
             constraint=models.UniqueConstraint(fields=('tenant', 'sha256'), name='blob_once_per_tenant'),
-        ),
-        migrations.AddConstraint(
-            model_name='apikey',
-            constraint=models.CheckConstraint(condition=models.Q(('scope__in', ('execute', 'admin'))), name='api_key_scope_is_known'),
         ),
         migrations.AddConstraint(
             model_name='apikey',

@@ -84,8 +84,6 @@ class ApiKey(models.Model):
         validators=[check_scopes],
         help_text="What the key can do. A key without scopes can do nothing.",
     )
-    # What earlier versions, and the ledger's entries by them, have in place of `scopes`.
-    scope = models.CharField(max_length=16, default="execute", editable=False)
     languages = _bound(
         "languages", "Allowed languages. Session commands count as bash and command."
     )
@@ -119,9 +117,6 @@ class ApiKey(models.Model):
         ordering = ("tenant", "name")
         constraints = (
             models.CheckConstraint(
-                condition=models.Q(scope__in=("execute", "admin")), name="api_key_scope_is_known"
-            ),
-            models.CheckConstraint(
                 condition=models.Q(scopes__in=SCOPES), name="api_key_scopes_are_known"
             ),
             models.CheckConstraint(
@@ -144,7 +139,6 @@ class ApiKey(models.Model):
         for name in ("scopes", *WORD_BOUNDS):
             setattr(self, name, as_words(getattr(self, name).split()))
         self.languages = as_words([normalize_language(each) for each in self.languages.split()])
-        self.scope = "admin" if self.has_scope(Scope.ADMIN) else "execute"
 
     def is_valid(self, now: datetime) -> bool:
         """Neither revoked nor expired at `now`. Says nothing about the tenant."""

@@ -25,6 +25,12 @@ class LedgerEntry(models.Model):
         help_text="Row of the statement, as `model key`. Empty if the entry is about no row; null "
         "for an execution.",
     )
+    # Before the statement: SQLite reads a row to the last column that is asked for.
+    subject = models.CharField(
+        max_length=200,
+        editable=False,
+        help_text="Subject of the statement, cut to 200 characters; of an execution its tenant.",
+    )
     at = models.DateTimeField()
     statement = models.TextField()
     digest = models.CharField(max_length=64, help_text="SHA-256 of the statement.")
@@ -37,6 +43,7 @@ class LedgerEntry(models.Model):
         ordering = ("-sequence",)
         indexes = [
             models.Index(fields=("kind", "sequence"), name="ledger_kind"),
+            models.Index(fields=("kind", "subject", "sequence"), name="ledger_subject"),
             models.Index(
                 fields=("bound_row", "sequence"),
                 condition=models.Q(bound_row__isnull=False),

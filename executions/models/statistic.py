@@ -16,13 +16,11 @@ class ExecutionCount(models.Model):
     cost = models.FloatField(default=0)
     faults = models.PositiveBigIntegerField(
         default=0,
-        # Older versions insert rows while this one is rolled out.
         db_default=0,
         help_text="Provider failures before any tenant code ran.",
     )
     priced = models.PositiveBigIntegerField(
-        null=True,
-        help_text="Executions with a cost. Null if an older version counted some.",
+        default=0, db_default=0, help_text="Executions with a cost."
     )
     went_on = models.PositiveBigIntegerField(
         default=0,

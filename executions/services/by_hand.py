@@ -5,7 +5,6 @@ Who made a key on a page has seen its text, so what is sent with it may be that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -53,8 +52,7 @@ def _keys_called(prefix: str) -> Iterator[tuple[str, str]]:
     """The keys with this prefix, each with the prefix of the one in whose place it came."""
     for pk, rotated_from in ApiKey.objects.filter(prefix=prefix).values_list("pk", "rotated_from"):
         yield str(pk), rotated_from
-    said = f'"subject":{json.dumps(prefix)}'
-    for entry in LedgerEntry.objects.filter(kind="api_key", statement__contains=said):
+    for entry in LedgerEntry.objects.filter(kind="api_key", subject=prefix):
         stated = parse(entry.statement)
         if stated is not None and stated.get("subject") == prefix and "row" in stated:
             yield stated["row"], stated.get("rotated_from") or ""

@@ -159,7 +159,7 @@ def _take(step: _Step) -> int:
 
 
 def _merge_index() -> None:
-    """SQLite: merge what was added, a little in each transaction (see migration 0015)."""
+    """SQLite: merge what was added, a little in each transaction, for it does not do so itself."""
     if connection.vendor != "sqlite":
         return
     table = "executions_codetext_fts"

@@ -33,7 +33,6 @@ class Sizes:
     pages: int
     free_pages: int
     log_bytes: int
-    may_shrink: bool
 
 
 def sizes() -> Sizes:
@@ -50,7 +49,6 @@ def sizes() -> Sizes:
             pragma("page_count"),
             pragma("freelist_count"),
             os.path.getsize(log) if os.path.exists(log) else 0,
-            pragma("auto_vacuum") == 2,
         )
 
 
@@ -60,7 +58,7 @@ def give_space_back(most_seconds: float = MOST_SECONDS) -> int:
         return 0
     before = sizes()
     deadline = time.monotonic() + most_seconds
-    free = before.free_pages if before.may_shrink else 0
+    free = before.free_pages
     while free > SPARE_PAGES and time.monotonic() < deadline:
         pages = min(SLICE_PAGES, free - SPARE_PAGES)
         # As a script, which is stepped to its end: each step gives back one page.
@@ -72,21 +70,6 @@ def give_space_back(most_seconds: float = MOST_SECONDS) -> int:
     after = sizes()
     pages_freed = max(0, before.pages - after.pages)
     return pages_freed * before.page_bytes + max(0, before.log_bytes - after.log_bytes)
-
-
-def compact() -> int:
-    """Write the database anew without what is free, so that it can shrink from now on.
-
-    Nobody else can write meanwhile, and it needs as much room again. Bytes that were freed.
-    """
-    before = sizes()
-    with connection.cursor() as cursor:
-        # Takes effect with the next VACUUM, in a database that was made without it.
-        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        cursor.execute("VACUUM")
-    _shorten_log()
-    after = sizes()
-    return (before.pages - after.pages) * before.page_bytes + before.log_bytes - after.log_bytes
 
 
 def _shorten_log() -> None:

@@ -25,8 +25,7 @@ class Row:
     `start_ms` is the median of what the last ones waited for a sandbox once it was their turn, and
     `cold_ms` the most: where sandboxes are kept warm, it is what one takes that is not.
     `left` counts what was tried with it and then went to another one. `cost` is that of the
-    `priced` executions, None where there are none. Of the others `unpriced` have no price, and of
-    `unknown` it was not counted whether they have one.
+    `priced` executions, None where there are none. The others are `unpriced`.
     """
 
     provider: str
@@ -37,14 +36,13 @@ class Row:
     p50_ms: float | None
     p95_ms: float | None
     priced: int
-    unknown: int
     cost: float | None
     start_ms: float | None = None
     cold_ms: float | None = None
 
     @property
     def unpriced(self) -> int:
-        return self.executions - self.priced - self.unknown
+        return self.executions - self.priced
 
     @property
     def error_percent(self) -> float:
@@ -70,8 +68,7 @@ def compare_providers(hours: int = 24) -> list[Row]:
                 timeouts=Sum("count", filter=Q(status=Execution.Status.TIMED_OUT)),
                 hops=Sum("went_on"),
                 with_price=Sum("priced"),
-                unknown=Sum("count", filter=Q(priced=None)),
-                spent=Sum("cost", filter=Q(priced__isnull=False)),
+                spent=Sum("cost"),
             )
         )
         latencies = ExecutionLatency.objects.filter(hour__gte=since).exclude(provider="")
@@ -82,7 +79,7 @@ def compare_providers(hours: int = 24) -> list[Row]:
     rows = []
     for found in sorted(summed, key=lambda row: row["provider"]):
         p50, p95 = percentiles(histograms[found["provider"]], 0.50, 0.95)
-        priced = found["with_price"] or 0
+        priced = found["with_price"]
         start, cold = _starts(found["provider"])
         rows.append(
             Row(
@@ -94,7 +91,6 @@ def compare_providers(hours: int = 24) -> list[Row]:
                 p50,
                 p95,
                 priced,
-                found["unknown"] or 0,
                 found["spent"] if priced else None,
                 start,
                 cold,

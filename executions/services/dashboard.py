@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, CharField, F, Q, Sum, Value, When
+from django.db.models import Case, CharField, F, Sum, Value, When
 from django.utils import timezone
 
 from executions.models import Execution, ExecutionCount, ExecutionLatency, ExecutionTenantCount
@@ -41,7 +41,7 @@ class Figures:
     `success_percent` is of what ended otherwise than by being cancelled, None when nothing did;
     `ran_percent` is the part whose code ran to its own end, whatever its exit code.
     Latencies are milliseconds. `cost` is None where executions carry none; `unpriced` of them have
-    no price, `unknown` were counted by a version that did not tell.
+    no price.
     """
 
     since: datetime
@@ -59,7 +59,6 @@ class Figures:
     tenants: list[dict[str, Any]] = field(default_factory=list)
     cost: float | None = None
     unpriced: int = 0
-    unknown: int = 0
 
     @property
     def on_target(self) -> bool:
@@ -110,16 +109,12 @@ def _outcomes(found: Figures, counts: Any) -> None:
     statuses: dict[str, int] = defaultdict(int)
     spent = 0.0
     rows = counts.values_list("status", "error_code").annotate(
-        number=Sum("count"),
-        spent=Sum("cost"),
-        with_price=Sum("priced"),
-        unknown=Sum("count", filter=Q(priced=None)),
+        number=Sum("count"), spent=Sum("cost"), with_price=Sum("priced")
     )
-    for status, code, number, cost, priced, unknown in rows:
+    for status, code, number, cost, priced in rows:
         statuses[status] += number
         spent += cost
-        found.unknown += unknown or 0
-        found.unpriced += number - (priced or 0) - (unknown or 0)
+        found.unpriced += number - priced
         if code:
             by_code[code] += number
     found.statuses = dict(statuses)

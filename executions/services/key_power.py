@@ -90,7 +90,7 @@ def _begin(row: ApiKey) -> None:
 KEYS = Guarded(
     ApiKey,
     left_out=frozenset(
-        ("prefix", "scope", "key_hash", "rotated_from", "created_at", "revoked_at", "last_used_at")
+        ("prefix", "key_hash", "rotated_from", "created_at", "revoked_at", "last_used_at")
     ),
     refuse=_refuse,
     begin=_begin,

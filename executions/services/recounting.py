@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Model
-from django.utils import timezone
 
 from executions.models import (
     Execution,
@@ -37,13 +36,6 @@ class Recounting(Exception):
     """Two at once would both add what is missing."""
 
 
-def ensure_counted() -> None:
-    """Count what ended before there were counts. Does nothing where there are some."""
-    if not ExecutionCount.objects.exists():
-        with suppress(Recounting):
-            recount()
-
-
 def recount() -> int:
     """Count everything anew. How many executions were counted.
 
@@ -63,17 +55,7 @@ def recount() -> int:
                 for correction in corrections[start : start + _CORRECTED]:
                     correction.apply()
             let_others_write()
-        _tell_priced(counts[ExecutionCount], since)
     return counted
-
-
-def _tell_priced(counts: _Counts, since: datetime) -> None:
-    """Say of each hour that is over what of it has a price, where an older version has counted."""
-    over = hour_of(timezone.now()) - timedelta(hours=1)
-    unknown = ExecutionCount.objects.filter(priced=None, hour__gte=since, hour__lt=over)
-    for key in unknown.order_by().values_list(*KEYS[ExecutionCount]):
-        row = ExecutionCount.objects.filter(**dict(zip(KEYS[ExecutionCount], key, strict=True)))
-        row.filter(priced=None).update(priced=counts.get(key, _Sums()).priced)
 
 
 def _since() -> datetime:
@@ -101,7 +83,6 @@ class _Correction:
         if self.model is not ExecutionLatency:
             more["cost"] = F("cost") + self.cost
         if self.model is ExecutionCount:
-            # What is not known of a row stays so here, see `_tell_priced`.
             more["priced"] = F("priced") + self.priced
         if not rows.update(**more) and self.count > 0:
             self._add()
@@ -171,8 +152,6 @@ def _corrections(counts: dict[type[Model], _Counts]) -> list[_Correction]:
         stored: _Counts = {}
         for row in model._default_manager.order_by().values_list(*keys, *sums).iterator():
             key, values = row[: len(keys)], row[len(keys) :]
-            if values[-1] is None:
-                values = (*values[:-1], right.get(key, _Sums()).priced)
             stored[key] = _Sums(*values)
         for key in right.keys() | stored.keys():
             should, is_now = right.get(key, _Sums()), stored.get(key, _Sums())

@@ -226,8 +226,7 @@ class ExecutionRequest:
             self.entrypoint,
             mode,
             self.subject,
-            # The version before this one recorded its default for a request that names none.
-            repr(float(settings.SANDBOX_TIMEOUT_SEC) if self.timeout is None else self.timeout),
+            repr(self.timeout),
             self.arguments_json,
         ]
         for file in self.files:

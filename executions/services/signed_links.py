@@ -23,7 +23,6 @@ def read_token(salt: str, token: str, facts: int = 0) -> list[Any]:
         subject, until, *said = signing.loads(token, salt=salt)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise BadLink from error
-    # A former version said less.
     if time.time() >= until or len(said) != facts:
         raise BadLink
     return [subject, *said]

@@ -15,7 +15,7 @@ from executions.models import Approval, Execution
 from executions.services import payloads
 from executions.services.deaths import close_lost
 
-# A row that is no process's was written by a version without leases, by whose deadline it goes.
+# Of a row that is no process's, whose process has no row any more, the deadline decides.
 GRACE = timedelta(seconds=30)
 # What is queued has an hour, and the clock it is compared with may be ahead by so much.
 QUEUE_GRACE = timedelta(minutes=10)

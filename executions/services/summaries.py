@@ -73,9 +73,6 @@ def _line(name: str, reason: str) -> str:
 
 
 def _entries(kept: Any) -> list[list[str]]:
-    if isinstance(kept, int):
-        # Of outputs the number alone was kept before.
-        return [["", f"{kept} outputs were left out"]]
     return kept if isinstance(kept, list) else []
 
 

@@ -31,7 +31,6 @@ from executions.services.live import EventLog
 from executions.services.queue import claim_next
 from executions.services.record import Outcome
 from executions.services.requests import ExecutionRequest, run_limits
-from executions.services.routes import Route
 from executions.services.run import carry_out
 from executions.services.sessions import due
 from executions.services.sessions.cells import steps_of
@@ -55,23 +54,7 @@ TELL_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 
 
-def run_queued(execution_id: str = "", *, route: Route | None = None) -> Outcome | None:
-    """Have the next queued execution run. `execution_id` is what a task named, not what is next.
-
-    Where threads of this process run them, they are woken and None is returned; elsewhere it is
-    run here. None also when nothing is to be run now.
-    """
-    if _runner is not None:
-        _runner.wake()
-        return None
-    execution = claim_next()
-    if execution is None:
-        logger.info("execution %s was delivered, but there is nothing to run now", execution_id)
-        return None
-    return run_claimed(execution, route=route)
-
-
-def run_claimed(execution: Execution, *, route: Route | None = None) -> Outcome:
+def run_claimed(execution: Execution) -> Outcome:
     """Run it by the same path as a synchronous one."""
     began = perf_counter()
     try:
@@ -80,7 +63,7 @@ def run_claimed(execution: Execution, *, route: Route | None = None) -> Outcome:
         require_known_key(execution)
         request = ExecutionRequest.from_stored(payloads.read(execution))
         refuse_begin(execution, request)
-        steps = steps_of(request, execution.tenant_slug, route)
+        steps = steps_of(request, execution.tenant_slug)
     except SandboxError as error:
         # The limits may have been lowered since it was queued.
         return journal.end_unrun(execution, error)

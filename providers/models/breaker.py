@@ -24,7 +24,6 @@ class CircuitBreaker(models.Model):
     failed_checks = models.PositiveIntegerField(
         "failed health checks",
         default=0,
-        # Older versions insert rows while this one is rolled out.
         db_default=0,
         help_text="Consecutive failed health checks.",
     )

@@ -16,7 +16,6 @@ class ProviderHealth(models.Model):
     message = models.CharField(max_length=500, blank=True)
     latency_ms = models.FloatField(help_text="Time to start the provider and check its health.")
     checked_at = models.DateTimeField()
-    # The defaults are for older versions, which insert rows while this one is rolled out.
     checks = models.PositiveBigIntegerField(default=0, db_default=0)
     good_checks = models.PositiveBigIntegerField(default=0, db_default=0)
     figures = models.JSONField(

@@ -17,12 +17,11 @@ from executions.services.record import open_record
 from executions.services.requests import ExecutionRequest
 from executions.services.tools import calls
 from executions.services.tools.declaring import Tool
-from executions.services.worker import run_queued
 from providers.services.approvers import hold
 from tests.attacks.administrators import signed_in, superuser
 from tests.conftest import Caller
 from tests.support.policies import in_force
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]
 

@@ -16,7 +16,6 @@ from executions.models import CodeSearchProgress, CodeText, Execution
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
 from executions.services.record import close_record
-from executions.services.worker import run_queued
 from executions.tasks import index_new_code
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
@@ -24,7 +23,7 @@ from tests.support.execution_rows import auditor, shown
 from tests.support.held import opened
 from tests.support.later_runs import CODE as QUIET
 from tests.support.later_runs import come, later
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 __all__ = ["auditor"]
 

@@ -14,7 +14,6 @@ from django.utils import timezone
 from executions.models import Approval, Budget, Execution, LedgerEntry, Spending
 from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
-from executions.services.worker import run_queued
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services.approvers import hold
 from tests.conftest import Caller, require
@@ -22,7 +21,7 @@ from tests.support.approvals import signed_in
 from tests.support.playground import HELLO, JSON, PAGE, sent
 from tests.support.policies import in_force
 from tests.support.roles import member
-from tests.support.running import LOCAL, run
+from tests.support.running import LOCAL, run, run_queued
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]
 

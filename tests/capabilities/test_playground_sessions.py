@@ -9,12 +9,12 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.test import Client
 
 from executions.models import Execution, LedgerEntry, Session
-from executions.services.worker import run_queued
 from providers.models import ProviderConfig
 from tests.conftest import Caller
 from tests.support.approvals import signed_in
 from tests.support.playground import PAGE, sent
 from tests.support.routing import make_route
+from tests.support.running import run_queued
 from tests.support.sessions import cell, opened
 
 pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.one_database]

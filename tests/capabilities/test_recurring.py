@@ -18,13 +18,13 @@ from executions.services.ledger.verification import verify
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
 from executions.services.restored import RESTORED, pause_schedules
-from executions.services.worker import run_queued
 from executions.tasks import begin_schedules
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES
 from tests.support.held import bounded
 from tests.support.policies import in_force
+from tests.support.running import run_queued
 from tests.support.schedules import CODE, URL, due, made, told
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -20,7 +20,6 @@ from executions.services import ongoing, telemetry
 from executions.services.metrics.collecting import collect
 from executions.services.telemetry.metrics import send
 from executions.services.telemetry.sending import Traces
-from executions.services.worker import run_queued
 from executions.tasks import export_metrics
 from sandbox_site import observability
 from sandbox_site.environment import StrictEnv
@@ -28,7 +27,7 @@ from sandbox_site.observability import Telemetry
 from tests.capabilities.collectors import Receiver
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = pytest.mark.django_db
 

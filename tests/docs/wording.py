@@ -29,7 +29,7 @@ PROGRAMS = (
     "sandbox_site/**/*.py",
     "clients/python/**/*.py",
 )
-# The first are texts of earlier versions, and the others come from package managers.
+# The first are made by Django, and the others come from package managers.
 SKIPPED = ("migrations", "node_modules", "build", "dist")
 TYPESCRIPT = ("clients/typescript/src/**/*.ts",)
 # The API's own description, as it is snapshotted.

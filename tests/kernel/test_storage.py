@@ -18,7 +18,6 @@ from executions.services import journal, payloads, storage_check
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.verification import verify, verify_entries
 from executions.services.retention import apply_retention
-from executions.services.worker import run_queued
 from executions.storage import ARTIFACTS, LEDGER, QUEUE, kept
 from providers.values import InputFile
 from sandbox_site import installation, storage_settings
@@ -27,7 +26,7 @@ from tests.conftest import Caller
 from tests.support.bucket import S3
 from tests.support.held import opened
 from tests.support.retention import keep, later
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 __all__ = ["later"]
 
@@ -87,7 +86,7 @@ def test_a_large_queued_request_waits_in_the_bucket_encrypted(
     stored = kept(QUEUE).start(execution.pk.hex, 1_000_000)
     assert CODE.encode() not in stored
 
-    outcome = run_queued(str(execution.pk))
+    outcome = run_queued()
 
     assert outcome is not None
     assert outcome.execution.status == "succeeded"

@@ -32,22 +32,17 @@ def test_the_comparison_is_over_all_runs_and_tells_the_unpriced_apart(
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     row = {"hour": hour, "provider": "e2b", "error_code": ""}
     ExecutionCount.objects.create(**row, status="succeeded", count=90_000, cost=9.0, priced=45_000)
-    ExecutionCount.objects.create(**row, status="failed", count=10_000, cost=1.0)
+    ExecutionCount.objects.create(**row, status="failed", count=10_000)
     ExecutionCount.objects.create(**row, status="left", count=0, went_on=7, priced=0)
 
     (e2b,) = compare_providers()
-    assert (e2b.executions, e2b.priced, e2b.unpriced, e2b.unknown) == (
-        100_000,
-        45_000,
-        45_000,
-        10_000,
-    )
+    assert (e2b.executions, e2b.priced, e2b.unpriced) == (100_000, 45_000, 55_000)
     assert (e2b.left, e2b.cost_of_thousand) == (7, pytest.approx(0.2))
     page = admin_client.get("/admin/executions/spending/comparison/").content.decode()
     assert "100,000" in page
-    assert "45,000 (10,000 unknown)" in page
+    assert "55,000" in page
     found = figures(24)
-    assert (found.total, found.unpriced, found.unknown) == (100_000, 45_000, 10_000)
+    assert (found.total, found.unpriced) == (100_000, 55_000)
     assert "left" not in found.statuses
 
 
@@ -76,16 +71,16 @@ def test_what_has_a_price_and_what_was_left_is_counted_as_it_ends(alice: Caller)
     assert {row.provider: row for row in compare_providers()} == rows
 
 
-def test_recounting_tells_what_an_older_version_did_not(alice: Caller) -> None:
+def test_recounting_corrects_what_has_a_price(alice: Caller) -> None:
     end(alice, provider="local", cost=Decimal("0.5"))
     then = timezone.now() - timedelta(hours=5)
     Execution.objects.update(finished_at=then)
     ExecutionCount.objects.all().delete()
     recount()
-    ExecutionCount.objects.update(priced=None)
-    assert compare_providers()[0].unknown == 1
+    ExecutionCount.objects.update(priced=0)
+    assert compare_providers()[0].priced == 0
     recount()
-    assert (compare_providers()[0].unknown, compare_providers()[0].priced) == (0, 1)
+    assert compare_providers()[0].priced == 1
 
 
 def test_all_numbers_of_the_dashboard_are_of_one_moment(alice: Caller) -> None:

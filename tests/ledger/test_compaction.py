@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
 from executions.services import compaction
@@ -20,8 +16,6 @@ from executions.services.compaction import SLICE_PAGES, give_space_back, sizes
 from executions.services.schedules import ensure_schedules
 from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
-from tests.support.processes import ROOT, clean_environment
-from tests.support.site import bootstrapped
 
 # A mebibyte.
 SPARE_PAGES = 256
@@ -103,37 +97,8 @@ def test_others_write_meanwhile() -> None:
     assert max(waits) < took  # no writer had to wait for all of it
 
 
-def test_a_database_from_before_is_made_anew_once(tmp_path: Path) -> None:
-    """As one that was bootstrapped before it could shrink."""
-    environment = clean_environment(tmp_path)
-    manage = [sys.executable, "manage.py"]
-    run = {"cwd": ROOT, "env": environment, "check": True, "capture_output": True}
-    bootstrapped(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "cofferdam.sqlite3", isolation_level=None)) as old:
-        assert old.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-        old.execute("PRAGMA auto_vacuum = NONE")
-        old.execute("VACUUM")
-        assert old.execute("PRAGMA auto_vacuum").fetchone() == (0,)
-        old.execute("CREATE TABLE ballast (content BLOB)")
-        old.execute("INSERT INTO ballast VALUES (randomblob(33554432))")
-        old.execute("DROP TABLE ballast")
-
-    done = subprocess.run([*manage, "compact_database"], **run)  # type: ignore[call-overload]
-
-    assert float(done.stdout.split()[0]) > 30
-    with closing(sqlite3.connect(tmp_path / "cofferdam.sqlite3")) as new:
-        assert new.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-        assert new.execute("PRAGMA freelist_count").fetchone()[0] < 10
-
-
 def test_it_is_scheduled() -> None:
     from django_q.models import Schedule
 
     ensure_schedules()
     assert Schedule.objects.get(name=f"{scheduled.__module__}.{scheduled.__name__}").minutes == 5
-
-
-def test_compacting_says_what_it_freed(capsys: pytest.CaptureFixture[str]) -> None:
-    fill_and_empty(16)
-    call_command("compact_database")
-    assert float(capsys.readouterr().out.split()[0]) > 13

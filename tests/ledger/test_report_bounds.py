@@ -133,7 +133,7 @@ def test_a_few_hundred_runs_take_about_ten_pages_and_the_first_begins_with_the_s
     (one,) = told["runs"]
     ids = [f"{number:08d}{one['id'][8:]}" for number in range(300)]
     file = io.BytesIO()
-    paper.write(file, told, Signed("d", "s", "k"), (("runs", {**one, "id": pk}) for pk in ids))
+    paper.write(file, told, Signed("r", "d", "s", "k"), (("runs", {**one, "id": pk}) for pk in ids))
     pages = [each.extract_text() for each in PdfReader(file).pages]
     assert len(pages) <= 12
     first = pages[0].split()

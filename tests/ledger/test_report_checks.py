@@ -114,7 +114,7 @@ def test_a_run_that_is_told_otherwise_than_in_its_receipt_is_no_valid_report(
     body = canonical(report).encode()
     digest = hashlib.sha256(body).hexdigest()
     path = tmp_path / "forged.json"
-    path.write_bytes(JSON_START + body + json_end(sign(signing_key(), JSON, digest)))
+    path.write_bytes(JSON_START + body + json_end(sign(signing_key(), JSON, "01", digest)))
     code, said = offline(path)
     assert code == 1
     assert "NOT VALID: the receipt of" in said

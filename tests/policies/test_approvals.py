@@ -22,14 +22,13 @@ from executions.services.ledger.formats import write
 from executions.services.ledger.verification import verify
 from executions.services.policies import approvals
 from executions.services.stale import end_stale_executions
-from executions.services.worker import run_queued
 from providers.errors import SandboxError
 from providers.services.kept import forget_all
 from tests.conftest import Caller
 from tests.support.approvals import ANSWER, ASKED, RULES, decided, page, signed_in
 from tests.support.policies import in_force
 from tests.support.routing import last_execution
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.sessions import cell, opened
 
 pytestmark = [
@@ -193,7 +192,9 @@ def test_an_approval_that_nobody_signed_lets_nothing_run(
             "subject": str(approval.execution_id),
         }
         forged = LedgerEntry.objects.filter(pk=earlier.pk)
-        forged.update(kind="approval", statement=write(said), execution_id=None)
+        forged.update(
+            kind="approval", subject=said["subject"], statement=write(said), execution_id=None
+        )
     before = len(scripted())
     run_queued()
     row = Execution.objects.get(pk=approval.execution_id)

@@ -15,14 +15,13 @@ from executions.models import Execution, Policy, Session
 from executions.services.ledger.verification import verify
 from executions.services.policies.in_force import rules_for
 from executions.services.replay import replay
-from executions.services.worker import run_queued
 from providers.errors import SandboxError
 from providers.models import ProviderConfig
 from providers.named import close_all
 from tests.conftest import Caller, require
 from tests.support.policies import in_force
 from tests.support.routing import last_execution, make_route
-from tests.support.running import LOCAL, run
+from tests.support.running import LOCAL, run, run_queued
 from tests.support.sessions import URL, cell, opened
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("policies_forgotten")]

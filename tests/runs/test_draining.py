@@ -25,7 +25,6 @@ from executions.services import ongoing
 from executions.services.record import Caller as RecordCaller
 from executions.services.requests import ExecutionRequest
 from executions.services.run import run_execution
-from executions.services.worker import run_queued
 from providers import registry
 from providers.manager import manager
 from sandbox_site import draining, health
@@ -36,7 +35,7 @@ from tests.conftest import Caller, require
 from tests.support.held import opened
 from tests.support.provider_package import Packages
 from tests.support.raw_http import Answer, ask, connect, read, request
-from tests.support.running import activate, run
+from tests.support.running import activate, run, run_queued
 from tests.support.site import EXECUTIONS, Prepared, Site, prepare, serving
 
 pytestmark = pytest.mark.one_database

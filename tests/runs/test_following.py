@@ -17,12 +17,11 @@ from django.utils import timezone
 from executions.models import Execution, ExecutionEvent, RunSignal
 from executions.services import kept_events, signals
 from executions.services.live import EventLog
-from executions.services.worker import run_queued
 from executions.tasks import forget_events
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
 from tests.support.held import ended, opened
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = pytest.mark.database
 

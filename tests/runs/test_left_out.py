@@ -9,11 +9,9 @@ from executions.api.rendering import execution_for
 from executions.models import Execution, Tenant
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR
-from executions.services.summaries import omissions_of
-from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.roles import member
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 CODE = """
 import os
@@ -99,13 +97,6 @@ def test_an_auditor_reads_it_on_the_page_of_the_execution(
     told = "file a[U+202E]b&lt;script&gt; was left out: a symbolic link: links are not followed"
     assert told in text
     assert "\u202e" not in text
-
-
-def test_a_record_of_before_tells_the_number_of_its_outputs() -> None:
-    execution = Execution(meta={"outputs_skipped": 3})
-    assert omissions_of(execution)["outputs_skipped"] == [
-        {"name": "", "reason": "3 outputs were left out"}
-    ]
 
 
 def test_a_tenant_has_limits_of_its_own(local_active: None, alice: Caller, charlie: Caller) -> None:

@@ -13,7 +13,6 @@ from executions.models import ApiKey, Execution, Tenant
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
 from executions.services.tenants import internal_tenant
-from executions.services.worker import run_queued
 from providers.errors import ProviderUnavailable
 from providers.isolation import LEVELS, IsolationUnmet, meets, of_runtime, of_sandbox, strictest
 from providers.models import CircuitBreaker, Route
@@ -28,7 +27,7 @@ from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.lying_provider import Liar
 from tests.support.routing import hops, last_execution, make_route
-from tests.support.running import LOCAL, run
+from tests.support.running import LOCAL, run, run_queued
 
 Services = tuple[E2BServer, AgentRunServer]
 
@@ -192,7 +191,7 @@ def test_a_queued_run_is_held_to_the_floor_of_its_time(local_active: None, alice
     queued = run(alice, "print(1)", mode="async").json()
     alice.tenant.minimum_isolation = "gvisor"
     alice.tenant.save()
-    run_queued(queued["id"])
+    run_queued()
     execution = Execution.objects.get(pk=queued["id"])
     assert (execution.status, execution.error_field) == ("error", "minimum_isolation")
 
@@ -243,7 +242,7 @@ def test_what_a_tenant_has_queued_ends_with_it(
         alice.tenant.delete()
     else:
         Tenant.objects.update(is_active=False)
-    run_queued(queued["id"])
+    run_queued()
     execution = Execution.objects.get(pk=queued["id"])
     assert (execution.status, execution.error_code, execution.runtime) == ("error", "SB009", "")
 

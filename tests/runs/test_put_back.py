@@ -26,11 +26,11 @@ from executions.services.queue import (
 )
 from executions.services.record import close_unrun, error_changes
 from executions.services.stale import end_stale_executions
-from executions.services.worker import run_queued
 from providers.errors import ProviderUnavailable
 from providers.values import InputFile
 from tests.conftest import Caller
 from tests.support.held import opened
+from tests.support.running import run_queued
 
 pytestmark = pytest.mark.database
 

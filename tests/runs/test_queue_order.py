@@ -17,9 +17,10 @@ from django.utils import timezone
 from executions.models import Execution
 from executions.services.admission import counted_alone
 from executions.services.queue import claim_next
-from executions.services.worker import Runner, run_queued
+from executions.services.worker import Runner
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
+from tests.support.running import run_queued
 
 pytestmark = pytest.mark.database
 
@@ -101,15 +102,15 @@ def test_what_is_beyond_the_bound_waits_for_its_room(
     waiting = opened(alice, "async")
     other = opened(charlie, "async")
 
-    outcome = run_queued(str(waiting.pk))  # what is delivered is not what is next
+    outcome = run_queued()
 
     assert outcome is not None
     assert outcome.execution.pk == other.pk
-    assert run_queued(str(waiting.pk)) is None
+    assert run_queued() is None
     waiting.refresh_from_db()
     assert waiting.status == "queued"
     ended(running[0])
-    done = run_queued(str(other.pk))
+    done = run_queued()
     assert done is not None
     assert (done.execution.pk, done.execution.status) == (waiting.pk, "succeeded")
 
@@ -144,11 +145,11 @@ def test_of_a_workers_threads_one_tenant_has_at_most_half() -> None:
 def test_the_disk_that_is_full_is_not_filled_from_the_queue(
     scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = opened(alice, "async")
+    opened(alice, "async")
     monkeypatch.setattr("executions.services.queue.disk_problem", lambda: "full")
-    assert run_queued(str(waiting.pk)) is None
+    assert run_queued() is None
     monkeypatch.undo()
-    assert run_queued(str(waiting.pk)) is not None
+    assert run_queued() is not None
 
 
 def steps_of(call: Callable[[], object]) -> int:

@@ -19,13 +19,13 @@ from executions.services import payloads
 from executions.services.queue import claim, claim_next, hand_over
 from executions.services.record import close_unrun
 from executions.services.stale import end_stale_executions
-from executions.services.worker import run_queued
 from executions.storage import QUEUE
 from executions.storage import kept as kept_at
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.values import InputFile
 from tests.conftest import Caller
 from tests.support.held import bounded, opened
+from tests.support.running import run_queued
 
 pytestmark = pytest.mark.database
 
@@ -54,7 +54,7 @@ def test_a_large_request_is_kept_encrypted_beside_its_row_and_gone_when_it_runs(
     assert READ.encode() not in file.read_bytes()
     assert raw_pending_size(execution) < 1000
 
-    outcome = run_queued(str(execution.pk))
+    outcome = run_queued()
 
     assert outcome is not None
     assert (outcome.execution.status, outcome.execution.stdout) == ("succeeded", "ran")
@@ -135,7 +135,7 @@ def test_a_lost_request_ends_and_may_be_sent_again(
     else:
         file.write_text(file.read_text()[:-40])
 
-    run_queued(str(execution.pk))
+    run_queued()
 
     execution.refresh_from_db()
     assert (execution.status, execution.error_code) == ("error", "SB009")
@@ -189,7 +189,7 @@ def test_the_folder_is_in_the_data_directory() -> None:
 def test_rotating_the_keys_reaches_what_waits_in_files(
     scripted: Callable[[], list[str]], alice: Caller, settings: Any
 ) -> None:
-    execution = opened(alice, "async", code=READ, files=FILES)
+    opened(alice, "async", code=READ, files=FILES)
     settings.FERNET_KEYS = ["the new key", *settings.FERNET_KEYS]
     out = StringIO()
     call_command("rotate_keys", "--json", stdout=out, stderr=StringIO())
@@ -205,7 +205,7 @@ def test_rotating_the_keys_reaches_what_waits_in_files(
         "failed": [],
     }
     settings.FERNET_KEYS = ["the new key"]
-    outcome = run_queued(str(execution.pk))
+    outcome = run_queued()
     assert outcome is not None
     assert outcome.execution.status == "succeeded"
 

@@ -10,7 +10,6 @@ import pytest
 from django.db import DatabaseError
 
 from executions.models import Execution
-from executions.services.worker import run_queued
 from providers.errors import ConnectionFailed, ProviderUnavailable
 from providers.manager import manager
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
@@ -26,7 +25,7 @@ from tests.support.policies import in_force
 from tests.support.provider_fixtures import activate
 from tests.support.remote_providers import e2b_config
 from tests.support.routing import hops, last_execution, make_route
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.wire_server import eventually
 
 Services = tuple[E2BServer, AgentRunServer]
@@ -183,7 +182,7 @@ def test_a_queued_execution_takes_the_same_route(services: Services, alice: Call
     make_route(*BOTH)
     services[0].fail("create", "503")
     queued = run(alice, "print('later')", mode="async").json()
-    run_queued(queued["id"])
+    run_queued()
     execution = Execution.objects.get(pk=queued["id"])
     assert (execution.status, execution.provider) == ("succeeded", "aliyun_codeinterpreter")
     assert hops(execution) == ["e2b failed SB009", "aliyun_codeinterpreter served"]

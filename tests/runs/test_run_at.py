@@ -20,13 +20,12 @@ from executions.services.queue import claim, claim_next
 from executions.services.replay import recorded_request
 from executions.services.spending import spend
 from executions.services.stale import end_stale_executions
-from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, page, signed_in
 from tests.support.held import bounded
 from tests.support.later_runs import CODE, come, in_seconds, later
 from tests.support.policies import in_force
-from tests.support.running import run
+from tests.support.running import run, run_queued
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 

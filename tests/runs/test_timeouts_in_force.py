@@ -12,7 +12,6 @@ from executions.services.record import Caller as Asker
 from executions.services.replay import recorded_request
 from executions.services.requests import ExecutionRequest
 from executions.services.run import run_execution
-from executions.services.worker import run_queued
 from providers.manager import manager
 from providers.models import ProviderConfig
 from providers.services import save_config
@@ -21,7 +20,7 @@ from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.lying_provider import Liar
 from tests.support.routing import last_execution, make_route
-from tests.support.running import LOCAL, activate, run
+from tests.support.running import LOCAL, activate, run, run_queued
 
 Services = tuple[E2BServer, AgentRunServer]
 

@@ -22,6 +22,7 @@ from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.folder_files import FolderFiles
 from tests.support.held import bounded
+from tests.support.running import run_queued
 from tests.support.saved_files import asleep, saved, still_asleep, write
 from tests.support.sessions import URL, aged, cell, in_thread, opened, row, wait_for
 
@@ -58,12 +59,11 @@ def test_one_that_could_not_be_woken_is_still_called_clean(alice: Caller, settin
 
 
 def test_a_queued_cell_wakes_it_in_the_worker(alice: Caller) -> None:
-    from executions.services import worker
 
     session = asleep(alice)
     queued = cell(alice, session, "print(open('f').read())", mode="async")
     assert queued.status_code == 202
-    worker.run_queued(queued.json()["id"])
+    run_queued()
     ran = alice.client.get(f"/api/v1/executions/{queued.json()['id']}").json()
     assert (ran["status"], ran["stdout"], ran["restored"]) == ("succeeded", "kept\n", True)
 

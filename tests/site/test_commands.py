@@ -25,7 +25,7 @@ TESTED = {
         "end_stale_executions",
         "record_journal",
     ),
-    *("recount_executions", "compact_database", "check_storage"),
+    *("recount_executions", "check_storage"),
     *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key", "accept_row"),
     *("apply_retention", "export_executions", "dry_run_policy"),
     *("code_exec", "audit_report", "mcp"),

@@ -19,7 +19,6 @@ from django.db import connection, connections
 
 from executions.models import LedgerEntry
 from executions.services.ledger import append
-from providers.services.configuration import save_config
 from sandbox_site import installation
 from sandbox_site.installation import DoesNotFit, join, refuse_foreign
 from sandbox_site.models import InstallationMark
@@ -97,15 +96,6 @@ def test_keys_of_a_rotation_are_accepted_while_one_of_them_fits(settings: Any) -
     settings.FERNET_KEYS = fernet
     with pytest.raises(DoesNotFit, match=r"^FERNET_KEYS"):
         refuse_foreign()
-
-
-def test_a_first_instance_that_cannot_read_what_is_there_leaves_no_mark(settings: Any) -> None:
-    """As after an upgrade: the database is older than its marks."""
-    save_config("local", {})
-    settings.FERNET_KEYS = [OTHER]
-    with pytest.raises(DoesNotFit, match=r"^FERNET_KEYS"):
-        join()
-    assert not InstallationMark.objects.exists()
 
 
 @pytest.mark.parametrize("name", ["FERNET_KEYS", "SECRET_KEY", "STORAGE_URL"])

@@ -7,6 +7,9 @@ import zlib
 from typing import Any
 
 from executions.services import ongoing
+from executions.services.queue import claim_next
+from executions.services.record import Outcome
+from executions.services.worker import run_claimed
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig
@@ -21,6 +24,13 @@ def run(caller: Caller, code: str, **body: Any) -> Any:
     # Nobody waits for the end of a sandbox, but whoever counts them then.
     assert ongoing.wait_for_ends(60)
     return response
+
+
+def run_queued() -> Outcome | None:
+    """Run the next queued execution here, as a thread of a worker does. None where there is none
+    to be run now."""
+    execution = claim_next()
+    return None if execution is None else run_claimed(execution)
 
 
 def activate(provider_id: str, config: dict[str, Any]) -> None:

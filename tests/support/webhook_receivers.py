@@ -18,9 +18,8 @@ from django.utils import timezone
 from executions.models import WebhookDelivery
 from executions.services.webhooks.delivering import Sender
 from executions.services.webhooks.secrets import create_secret
-from executions.services.worker import run_queued
 from tests.conftest import Caller
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.sessions import wait_for
 
 CODE = "answer = ExecutionResult('what it printed', '', 0, 0.0)"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from providers import key_ring
+from providers.aes_gcm import NotOpened
 from providers.key_file import KeyFile
 from sandbox_site import keys
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
@@ -214,18 +215,16 @@ def test_a_file_that_may_still_be_written_encrypts_nothing(
 def test_what_the_new_key_has_sealed_is_read_at_once(
     ring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cryptography.fernet import InvalidToken
-
     assert read_keys() == ("first",)
     monkeypatch.setattr(key_ring, "SETTLED_SECONDS", 1.0)
     ring.write_text("second,first")
 
     def open_with(found: tuple[Any, ...]) -> str:
         if "second" not in found:
-            raise InvalidToken
+            raise NotOpened
         return "opened"
 
     assert key_ring.opened(open_with) == "opened"
     assert key_ring.fernet_keys() == ("second", "first")
-    with pytest.raises(InvalidToken):
+    with pytest.raises(NotOpened):
         key_ring.opened(lambda found: open_with(tuple(key for key in found if key == "first")))

@@ -23,11 +23,10 @@ from executions.services.policies.approvals import AlreadyDecided
 from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.tools import calls, desk
 from executions.services.tools.desk import Desk
-from executions.services.worker import run_queued
 from providers.values import Event
 from providers.values import ToolCall as Called
 from tests.conftest import Caller
-from tests.support.running import run
+from tests.support.running import run, run_queued
 from tests.support.sessions import wait_for
 from tests.support.webhook_receivers import CODE, Receiver, is_signed, queue
 

@@ -123,15 +123,15 @@ class Command(BaseCommand):
             try:
                 keys = trusted_keys()
                 with open(path, "rb") as file:
-                    problem, digest = examined(file, keys)
+                    signed = examined(file, keys)
             except LedgerUnavailable as error:
                 raise CommandError(error.message, returncode=NOT_MADE) from None
             except OSError as error:
                 raise CommandError(f"{path}: {error.strerror}", returncode=NOT_MADE) from None
-            ill = ill or bool(problem)
-            if problem:
-                told = [f"NOT VALID: {problem}"]
-            elif entry := entry_of(digest, keys):
+            if isinstance(signed, str):
+                ill = True
+                told = [f"NOT VALID: {signed}"]
+            elif entry := entry_of(signed, keys):
                 told = ["valid", *lines_of(entry)]
             else:
                 told = ["valid", "NOT ENTERED: the ledger has no entry of this report"]

@@ -5,27 +5,18 @@ After that, a row without an entry was added behind our back.
 
 from __future__ import annotations
 
-from itertools import islice
-
 from django.db import transaction
 from django.db.models import Model
 
-from executions.models import Execution, LedgerEntry
+from executions.models import LedgerEntry
 from executions.services.ledger.append import append
 from executions.services.ledger.bindings import BINDINGS, columns_of, model_of, row_hash
 from executions.services.ledger.entering import Before, enter_row
 from executions.services.ledger.formats import parse
 from executions.services.ledger.head import read_head
-from executions.services.ledger.introductions import vouch_for_configured_keys
-from executions.services.ledger.records import unentered
 from executions.services.ledger.rows import BASELINE, FOUND, NEVER_ENTERED, RowsRead
-from executions.services.ledger.sealing import append_execution, execution_content
 from executions.services.ledger.verification import verify_entry
 from providers.fields import DecryptionError
-
-_AT_ONCE = 100
-# In one transaction, which keeps other writers waiting.
-_WRITTEN_AT_ONCE = 10
 
 
 def take_stock() -> int:
@@ -35,10 +26,7 @@ def take_stock() -> int:
     is not as it was entered stays as it is, for the verifier to find, and so does one that was
     added behind our back to a model that was taken in before.
     """
-    vouch_for_configured_keys()
     entered = 0
-    if not _adopted():
-        entered += _enter_executions()
     with transaction.atomic(savepoint=False):
         read_head(lock=True)
         columns = {label: columns_of(model) for label, model in _models().items()}
@@ -90,22 +78,3 @@ def _enter(rows: RowsRead, label: str, row: Model, columns: list[str], was_adopt
             return False
     enter_row(row, FOUND, before)
     return True
-
-
-def _enter_executions() -> int:
-    """A transaction for every few: there may be very many."""
-    entered = 0
-    while batch := list(islice(unentered(None), _AT_ONCE)):
-        found = Execution.objects.defer("pending").filter(pk__in=batch).order_by("pk")
-        rows = list(found)
-        for start in range(0, len(rows), _WRITTEN_AT_ONCE):
-            entered += _enter_batch(rows[start : start + _WRITTEN_AT_ONCE])
-    return entered
-
-
-def _enter_batch(batch: list[Execution]) -> int:
-    with transaction.atomic():
-        for execution in batch:
-            content = execution_content(execution, list(execution.artifacts.all()))
-            append_execution({**content, "found": True}, execution)
-    return len(batch)

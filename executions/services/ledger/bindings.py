@@ -33,7 +33,8 @@ _PERMISSION = ("content_type__app_label", "content_type__model", "codename")
 class Binding:
     """How the rows of one model are bound.
 
-    `kind` is the kind of its entries and `subject` the column that they are called by. `related`
+    `kind` is the kind of its entries and `subject` what they are called by: a column, "pk" for
+    model and key, or a text that is made of the row. `related`
     are many-to-many relations, each with what names the rows at its other end. `shown` are columns
     that the entry also says in clear; None says all of them, which then must hold no secret and
     nothing of a person. `check` looks at what no hash of columns can say, for a verification;
@@ -41,7 +42,7 @@ class Binding:
     """
 
     kind: str
-    subject: str = "pk"
+    subject: str | Callable[[Any], str] = "pk"
     related: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shown: tuple[str, ...] | None = None
     only_if_changed: bool = False
@@ -104,6 +105,11 @@ def _is_its_tenants(row: Any) -> str:
     return f"it was moved to the tenant {slug}" if slug not in (None, row.tenant_slug) else ""
 
 
+def subject_of_user(user_id: int) -> str:
+    """What the authenticators of a user are called by, so that those that are gone are found."""
+    return f"user {user_id}"
+
+
 BINDINGS: Mapping[str, Binding] = {
     "executions.tenant": Binding("tenant", "slug"),
     "executions.apikey": Binding(
@@ -164,7 +170,10 @@ BINDINGS: Mapping[str, Binding] = {
     "admin.logentry": Binding("admin_action", "object_id", shown=()),
     # Every code that is entered changes its row, mostly in what is not bound.
     "otp_totp.totpdevice": Binding(
-        "authenticator", shown=("user_id", "confirmed"), only_if_changed=True
+        "authenticator",
+        lambda device: subject_of_user(device.user_id),
+        shown=("user_id", "confirmed"),
+        only_if_changed=True,
     ),
     "sandbox_site.recoverycode": Binding("authenticator", shown=("device_id", "used_at")),
 }

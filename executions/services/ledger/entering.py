@@ -372,10 +372,10 @@ def _label(model: type[Model]) -> str:
 
 
 def _subject(row: Model) -> str:
-    binding = BINDINGS[_label(type(row))]
-    if binding.subject == "pk":
+    subject = BINDINGS[_label(type(row))].subject
+    if subject == "pk":
         return f"{row._meta.model_name} {row.pk}"
-    return str(getattr(row, binding.subject) or "")
+    return str(getattr(row, subject) or "") if isinstance(subject, str) else subject(row)
 
 
 def _facts(row: Model, shown: tuple[str, ...] | None) -> dict[str, Any]:

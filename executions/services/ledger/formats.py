@@ -12,6 +12,8 @@ from typing import Any
 from executions.services.ledger.canonical import canonical, digest
 
 FORMAT = 1
+# Characters of a subject that its column has.
+_MOST_SUBJECT = 200
 
 # What is signed starts with it, so that nothing else a key signs can pass for an entry.
 DOMAIN = b"cofferdam-ledger-1\n"
@@ -34,6 +36,17 @@ def bound_row_of(stated: Mapping[str, Any]) -> str | None:
     if stated["kind"] == "execution":
         return None
     return row_name(stated["model"], stated["row"]) if "row_hash" in stated else ""
+
+
+def subject_of(stated: Mapping[str, Any]) -> str:
+    """What the column `subject` of this entry holds. Of an execution it is the tenant: its id has
+    a column of its own."""
+    return column_of(stated["tenant" if stated["kind"] == "execution" else "subject"])
+
+
+def column_of(subject: str) -> str:
+    """A subject as the column `subject` has it."""
+    return subject[:_MOST_SUBJECT]
 
 
 def row_name(model: str, row: str) -> str:

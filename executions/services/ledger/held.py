@@ -21,7 +21,9 @@ Holds = MutableMapping[str, tuple[str, str | None]]
 
 
 def of_holds(*, thorough: bool) -> Q:
-    """Entries of holds. `thorough` reads all of the ledger, for those whose column was changed."""
+    """Entries of holds. `thorough` reads all of the ledger, for those whose columns were changed:
+    what is erased in spite of a hold is gone before a verification finds such a column.
+    """
     by_column = Q(kind=_KIND)
     return by_column | Q(statement__contains=f'"kind":"{_KIND}"') if thorough else by_column
 

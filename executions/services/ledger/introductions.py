@@ -38,23 +38,6 @@ def introduced(key: SigningKey, head: Head | None) -> Head:
     return head
 
 
-def vouch_for_configured_keys() -> None:
-    """Have the signing key name the other keys of LEDGER_KEYS, where it has not.
-
-    For ledgers whose keys were changed when only the old one named the new.
-    """
-    with transaction.atomic(savepoint=False):
-        head = read_head(lock=True)
-        if head is None or head.key_id not in keyring():
-            return
-        key = signing_key()
-        if head.key_id != key.key_id:
-            head = introduced(key, head)
-        for other in keyring().values():
-            if other != key and not _has_named(key, other):
-                head = _name(head, key, other.key_id, other.public_key)
-
-
 def adopt_key(reason: str) -> LedgerEntry | None:
     """Let the signing key introduce itself, because the key before is lost; None when it is not.
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from executions.models import LedgerEntry
-from executions.services.ledger.formats import bound_row_of, parse, row_name
+from executions.services.ledger.bindings import BINDINGS
+from executions.services.ledger.formats import bound_row_of, column_of, parse, row_name
 from executions.services.ledger.held import authentic
 from executions.services.ledger.rows import ALTERED, BASELINE, DELETED
 from executions.services.ledger.trust import configured_keys, trusted_keys
@@ -78,14 +79,15 @@ def _read(entry: LedgerEntry, label: str, row: str) -> LastEntry:
     return LastEntry(entry.sequence, nothing, problem, is_forged=True)
 
 
-def rows_entered_with(kind: str, label: str, column: str, value: int) -> list[str]:
-    """The rows of a model, of which some entry says in clear that a column has this value. They
-    may have another by now, or be gone."""
-    entries = LedgerEntry.objects.filter(
-        kind=kind, bound_row__startswith=f"{label} ", statement__contains=f'"{column}":{value}'
-    )
+def rows_called(label: str, subject: str) -> list[str]:
+    """The rows of a model that some entry calls by this subject. They may be called otherwise by
+    now, or be gone."""
+    entries = LedgerEntry.objects.filter(kind=BINDINGS[label].kind, subject=column_of(subject))
     stated = filter(None, (parse(entry.statement) for entry in entries))
-    return sorted({str(each["row"]) for each in stated if each.get(column) == value})
+    said = (label, subject)
+    return sorted(
+        {str(each["row"]) for each in stated if (each.get("model"), each.get("subject")) == said}
+    )
 
 
 def has_adopted(label: str) -> bool:

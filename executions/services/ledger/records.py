@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -138,17 +137,15 @@ def alteration_of(
     )
 
 
-def unentered(since: datetime | None) -> Iterator[UUID]:
-    """Executions that ended, or ended since then, and are not in the ledger.
+def unentered() -> Iterator[UUID]:
+    """Executions that ended and are not in the ledger.
 
-    What ended before a ledger began is entered once, when it takes stock (`adoption`). A row that
-    says that it ended in one of its two columns alone counts: pages and answers go by the other.
+    A row that says that it ended in one of its two columns alone counts: pages and answers go by
+    the other.
     """
     entered = LedgerEntry.objects.filter(kind="execution", execution_id=OuterRef("pk"))
     has_ended = Q(finished_at__isnull=False) | ~Q(status__in=Execution.OPEN)
     ended = Execution.objects.filter(has_ended).exclude(Exists(entered))
-    if since is not None:
-        ended = ended.filter(Q(finished_at__gte=since) | Q(finished_at=None))
     yield from ended.order_by("pk").values_list("pk", flat=True).iterator()
 
 

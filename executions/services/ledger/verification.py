@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +12,13 @@ from executions.models import Execution, LedgerEntry
 from executions.services.ledger import marks
 from executions.services.ledger.canonical import digest, moment
 from executions.services.ledger.findings import Finding, Verification
-from executions.services.ledger.formats import bound_row_of, parse, signed_bytes, write
+from executions.services.ledger.formats import (
+    bound_row_of,
+    parse,
+    signed_bytes,
+    subject_of,
+    write,
+)
 from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.records import (
@@ -141,7 +146,6 @@ class _Reading:
         self.found.checkpoints = len(self.marks.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
-        self.began_at: datetime | None = None
 
     def read(self, chunk: Sequence[LedgerEntry]) -> None:
         executions: list[tuple[LedgerEntry, dict[str, Any]]] = []
@@ -169,8 +173,7 @@ class _Reading:
             for kind, sequence, detail in self.marks.problems(self.expected - 1):
                 self._find(kind, sequence, detail)
         if self.erasures is not None:
-            since = None if self.rows.adopted else self.began_at
-            for execution_id in unentered(since):
+            for execution_id in unentered():
                 self._find("missing", self.expected, f"execution {execution_id} has no entry")
             if self.rows.look():
                 self._look_again()
@@ -261,8 +264,6 @@ class _Reading:
         return stated
 
     def _check_place(self, entry: LedgerEntry, stated: Mapping[str, Any]) -> None:
-        if self.began_at is None:
-            self.began_at = entry.at
         repeated = {
             "kind": entry.kind,
             "key_id": entry.key_id,
@@ -275,6 +276,8 @@ class _Reading:
             differing.append("execution_id")
         if entry.bound_row != bound_row_of(stated):
             differing.append("bound_row")
+        if entry.subject != subject_of(stated):
+            differing.append("subject")
         if entry.digest != digest(entry.statement):
             differing.append("digest")
         if differing:

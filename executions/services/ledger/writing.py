@@ -11,7 +11,13 @@ from django.utils import timezone
 
 from executions.models import LedgerEntry
 from executions.services.ledger.canonical import digest, moment
-from executions.services.ledger.formats import FORMAT, bound_row_of, place_bytes, write
+from executions.services.ledger.formats import (
+    FORMAT,
+    bound_row_of,
+    place_bytes,
+    subject_of,
+    write,
+)
 from executions.services.ledger.head import Head, Row, remember
 from executions.services.ledger.keyring import SigningKey
 
@@ -20,8 +26,8 @@ FIRST_PREVIOUS = "0" * 64
 # Runs within every execution. Through the ORM an entry took 0.55 ms, so it takes 0.20 ms.
 _INSERT = (
     f"INSERT INTO {LedgerEntry._meta.db_table}"  # noqa: S608
-    " (sequence, kind, execution_id, at, statement, digest, key_id, signature, bound_row)"
-    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+    " (sequence, kind, execution_id, at, statement, digest, key_id, signature, bound_row,"
+    " subject) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 )
 
 
@@ -58,6 +64,7 @@ def add(
         key_id=key.key_id,
         signature=key.sign(place_bytes(sequence, statement_digest)),
         bound_row=bound_row_of(stated),
+        subject=subject_of(stated),
     )
     _insert(entry)
     remember(Row(sequence, statement, statement_digest, entry.key_id, entry.signature))
@@ -78,6 +85,7 @@ def _insert(entry: LedgerEntry) -> None:
         entry.key_id,
         entry.signature,
         entry.bound_row,
+        entry.subject,
     ]
     with connection.cursor() as cursor:
         cursor.execute(_INSERT, row)

@@ -173,9 +173,13 @@ def open_file(report: Report, file_format: str) -> IO[bytes]:
         with closing(kept(REPORTS).open_range(name_of(report, file_format))) as pieces:
             copy.writelines(pieces)
         copy.seek(0)
-        problem, digest = examined(copy, keys)
+        signed = examined(copy, keys)
         recorded = {JSON: report.json_hash, PDF: report.pdf_hash}[file_format]
-        if problem or not f"sha256:{digest}" == recorded == hashes_of(stated)[file_format]:
+        is_same = not isinstance(signed, str) and (
+            signed.report == stated["subject"]
+            and f"sha256:{signed.digest}" == recorded == hashes_of(stated)[file_format]
+        )
+        if not is_same:
             raise NotAsMade("The stored file is not the one that was made.")
         copy.seek(0)
     except BaseException:

@@ -67,7 +67,7 @@ class Document:
                 buffer.clear()
                 size = 0
         yield b"".join(buffer)
-        self.signed = sign(self.key, JSON, digest.hexdigest())
+        self.signed = sign(self.key, JSON, self.told["id"], digest.hexdigest())
         yield json_end(self.signed)
 
     def _report(self, keep: Callable[[str, dict[str, Any]], None]) -> Iterator[str]:

@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from executions.models import LedgerEntry
+from executions.services.ledger.formats import column_of
 from executions.services.ledger.held import authentic
+from executions.services.reports.signing import Signed
 
 KIND = "report"
 
 
-def entry_of(digest: str, public_keys: Mapping[str, str]) -> dict[str, Any] | None:
-    """The authentic entry of the report, one of whose files has this SHA-256; None without one."""
-    signed = f"sha256:{digest}"
-    for entry in LedgerEntry.objects.filter(kind=KIND, statement__contains=signed):
+def entry_of(signed: Signed, public_keys: Mapping[str, str]) -> dict[str, Any] | None:
+    """The authentic entry of the report that has this file; None without one."""
+    digest = f"sha256:{signed.digest}"
+    for entry in LedgerEntry.objects.filter(kind=KIND, subject=column_of(signed.report)):
         stated = authentic(entry, public_keys)
-        if stated and stated["kind"] == KIND and signed in hashes_of(stated).values():
+        if stated is None or (stated["kind"], stated["subject"]) != (KIND, signed.report):
+            continue
+        if digest in hashes_of(stated).values():
             return stated
     return None
 

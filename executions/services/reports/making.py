@@ -69,7 +69,7 @@ def make(
             paper.write(file, document.told, signed, map(json.loads, kept), said)
             pdf_digest = _digest_of(file)
             file.seek(0)
-            write_pdf(_pieces(file, pdf_end(sign(key, PDF, pdf_digest))))
+            write_pdf(_pieces(file, pdf_end(sign(key, PDF, report_id, pdf_digest))))
     found = document.told["verification"]
     made = {
         "runs": reading.read,

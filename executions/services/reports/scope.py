@@ -13,7 +13,8 @@ from django.db.models.functions import Coalesce, Length
 
 from executions.ids import first_uuid7
 from executions.models import Artifact, Execution, LedgerEntry, LegalHold, Tenant
-from executions.services.ledger.canonical import canonical, moment
+from executions.services.ledger.canonical import moment
+from executions.services.ledger.formats import column_of
 from providers.errors import InvalidConfiguration
 
 MOST_RUNS = 100_000
@@ -71,18 +72,16 @@ class Scope:
         return found.filter(tenant_slug=self.tenant) if self.tenant else found
 
     def entries_without_rows(self) -> QuerySet[LedgerEntry]:
-        """Of runs whose record is gone, of every tenant: whose it was, its statement says. Also
-        those that state this tenant, and whose record says another one."""
+        """Of runs whose record is gone, or says another tenant than its entry. Whose one is says
+        its column, which is anybody's to write: whoever reads the entry looks at its statement."""
         rows = Execution.objects.filter(pk=OuterRef("execution_id"))
         entries = LedgerEntry.objects.filter(
-            self._within("execution_id"), execution_id__isnull=False
+            self._within("execution_id"), kind="execution", execution_id__isnull=False
         )
-        left_out = Q(Exists(rows))
         if self.tenant:
-            # As the canonical form has it; in a text of another member the quotes are escaped.
-            stated = Q(statement__contains=f'"tenant":{canonical(self.tenant)}')
-            left_out &= ~stated | Q(Exists(rows.filter(tenant_slug=self.tenant)))
-        return entries.exclude(left_out).order_by("execution_id")
+            entries = entries.filter(subject=column_of(self.tenant))
+            rows = rows.filter(tenant_slug=self.tenant)
+        return entries.exclude(Exists(rows)).order_by("execution_id")
 
     def span(self) -> tuple[int, int]:
         """The first and the last entry that were entered in its time, or of its executions. Runs

@@ -11,7 +11,7 @@ from executions.models import Execution, Session
 from executions.services.declared import refuse
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
-from executions.services.routes import Route, Step
+from executions.services.routes import Step
 from executions.services.routing import steps_for
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import (
@@ -54,13 +54,11 @@ def cell_of(
     return placed, [step_in(session, context, request.env, None)]
 
 
-def steps_of(
-    request: ExecutionRequest, tenant_slug: str, route: Route | None = None
-) -> Sequence[Step]:
+def steps_of(request: ExecutionRequest, tenant_slug: str) -> Sequence[Step]:
     """Where a request that was queued is to run. Raises Conflict for a session that has ended, and
     InvalidConfiguration for a provider that cannot be chosen any more."""
     if request.session is None:
-        return steps_for(request.language, tenant_slug, route, chosen=request.provider)
+        return steps_for(request.language, tenant_slug, chosen=request.provider)
     session = Session.objects.get(pk=request.session)
     refuse_ended(session)
     return [step_in(session, request.context, request.env, None)]

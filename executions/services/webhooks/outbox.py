@@ -8,7 +8,7 @@ Times are the database's: a host whose clock is ahead takes nothing that another
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
 from executions.models import Execution, Tenant, WebhookDelivery
-from executions.services.batches import delete_in_batches, in_batches
+from executions.services.batches import delete_in_batches
 from executions.services.database_clock import NOW
 from executions.services.declared import refuse
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
@@ -95,23 +95,6 @@ def come_due(execution_id: UUID) -> None:
     WebhookDelivery.objects.filter(untold, execution=execution_id).update(
         event=Event.FINISHED, tries=0, **_due_now()
     )
-
-
-def catch_up() -> int:
-    """Have told what a version without webhooks ended, during an upgrade. How many."""
-    ended = WebhookDelivery.objects.filter(
-        state=State.WAITING, execution__finished_at__isnull=False
-    )
-    missed = list(ended.order_by("pk").values_list("pk", flat=True)[:_AT_ONCE])
-    due = 0
-
-    def have_told(pks: Sequence[UUID]) -> None:
-        nonlocal due
-        rows = WebhookDelivery.objects.filter(pk__in=pks, state=State.WAITING)
-        due += rows.update(**_due_now())
-
-    in_batches(missed, have_told)
-    return due
 
 
 def forget_old() -> int:

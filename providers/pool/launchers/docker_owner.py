@@ -18,9 +18,6 @@ from providers.pool.remembered import Memory
 
 POOL_LABEL = "cofferdam.pool"
 OWNER_LABEL = "cofferdam.maker"
-# What it was called by versions that end every container whose maker is gone, kept or not: under a
-# name that they do not look for, what is kept is safe from those on the same engine.
-FORMER_OWNER_LABEL = "cofferdam.owner"
 # Which pool of this name it is: those of another data directory are others.
 HOME_LABEL = "cofferdam.home"
 
@@ -75,7 +72,7 @@ class Owner:
         whose name was its own process's would never find it again.
         """
         labels = container.labels
-        mark = labels.get(OWNER_LABEL) or labels.get(FORMER_OWNER_LABEL, "")
+        mark = labels.get(OWNER_LABEL, "")
         if (kept := _KEPT.fullmatch(container.name)) and container.is_running:
             return self._is_orphan_that_was_kept(container, kept, known, now)
         if mark == self.mark:

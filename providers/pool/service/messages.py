@@ -204,9 +204,7 @@ def result_from_json(body: Any) -> ExecutionResult:
             )
             for each in body["artifacts"]
         ]
-        # A service of the version before does not know them.
-        missing = {"output_order": None, "exception": None}
-        known = {name: {**missing, **body}[name] for name in _PLAIN}
+        known = {name: body[name] for name in _PLAIN}
         return ExecutionResult(**known, metadata=dict(body["metadata"]), artifacts=artifacts)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProviderUnavailable(

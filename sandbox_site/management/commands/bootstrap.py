@@ -10,7 +10,6 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.services.ledger.adoption import take_stock
-from executions.services.recounting import ensure_counted
 from executions.services.schedules import ensure_schedules
 from providers.errors import InvalidConfiguration
 from providers.services import two_person_rule
@@ -58,7 +57,6 @@ class Command(BaseCommand):
         except InvalidConfiguration as error:
             raise CommandError(error.message) from None
         ensure_schedules()
-        ensure_counted()
         # Of a new installation they are the roles, which `migrate` has made.
         if found and not is_new:
             self.stdout.write(

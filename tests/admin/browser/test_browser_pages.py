@@ -53,7 +53,7 @@ def test_a_tenant_and_a_key_are_made_and_the_key_is_shown_once(page: Page) -> No
     page.get_by_role("button", name="Save", exact=True).click()
     shown = page.locator("#new-key")
     expect(shown).to_have_text(re.compile("cfd_"))
-    assert authenticate(shown.inner_text()).scope == "admin"
+    assert authenticate(shown.inner_text()).has_scope("admin")
     page.get_by_role("button", name="Copy key").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     expect(page.locator("#example-call")).to_contain_text(shown.inner_text())

@@ -12,12 +12,11 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from executions.models import Execution, Session
-from executions.services.worker import run_queued
 from tests.conftest import Caller
 from tests.support.browser import keep_picture
 from tests.support.playground import PAGE
 from tests.support.policies import in_force
-from tests.support.running import LOCAL, activate
+from tests.support.running import LOCAL, activate, run_queued
 from tests.support.sessions import cell, in_thread, opened
 
 CODE = """import sys

@@ -15,7 +15,6 @@ import pytest
 from providers.pool.launchers.docker_engine import Listed
 from providers.pool.launchers.docker_owner import (
     ABSENT_SECONDS,
-    FORMER_OWNER_LABEL,
     OWNER_LABEL,
     Owner,
 )
@@ -155,14 +154,3 @@ def test_what_is_no_such_file_is_not_believed(memory: Memory, content: bytes) ->
     assert [each.container for each in memory.all()] == [CONTAINER]
     assert {each.stem for each in folder.glob("*.json")} == {CONTAINER}
     assert memory.of_container("../lock") is None
-
-
-def test_what_a_former_version_left_is_found_and_what_is_kept_is_nothing_to_it(
-    memory: Memory, gone: int
-) -> None:
-    owner = Owner("pool", memory)
-    mark = re.sub(r"/\d+/\d+/", f"/{gone}/7/", owner.mark)
-
-    left = Listed(CONTAINER, "cofferdam-1234-1", {FORMER_OWNER_LABEL: mark}, NOW)
-    assert owner.is_orphan(left, set(), NOW)
-    assert FORMER_OWNER_LABEL not in owner.labels

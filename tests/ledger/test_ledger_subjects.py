@@ -1,0 +1,127 @@
+"""Entries are found by their subject, in an index, and no statement is read to find one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from executions.models import Approval, Execution, LedgerEntry
+from executions.services.by_hand import key_made_by
+from executions.services.ledger import append
+from executions.services.ledger.bindings import subject_of_user
+from executions.services.ledger.last_entries import rows_called
+from executions.services.ledger.trust import trusted_keys
+from executions.services.ledger.verification import verify
+from executions.services.policies import approvals
+from executions.services.reports.entered import entry_of
+from executions.services.reports.making import make
+from executions.services.reports.scope import Scope
+from executions.services.reports.signing import Signed
+from executions.services.requests import ExecutionRequest
+from tests.conftest import Caller
+from tests.support.approvals import ASKED, RULES, decided, signed_in
+from tests.support.policies import in_force
+from tests.support.running import run, run_queued
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def looks_in_ledger(work: Callable[[], object]) -> list[str]:
+    """The statements of SQL that look for an entry by its subject; none looks into statements."""
+    with CaptureQueriesContext(connection) as taken:
+        work()
+    read = [
+        each["sql"]
+        for each in taken.captured_queries
+        if each["sql"].startswith("SELECT") and '"executions_ledgerentry"' in each["sql"]
+    ]
+    assert not any("LIKE" in each for each in read), read
+    return [each for each in read if '"subject" =' in each]
+
+
+def is_by_index(sql: str) -> bool:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # Of so few rows it would read all.
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        explain = "EXPLAIN QUERY PLAN" if connection.vendor == "sqlite" else "EXPLAIN"
+        cursor.execute(f"{explain} {sql}")
+        return "ledger_subject" in str(cursor.fetchall())
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+def test_an_approved_run_reads_its_own_approval_alone(scripted: object, alice: Caller) -> None:
+    in_force(alice.tenant.slug, **RULES)
+    ada = signed_in("ada", "view_approval", "decide_approval")
+    rows = [Approval.objects.get(execution=run(alice, ASKED).json()["id"]) for _ in range(3)]
+    for row in rows:
+        decided(ada, row, "approve")
+    [looked] = looks_in_ledger(run_queued)
+    assert is_by_index(looked)
+    with connection.cursor() as cursor:
+        cursor.execute(looked)
+        assert len(cursor.fetchall()) == 1
+    assert Execution.objects.filter(status="succeeded").count() == 1
+
+
+def other_lookups(alice: Caller) -> dict[str, Callable[[], object]]:
+    execution = Execution.objects.get()
+    signed = Signed("r", "d", "k", "s")
+    return {
+        "who made a key": lambda: key_made_by(execution.pk),
+        "authenticators": lambda: rows_called("otp_totp.totpdevice", subject_of_user(1)),
+        "a report": lambda: entry_of(signed, trusted_keys()),
+        "runs without a record": lambda: list(Scope("wonderland").entries_without_rows()),
+    }
+
+
+def test_every_other_lookup_is_by_the_index_as_well(scripted: object, alice: Caller) -> None:
+    run(alice, "pass")
+    for name, work in other_lookups(alice).items():
+        looked = looks_in_ledger(work)
+        assert len(looked) == 1, name
+        assert is_by_index(looked[0]), (name, looked)
+
+
+def test_the_column_has_the_subject_and_of_an_execution_the_tenant(
+    scripted: object, alice: Caller
+) -> None:
+    run(alice, "pass")
+    append("note", "s" * 1000, {})
+    kinds = {entry.kind: entry for entry in LedgerEntry.objects.all()}
+    assert kinds["execution"].subject == "wonderland"
+    assert kinds["execution"].stated["subject"] == str(kinds["execution"].execution_id)
+    assert kinds["api_key"].subject == kinds["api_key"].stated["subject"] == alice.api_key.prefix
+    assert kinds["note"].subject == "s" * 200
+    assert verify().is_intact
+
+
+def test_a_report_is_found_by_what_was_signed_of_either_file(
+    scripted: object, alice: Caller
+) -> None:
+    made = make("a report", Scope("wonderland"), "x", list, list)
+    make("another", Scope("wonderland"), "x", list, list)
+    keys = trusted_keys()
+    for hashed in (made.json_hash, made.pdf_hash):
+        signed = Signed("a report", hashed.removeprefix("sha256:"), "", "")
+        found = entry_of(signed, keys)
+        assert found is not None
+        assert found["sequence"] == made.ledger_sequence
+        assert entry_of(Signed("another", signed.digest, "", ""), keys) is None
+
+
+@pytest.mark.usefixtures("policies_forgotten")
+def test_an_approval_that_is_not_entered_is_none(scripted: object, alice: Caller) -> None:
+    in_force(alice.tenant.slug, **RULES)
+    answer = run(alice, ASKED).json()
+    execution = Execution.objects.get(pk=answer["id"])
+    now: Any = timezone.now() + timedelta(seconds=1)
+    Approval.objects.update(status="approved", decided_by="user:ada", decided_at=now)
+    request = ExecutionRequest.from_stored(execution.pending)
+    assert approvals.approved(execution, request) is None
