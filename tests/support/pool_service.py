@@ -22,7 +22,8 @@ from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 CODE = "print('ran')"
-SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+# In a process that is found by its command line.
+SLEEP = "import subprocess\nprint('begun', flush=True)\nsubprocess.run(['sleep', '60'])"
 
 
 # `manage.py` with constants of its modules, which are given as JSON, set to other values.
@@ -88,12 +89,16 @@ class PoolService:
         found: dict[str, Any] = self.ask("GET", "/v1/stats").body
         return found
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 20) -> None:
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> None:
         """Until the service's figures fulfil the condition."""
         deadline = time.monotonic() + seconds
         while not condition(stats := self.stats()):
             assert time.monotonic() < deadline, stats
             time.sleep(0.02)
+
+    def wait_until_it_sleeps(self) -> None:
+        """Until the code SLEEP has begun: a sandbox counts as busy before it has any."""
+        self.service.find(lambda line: line == "sleep 60")
 
     def wait_until_healthy(self, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
