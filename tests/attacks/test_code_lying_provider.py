@@ -197,12 +197,12 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     honest = lambda: liar.module.ExecutionResult("late", "", 0, 31.0)  # noqa: E731
     began = time.monotonic()
     response = run(alice, "print(1)", timeout=2)
-    assert 2 < time.monotonic() - began < 20
+    assert 2 < time.monotonic() - began < 60
     assert_started_error(response)
     assert "did not answer within 2.5 s" in response.json()["error"]["message"]
     assert asking._overdue["liar", alice.tenant.slug] == 1
     go.set()
-    assert gone.wait(10)
+    assert gone.wait(60)
     deadline = time.monotonic() + 30
     while asking._overdue["liar", alice.tenant.slug] and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -277,10 +277,23 @@ def test_many_urls_of_a_slow_host_hold_a_few_threads_for_a_bounded_time(
 
 
 def test_slow_urls_leave_the_other_threads_of_their_batch_to_others(website: WebServer) -> None:
-    website.pages["/slow"] = repeated(website, b"x", 0.1, b"HTTP/1.0 200 OK\r\n\r\n")
+    """Which go on until all of the others have been served."""
+
+    def slow(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+        while len(served) < 50 and not website.closing.wait(0.1):
+            connection.sendall(b"x")
+
+    def good(connection: socket.socket) -> None:
+        connection.sendall(answer(b"good"))
+        served.append(None)
+
+    served: list[None] = []
+    website.pages |= {"/slow": slow, "/good": good}
     urls = [website.url("/slow"), *[website.url("/good")] * 50, website.url("/slow")]
-    results = fetch(urls, Bounds(pause_seconds=1, file_seconds=2, batch_seconds=20))
-    assert sum(isinstance(result, Came) for result in results) == 50
+    results = fetch(urls, Bounds(pause_seconds=20, file_seconds=20, batch_seconds=60, ahead=60))
+    assert sum(isinstance(result, Came) for result in results[1:-1]) == 50
+    assert len(served) == 50
 
 
 def test_a_consumer_that_takes_its_time_has_few_files_waiting(website: WebServer) -> None:

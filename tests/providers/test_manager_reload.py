@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -322,7 +323,9 @@ def test_under_load_nobody_holds_a_closed_provider(probe: Any, threads: Any) -> 
     configure()
     stop = threading.Event()
 
-    def use() -> int:
+    at = [0] * 8
+
+    def use(number: int) -> int:
         seen: set[int] = set()
         last = 0
         while not stop.is_set():
@@ -331,17 +334,23 @@ def test_under_load_nobody_holds_a_closed_provider(probe: Any, threads: Any) -> 
                 assert not lease.provider.closed  # type: ignore[attr-defined]
                 assert lease.provider.config["size"] == lease.config_version  # type: ignore[attr-defined]
                 assert lease.config_version >= last
-                last = lease.config_version
+                at[number] = last = lease.config_version
                 seen.add(last)
         return len(seen)
 
     save_config("probe", GOOD | {"size": 2})
-    users = [threads(use) for _ in range(8)]
-    for size in range(3, 8):
-        time.sleep(0.06)
-        save_config("probe", GOOD | {"size": size})
-    time.sleep(0.1)
-    stop.set()
-    assert all(user.result(60) > 3 for user in users)
+    users = [threads(partial(use, number)) for number in range(8)]
+
+    def all_have_seen(size: int) -> bool:
+        return set(at) == {size} or any(user.done() for user in users)
+
+    try:
+        for size in range(3, 8):
+            assert eventually(partial(all_have_seen, size - 1), 60)
+            save_config("probe", GOOD | {"size": size})
+        assert eventually(partial(all_have_seen, 7), 60)
+    finally:
+        stop.set()
+    assert [user.result(60) for user in users] == [6] * 8
     manager.close()
     assert set(probe.closed) == set(probe.started)

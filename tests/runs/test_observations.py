@@ -71,13 +71,17 @@ def test_a_call_of_a_foreign_kind_is_seen_by_the_signal_that_ends_it(bubblewrap:
 def test_an_orphan_is_seen_and_a_child_that_its_parent_waits_for_is_not(bubblewrap: Local) -> None:
     orphan = f"""
 import os, time
+ends, told = os.pipe()
 if os.fork() == 0:
+    parent = os.getpid()
     if os.fork() == 0:
-        time.sleep(0.1)
+        os.write(told, str(os.getpid()).encode())
+        while os.getppid() == parent: time.sleep(0.01)
         {OWN_SIGNAL}
     os._exit(0)
 os.wait()
-time.sleep(1)
+orphan = int(os.read(ends, 20))
+while os.path.exists(f'/proc/{{orphan}}'): time.sleep(0.01)
 """
     assert seen(bubblewrap.run(orphan).metadata) == [("sigsys", "supervisor")]
     child = f"import os\nif os.fork() == 0:\n    {OWN_SIGNAL}\nprint(os.wait()[1])"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import Future
 
+import pytest
 from django.http import HttpResponse
 
 from executions.api.base import ApiView
@@ -15,6 +16,8 @@ from executions.services.waiting import Waits
 from providers.errors import RateLimited
 
 
+# What goes on later closes its thread's old connection, if there is one, which asks the database.
+@pytest.mark.django_db(transaction=True)
 def test_what_fails_after_a_wait_is_the_last_event() -> None:
     waited: Future[None] = Future()
 

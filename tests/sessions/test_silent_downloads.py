@@ -100,7 +100,7 @@ def test_what_a_sandbox_does_not_say_of_a_file_is_waited_for_without_a_thread(
     (sandbox,) = kept_here.sandboxes()
     said = threading.Event()
     for name in ("stat", "list"):
-        monkeypatch.setattr(sandbox.files, name, lambda *_: said.wait(20) and None)
+        monkeypatch.setattr(sandbox.files, name, lambda *_: said.wait(120) and None)
     answers: list[Any] = []
     paths = ("files/content?path=f", "files/archive")
 
@@ -112,7 +112,7 @@ def test_what_a_sandbox_does_not_say_of_a_file_is_waited_for_without_a_thread(
             answers.append(WSGIHandler().get_response(asked))
 
     thread = in_thread(ask)
-    thread.join(10)
+    thread.join(60)
     said.set()
     thread.join()
     assert [type(each) for each in answers] == [Placeholder, Placeholder]
@@ -159,7 +159,7 @@ def test_who_leaves_a_file_gives_back_its_place_when_its_thread_comes_free(
     read = sandbox.files.read
 
     def silent(*given: Any) -> Iterator[bytes]:
-        assert said.wait(20)
+        assert said.wait(120)
         yield from read(*given)
 
     monkeypatch.setattr(sandbox.files, "read", silent)

@@ -22,11 +22,11 @@ class Gate:
 
     def job(self) -> None:
         self.begun.release()
-        self.open.wait(10)
+        self.open.wait(60)
 
     def wait_for(self, count: int) -> None:
         for _ in range(count):
-            assert self.begun.acquire(timeout=10)
+            assert self.begun.acquire(timeout=60)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_full_lane_leaves_threads_to_the_other(gate: Gate) -> None:
     gate.wait_for(3)
     served = threading.Event()
     handlers.submit("pages", served.set)
-    assert served.wait(10)
+    assert served.wait(60)
     assert not gate.begun.acquire(timeout=0.1)
 
 
@@ -57,7 +57,7 @@ def test_what_has_begun_goes_before_what_is_new(gate: Gate) -> None:
     handlers.submit("api", lambda: order.append("begun"), has_begun=True)
     handlers.submit("api", done.set)
     gate.open.set()
-    assert done.wait(10)
+    assert done.wait(60)
     assert order == ["begun", "new"]
 
 
@@ -135,7 +135,7 @@ def test_a_thread_survives_whatever_a_job_does() -> None:
     served = threading.Event()
     handlers.submit("api", leave)
     handlers.submit("api", served.set)
-    assert served.wait(10)
+    assert served.wait(60)
 
 
 def test_every_job_is_done_once_however_many_come_at_once() -> None:

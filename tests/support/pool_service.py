@@ -22,7 +22,8 @@ from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 
 CODE = "print('ran')"
-SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+# In a process that is found by its command line.
+SLEEP = "import subprocess\nprint('begun', flush=True)\nsubprocess.run(['sleep', '60'])"
 
 
 # `manage.py` with constants of its modules, which are given as JSON, set to other values.
@@ -94,6 +95,10 @@ class PoolService:
         while not condition(stats := self.stats()):
             assert time.monotonic() < deadline, stats
             time.sleep(0.02)
+
+    def wait_until_it_sleeps(self) -> None:
+        """Until the code SLEEP has begun: a sandbox counts as busy before it has any."""
+        self.service.find(lambda line: line == "sleep 60")
 
     def wait_until_healthy(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds

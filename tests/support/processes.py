@@ -83,7 +83,7 @@ class Service:
 
     def find(self, wanted: Callable[[str], bool]) -> int:
         """The first process whose command line `wanted` accepts, waiting for it to appear."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for pid in self.look():
                 if wanted(_command_line(pid)):

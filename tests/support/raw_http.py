@@ -24,7 +24,7 @@ class Answer:
 
 
 def connect(service: Service, sent: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=120)
     connection.sendall(sent)
     return connection
 

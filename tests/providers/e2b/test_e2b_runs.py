@@ -248,11 +248,11 @@ def test_output_is_handed_over_as_it_comes(e2b: E2BProvider) -> None:
         "print('two', file=sys.stderr)\n6 * 7"
     )
     running = sandbox.submit_run(Job(code), emit)
-    assert first.wait(10)
+    assert first.wait(60)
     # It is over only once somebody has seen that it has begun.
     assert not running.done()
     sandbox._machine.write("seen", b"")  # type: ignore[attr-defined]
-    result = running.result(timeout=10)
+    result = running.result(timeout=60)
     assert [(event.type, event.data) for event in events] == [
         ("stdout", b"one\n"),
         ("stderr", b"two\n"),

@@ -259,11 +259,11 @@ def test_a_sandbox_that_dies_is_a_verdict_on_the_run(own: Local) -> None:
 
     with ThreadPoolExecutor(1) as threads:
         code = f"import subprocess\nsubprocess.run({MARK})"
-        running = threads.submit(own.run, code, timeout=20)
-        wait_until(is_running, seconds=30)
+        running = threads.submit(own.run, code, timeout=120)
+        wait_until(is_running, seconds=60)
         for pid in first_process_of_the_run():
             os.kill(pid, signal.SIGKILL)
-        result = running.result(10)
+        result = running.result(60)
     assert (result.exit_code, result.timed_out, result.out_of_memory) == (137, False, False)
     assert result.metadata[SANDBOX_ENDED] in result.stderr
     assert own.run("print('again')").stdout == "again\n"

@@ -214,8 +214,13 @@ def test_replaced_builtins_and_calls_are_the_programs_own_loss(kept: KeptGuest) 
 
 
 def test_a_context_that_dies_between_runs_is_told_of(kept: KeptGuest) -> None:
-    kept.run("x = 1\nimport os, threading\nthreading.Timer(0.1, os._exit, (0,)).start()")
-    time.sleep(0.6)
+    kept.ask("context.create", language="python", context="other")
+    (number,) = kept.run("x = 1\nimport os; os.getpid()").shown
+    kept.run(
+        f"import os, time; os.kill({number}, 9)\nwhile os.path.exists('/proc/{number}'): time.sleep(0.01)",
+        context="other",
+        timeout=60,
+    )
     ran = kept.run("'x' in globals()")
 
     assert (ran.shown, ran.context_kept) == (["False"], False)

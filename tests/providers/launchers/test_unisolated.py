@@ -157,9 +157,8 @@ def test_destroying_an_instance_ends_all_that_runs_in_it(opted_out: Local) -> No
 def test_the_opt_out_ends_with_its_owner(tmp_path: Path) -> None:
     owner = unisolated(tmp_path)
     owner.start("import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)", timeout=60)
-    time.sleep(0.3)
+    wait_until(lambda: len(family(owner.process.pid)) >= 3, seconds=60)
     running = family(owner.process.pid)
-    assert len(running) >= 3
     owner.process.kill()
     owner.process.wait(30)
     wait_until_gone(running)

@@ -105,7 +105,7 @@ def test_destroying_an_instance_ends_what_runs_in_it(local: Local) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.3)
+    wait_until(lambda: any(each.running for each in list(provider._pool._busy)), seconds=60)  # type: ignore[union-attr]
     assert provider.destroy_instance(instance.instance_id)
     thread.join(30)
     assert [type(error) for error in errors] == [ProviderUnavailable]

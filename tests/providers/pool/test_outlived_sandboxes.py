@@ -26,6 +26,8 @@ from tests.support.saved_files import saved
 from tests.support.sessions import URL, aged, cell, opened, row
 from tests.support.site import prepare, serving
 
+pytest_plugins = ["tests.support.kept_service"]
+
 pytestmark = pytest.mark.one_database
 
 

@@ -80,9 +80,9 @@ def test_deleting_ends_what_runs(pool: PoolService) -> None:
     instance_id = pool.create()
     with ThreadPoolExecutor(1) as executor:
         running_code = executor.submit(pool.run, instance_id, SLEEP, timeout=60)
-        time.sleep(0.3)
+        pool.wait_until_it_sleeps()
         assert pool.ask("DELETE", f"/v1/instances/{instance_id}").status == 204
-        assert_error(running_code.result(10), 503, "SB009", started=True)
+        assert_error(running_code.result(60), 503, "SB009", started=True)
     assert pool.ask("DELETE", f"/v1/instances/{instance_id}").status == 404
     pool.wait_for(lambda stats: stats["busy"] == 0 and stats["instances"] == 0)
 
@@ -93,7 +93,7 @@ def test_an_instance_runs_one_job_only(pool: PoolService) -> None:
     assert_error(pool.run(instance_id), 503, "SB009", started=True)
     busy = pool.create()
     with disconnected_run(pool, busy, SLEEP):
-        time.sleep(0.3)
+        pool.wait_until_it_sleeps()
         assert_error(pool.run(busy), 503, "SB009", started=True)
 
 
@@ -145,7 +145,7 @@ def test_owners_of_a_shared_pool_wait_in_turn(narrow: PoolService) -> None:
 def test_a_client_that_disconnects_has_its_sandbox_destroyed(pool: PoolService) -> None:
     before = pool.stats()["instances"]
     connection = disconnected_run(pool, pool.create(), SLEEP)
-    pool.wait_for(lambda stats: stats["busy"] == 1)
+    pool.wait_until_it_sleeps()
     connection.close()
     pool.wait_for(lambda stats: stats["busy"] == 0 and stats["instances"] == before)
     assert pool.run(pool.create()).body["stdout"] == "ran\n"

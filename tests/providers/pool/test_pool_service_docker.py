@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 
 import docker
@@ -11,6 +10,7 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.self_managed.provider import SelfManagedProvider
+from providers.values import Job, SandboxSpec
 from tests.support.pool_service import over_docker
 from tests.support.processes import free_port
 
@@ -28,16 +28,14 @@ def test_kill_9_during_a_run(engine: docker.DockerClient, tmp_path: Path) -> Non
     with over_docker(port, tmp_path / "first") as first:
         config = {"endpoint": first.url, "pool_size": 1, "max_sandboxes": 2}
         provider.initialize(SelfManagedProvider.check_config(config))
-        instance = provider.create_instance("python", owner="alice")
-        with ThreadPoolExecutor(1) as executor:
-            running_code = executor.submit(
-                provider.execute_code, instance.instance_id, RUN_MARK, "python", 30
-            )
-            time.sleep(0.5)
-            before = containers(engine, port)
-            first.service.process.kill()
-            with pytest.raises(ProviderUnavailable) as raised:
-                running_code.result(10)
+        sandbox = provider.open(SandboxSpec("python"), "alice")
+        begun = threading.Event()
+        running_code = sandbox.submit_run(Job(RUN_MARK, timeout=30), lambda event: begun.set())
+        assert begun.wait(60)
+        before = containers(engine, port)
+        first.service.process.kill()
+        with pytest.raises(ProviderUnavailable) as raised:
+            running_code.result(60)
     assert (raised.value.code, raised.value.started) == ("SB009", True)
     assert before
 

@@ -28,8 +28,7 @@ def test_a_second_signal_ends_what_runs_and_tells_its_caller(
 ) -> None:
     with running(tmp_path / "log") as pool, ThreadPoolExecutor(1) as executor:
         answer = executor.submit(pool.run, pool.create(), SLEEP, timeout=60)
-        pool.wait_for(lambda stats: stats["busy"] == 1)
-        pool.service.look()
+        pool.wait_until_it_sleeps()
         pool.service.process.send_signal(number)
         wait_until_draining(pool)
         pool.service.process.send_signal(number)
@@ -45,7 +44,7 @@ def test_what_runs_when_its_grace_is_over_is_ended_and_its_caller_told(tmp_path:
         ThreadPoolExecutor(1) as executor,
     ):
         answer = executor.submit(pool.run, pool.create(), SLEEP, timeout=60)
-        pool.wait_for(lambda stats: stats["busy"] == 1)
+        pool.wait_until_it_sleeps()
         code, _ = pool.terminate()
         assert code == 0, pool.service.output
         assert_error(answer.result(), 503, "SB009", started=True)
@@ -77,8 +76,7 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path / "log", port=port) as pool:
         with disconnected_run(pool, pool.create(), SLEEP) as connection:
-            pool.wait_for(lambda stats: stats["busy"] == 1)
-            pool.service.look()
+            pool.wait_until_it_sleeps()
             pool.service.process.kill()
             pool.service.wait_for_end()
             assert connection.recv(1000) == b""

@@ -19,13 +19,11 @@ from providers.errors import (
 )
 from providers.self_managed.provider import LOOK_SECONDS, SelfManagedProvider
 from providers.values import InputFile, Job, RunLimits, SandboxSpec
-from tests.support.pool_service import PoolService, provider_of, running
+from tests.support.pool_service import SLEEP, PoolService, provider_of, running
 from tests.support.processes import free_port
 from tests.support.sandboxes import long_enough
 
 pytest_plugins = ["tests.support.pool_fixtures"]
-
-SLEEP = "import time\ntime.sleep(60)"
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_a_run_with_all_that_goes_in_and_comes_out(provider: SelfManagedProvider
 
 
 def test_verdicts_come_through(provider: SelfManagedProvider) -> None:
-    code = "print('p', flush=True)\n" + SLEEP
+    code = "import time\nprint('p', flush=True)\ntime.sleep(60)"
     late = long_enough(
         lambda seconds: run(provider, code, timeout=seconds), lambda late: bool(late.stdout), 1
     )
@@ -213,8 +211,7 @@ def test_the_service_killed_during_a_run(tmp_path: Path) -> None:
     with running(tmp_path / "log") as pool, provider_of(pool.url) as provider:
         with ThreadPoolExecutor(1) as executor:
             running_code = executor.submit(run, provider, SLEEP, timeout=30)
-            pool.wait_for(lambda stats: stats["busy"] == 1)
-            pool.service.look()
+            pool.wait_until_it_sleeps()
             pool.service.process.kill()
             with pytest.raises(ProviderUnavailable) as raised:
                 running_code.result(60)
