@@ -129,7 +129,7 @@ def test_an_end_that_a_caller_gives_up_is_waited_for_by_the_next() -> None:
     async def scenario() -> None:
         sandbox = await Sandbox.start(Impostor(), Template("python", "python"))
         await give_up_ending(sandbox)
-        await asyncio.wait_for(sandbox.destroy(), 10)
+        await asyncio.wait_for(sandbox.destroy(), 60)
         assert not guests()
 
     asyncio.run(scenario())
@@ -148,7 +148,7 @@ def test_an_end_that_fails_is_told_to_everybody(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(guest, "_end", fail)
         for _ in range(2):
             with pytest.raises(OSError, match="still there"):
-                await asyncio.wait_for(guest.destroy(), 10)
+                await asyncio.wait_for(guest.destroy(), 60)
 
     asyncio.run(scenario())
 
