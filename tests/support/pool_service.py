@@ -100,7 +100,7 @@ class PoolService:
         """Until the code SLEEP has begun: a sandbox counts as busy before it has any."""
         self.service.find(lambda line: line == "sleep 60")
 
-    def wait_until_healthy(self, seconds: float = 30) -> None:
+    def wait_until_healthy(self, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while True:
             assert self.service.process.poll() is None, self.service.output
