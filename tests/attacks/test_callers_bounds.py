@@ -71,24 +71,34 @@ def test_beyond_its_bound_a_tenants_line_for_sandboxes_is_one_of_two(tmp_path: P
 def test_callers_past_the_service_do_not_take_the_whole_pool(tmp_path: Path) -> None:
     """RAGFlow's requests reach the pool service itself, and nobody counts rows for them."""
     with running(tmp_path / "log", SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1") as pool:
-        settings = {"pool_size": 1, "max_sandboxes": 5, "queue_timeout": 60, "timeout": 30}
+        settings = {"pool_size": 1, "max_sandboxes": 5, "queue_timeout": 120, "timeout": 120}
         assert pool.ask("PUT", "/v1/settings", settings).status == 200
         pool.wait_until_healthy()
-        with ThreadPoolExecutor(7) as threads:
-            sleepers = [
-                threads.submit(pool.ragflow, "import time\ndef main():\n    time.sleep(6)")
-                for _ in range(4)
-            ]
-            pool.wait_for(lambda stats: stats["busy"] == 4)
-            waiting = [threads.submit(pool.ragflow, "def main():\n    pass") for _ in range(3)]
-            pool.wait_for(lambda stats: stats["busy"] == 4 and stats["waiting"] == 3)
 
-            answer = pool.run(pool.create(owner="other"))
+        def is_served_beside(seconds: float) -> bool:
+            """Whether another caller is, before those that sleep for so long have ended."""
+            code = f"import time\ndef main():\n    time.sleep({seconds})"
+            with ThreadPoolExecutor(7) as threads:
+                callers = [threads.submit(pool.ragflow, code) for _ in range(4)]
 
-            assert answer.body["stdout"] == "ran\n"
-            assert not any(caller.done() for caller in (*sleepers, *waiting))
-        answers = [caller.result().body for caller in (*sleepers, *waiting)]
-        assert {each["status"] for each in answers} == {"success"}
+                def is_over() -> bool:
+                    return any(caller.done() for caller in callers)
+
+                pool.wait_for(lambda stats: stats["busy"] == 4 or is_over())
+                callers += [threads.submit(pool.ragflow, "def main():\n    pass") for _ in range(3)]
+                pool.wait_for(
+                    lambda stats: (stats["busy"], stats["waiting"]) == (4, 3) or is_over()
+                )
+
+                answer = pool.run(pool.create(owner="other"))
+
+                assert answer.body["stdout"] == "ran\n"
+                is_first = not is_over()
+            assert {caller.result().body["status"] for caller in callers} == {"success"}
+            return is_first
+
+        # A slow machine may need the time for which they sleep to let all of them in.
+        assert is_served_beside(6) or is_served_beside(40)
 
 
 def test_queued_jobs_of_one_tenant_do_not_hold_up_anothers(scene: Scene) -> None:

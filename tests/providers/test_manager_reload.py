@@ -70,7 +70,7 @@ def test_a_saved_change_is_taken_up(manager: ProviderManager, probe: Any) -> Non
     configure()
     leased(manager)
     save_config("probe", GOOD | {"size": 5})
-    assert eventually(lambda: leased(manager)[0] == 2, 20)
+    assert eventually(lambda: leased(manager)[0] == 2, 60)
     assert probe.started[-1].config["size"] == 5
 
 
@@ -86,10 +86,10 @@ def test_another_active_provider_is_taken_up(manager: ProviderManager, probe: An
             return True
         return False
 
-    assert eventually(is_refused, 20)
+    assert eventually(is_refused, 60)
     assert eventually(lambda: probe.closed == probe.started)
     activate("probe")
-    assert eventually(lambda: not is_refused(), 20)
+    assert eventually(lambda: not is_refused(), 60)
 
 
 def test_what_runs_finishes_on_the_old_provider_which_is_then_closed(
@@ -264,7 +264,7 @@ def test_without_a_database_what_is_loaded_goes_on(
             assert leased(manager)[0] == 1
     assert caplog.text.count("the server is gone") == 1
     save_config("probe", GOOD | {"size": 5})
-    assert eventually(lambda: leased(manager)[0] == 2, 20)
+    assert eventually(lambda: leased(manager)[0] == 2, 60)
 
 
 def test_without_a_database_and_nothing_loaded_there_is_no_lease(

@@ -23,23 +23,17 @@ from providers.services import breaker
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
 from tests.support.process_bounds import bound_on_processes
+from tests.support.sandboxes import children
 
 FORKS = pytest.mark.parametrize("preload", [(), ("decimal",)], ids=["cloned", "forked"])
 # How many descriptors more than it has a zygote needs for one start, and some to spare.
 DESCRIPTORS = 16
 
 
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            found += [int(child) for child in task.read_text().split()]
-    return found
-
-
 def zygote_of(launcher: BubblewrapLauncher) -> int:
     assert launcher._zygote is not None
-    return descendants(launcher._zygote._process.pid)[1]
+    (zygote,) = children(launcher._zygote._process.pid)
+    return zygote
 
 
 class Started:

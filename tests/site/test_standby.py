@@ -20,7 +20,7 @@ from executions.services.leases import Keeper
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
 from tests.support.processes import ROOT
-from tests.support.sandboxes import wait_until, wait_until_gone
+from tests.support.sandboxes import children, command, wait_until, wait_until_gone
 
 
 class Line:
@@ -207,11 +207,4 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def standbys_of(pid: int) -> list[int]:
-    children = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    return [
-        int(child)
-        for child in children
-        if b"sandbox_site.standby" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    return [child for child in children(pid) if "sandbox_site.standby" in command(child)]

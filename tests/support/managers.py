@@ -24,7 +24,7 @@ def leased(manager: ProviderManager) -> tuple[int, Any]:
         return lease.config_version, lease.provider
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -19,7 +19,7 @@ from providers.pool.template import Template
 from providers.values import Job, RunLimits
 
 READY = wire.pack({"type": "ready"}, [])
-REQUEST = Job("1", timeout=0.5, limits=RunLimits(output_bytes=1000))
+REQUEST = Job("1", timeout=60, limits=RunLimits(output_bytes=1000))
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from providers.guest import command, protocol, wire
+from providers.guest import protocol, wire
 from tests.support.kept_frames import Failed, Rooms
+from tests.support.processes import ROOT
 
 pytest_plugins = ["tests.providers.guest.room_fixtures"]
 
@@ -326,20 +327,33 @@ def test_so_many_processes_and_no_more(open_rooms: Callable[..., Rooms]) -> None
     assert rooms.spawn("true") == pids[-1] + 1
 
 
+# In a process of its own: in this one, pools of other tests open and close descriptors meanwhile.
+TOO_FEW_DESCRIPTORS = """
+import os
+from unittest.mock import Mock
+from providers.guest import command
+before = os.listdir("/proc/self/fd")
+wanted = command.Wanted()
+wanted.stdin, wanted.pty = True, {pty}
+wanted.argv, wanted.cwd, wanted.timeout = ["true"], [], None
+command.resource.getrlimit = lambda _: (20, 20)
+os.fork = lambda: print("a fork, with too little left for it")
+try:
+    command.Command(Mock(), {{"uid": None}}, wanted, Mock())
+except OSError as error:
+    print(error.strerror)
+print(os.listdir("/proc/self/fd") == before)
+"""
+
+
 @pytest.mark.parametrize("pty", [None, (80, 24)])
-def test_descriptors_run_out_before_the_supervisor_needs_them(
-    monkeypatch: pytest.MonkeyPatch, pty: tuple[int, int] | None
-) -> None:
+def test_descriptors_run_out_before_the_supervisor_needs_them(pty: tuple[int, int] | None) -> None:
     """What commands leave in the background keeps their pipes open."""
-    before = os.listdir("/proc/self/fd")
-    wanted = command.Wanted()
-    wanted.stdin, wanted.pty = True, pty
-    wanted.argv, wanted.cwd, wanted.timeout = ["true"], [], None
-    monkeypatch.setattr(command.resource, "getrlimit", lambda _: (20, 20))
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("there is too little left for it"))
-    with pytest.raises(OSError, match="Too many open files"):
-        command.Command(Mock(), {"uid": None}, wanted, Mock())
-    assert os.listdir("/proc/self/fd") == before
+    code = TOO_FEW_DESCRIPTORS.format(pty=pty)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["Too many open files", "True"]
 
 
 def test_a_fork_bomb_leaves_the_supervisor_able_to_answer(open_rooms: Callable[..., Rooms]) -> None:

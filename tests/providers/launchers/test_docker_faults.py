@@ -74,10 +74,10 @@ def test_a_container_killed_while_it_waits_is_replaced(engine: docker.DockerClie
     async def scenario() -> None:
         launcher = DockerLauncher(DockerSettings(pool_id=new_pool_id(), runtime="runc"))
         pool = await open_pool(launcher, size=1)
-        await eventually(lambda: pool.stats()["idle"] == 1, 20)
+        await eventually(lambda: pool.stats()["idle"] == 1, 60)
         (name,) = launcher._reaper.known
         await asyncio.to_thread(engine.containers.get(name).kill)
-        await eventually(lambda: pool.stats()["idle"] == 0, 30)
+        await eventually(lambda: pool.stats()["idle"] == 0, 60)
         assert await run_once(pool, "print('served')") == "served\n"
         await pool.close()
         launcher.close()
@@ -92,7 +92,7 @@ def test_nothing_of_docker_is_asked_on_the_way_of_a_run(proxy: EngineProxy) -> N
         )
         # As many as there may be, so that no refill is under way at the same time.
         pool = await open_pool(launcher, size=2, capacity=2)
-        await eventually(lambda: pool.stats()["idle"] == 2, 30)
+        await eventually(lambda: pool.stats()["idle"] == 2, 60)
         before = proxy.requests
         sandbox = await pool.acquire("python")
         job = Job("print(6 * 7)", "python", 10)
@@ -115,7 +115,7 @@ def test_an_engine_that_refuses_is_sb004_and_forgiven_later(proxy: EngineProxy) 
             DockerSettings(base_url=proxy.url, pool_id=new_pool_id(), runtime="runc")
         )
         pool = await open_pool(launcher, size=1, patience=60)
-        await eventually(lambda: pool.stats()["idle"] == 1, 20)
+        await eventually(lambda: pool.stats()["idle"] == 1, 60)
         proxy.on_create = lambda: refusal("500 Internal Server Error", "no space left on device")
         already = proxy.created
         assert await run_once(pool, "print('warm')") == "warm\n"
@@ -127,7 +127,7 @@ def test_an_engine_that_refuses_is_sb004_and_forgiven_later(proxy: EngineProxy) 
         # Asked again ever more rarely, not in a loop.
         assert proxy.created - already < 15
         proxy.on_create = lambda: None
-        await eventually(lambda: pool.stats()["idle"] == 1, 30)
+        await eventually(lambda: pool.stats()["idle"] == 1, 60)
         assert await run_once(pool, "print('forgiven')") == "forgiven\n"
         await pool.close()
         launcher.close()
@@ -146,7 +146,7 @@ def test_a_slow_engine_makes_callers_wait_no_longer_than_they_want(proxy: Engine
             DockerSettings(base_url=proxy.url, pool_id=new_pool_id(), runtime="runc")
         )
         pool = await open_pool(launcher, size=1, patience=0.5)
-        await eventually(lambda: pool.stats()["idle"] == 1, 20)
+        await eventually(lambda: pool.stats()["idle"] == 1, 60)
         proxy.on_create = be_slow
         assert await run_once(pool, "print('warm')") == "warm\n"
         began = time.monotonic()
@@ -155,7 +155,7 @@ def test_a_slow_engine_makes_callers_wait_no_longer_than_they_want(proxy: Engine
         assert time.monotonic() - began > 0.4
         assert caught.value.retry_after
         is_quick.set()
-        await eventually(lambda: pool.stats()["idle"] == 1, 20)
+        await eventually(lambda: pool.stats()["idle"] == 1, 60)
         assert await run_once(pool, "print('again')") == "again\n"
         await pool.close()
         launcher.close()
@@ -224,7 +224,7 @@ def test_an_engine_that_stops_and_starts_is_used_again(private_engine: PrivateEn
             DockerSettings(base_url=private_engine.url, images=SMALL, pool_id=new_pool_id())
         )
         pool = await open_pool(launcher, size=2, patience=5)
-        await eventually(lambda: pool.stats()["idle"] == 2, 20)
+        await eventually(lambda: pool.stats()["idle"] == 2, 60)
         sandbox = await pool.acquire("python")
         job = Job("import time; time.sleep(60)", "python", 90)
         running = asyncio.create_task(sandbox.run(job))
@@ -235,13 +235,13 @@ def test_an_engine_that_stops_and_starts_is_used_again(private_engine: PrivateEn
         with contextlib.suppress(ProviderUnavailable):
             assert (await running).metadata[SANDBOX_ENDED]
         await pool.release(sandbox)
-        await eventually(lambda: pool.stats()["idle"] == 0, 30)
+        await eventually(lambda: pool.stats()["idle"] == 0, 60)
         with pytest.raises(SandboxError) as refused:
             await asyncio.wait_for(pool.acquire("python"), 60)
         assert refused.value.code in ("SB004", "SB008", "SB009")
 
         await asyncio.to_thread(private_engine.start)
-        await eventually(lambda: pool.stats()["idle"] == 2, 30)
+        await eventually(lambda: pool.stats()["idle"] == 2, 60)
         assert await run_once(pool, "print('back')") == "back\n"
         await launcher.reap_orphans()
         await pool.close()

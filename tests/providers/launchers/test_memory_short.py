@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from providers.pool.requests import make_template
 from providers.pool.sandbox import Sandbox
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
+from tests.support.sandboxes import family, started_by
 
 LAUNCHERS: dict[str, tuple[str, Callable[[Path], Launcher]]] = {
     "bubblewrap": ("bwrap", BubblewrapLauncher),
@@ -37,16 +39,9 @@ except OSError:
 
 
 def _children() -> set[int]:
-    """What this process and its children have started."""
-    found = set()
-    left = [os.getpid()]
-    while left:
-        pid = left.pop()
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, task.read_text().split()):
-                found.add(child)
-                left.append(child)
-    return found
+    """What this thread and its children have started: other threads have pools of other tests."""
+    own = started_by(threading.get_native_id())
+    return own.union(*map(family, own))
 
 
 def _may_set_bounds() -> bool:

@@ -35,7 +35,11 @@ LAUNCHERS = {"bubblewrap": "bwrap", "gvisor": "runsc"}
 
 
 def end_bubblewrap(local: Local) -> None:
-    """Kill what the sandboxes run in, and wait until all of it is gone."""
+    """Kill what the sandboxes run in, and wait until all of it is gone.
+
+    Once the next one is warm: of a start that is broken off, the caller who waits would be told.
+    """
+    wait_until(lambda: (local.stats()["idle"], local.stats()["creating"]) == (1, 0), seconds=60)
     (tool,) = local.tools()
     inside = family(tool)
     os.kill(tool, signal.SIGKILL)

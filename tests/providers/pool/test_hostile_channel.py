@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.guest import wire
 from providers.pool.sandbox import Sandbox
-from providers.values import SANDBOX_ENDED, ExecutionResult
+from providers.values import SANDBOX_ENDED, ExecutionResult, Job
 from tests.support.puppets import READY, REQUEST, PuppetGuest, answer, play
 from tests.support.puppets import numbered as numbered
 
+# For what is waited for in vain.
+BRIEF = replace(REQUEST, timeout=0.5)
 
-def run_and_answer(data: bytes, *, reusable: bool = False) -> ExecutionResult:
+
+def run_and_answer(
+    data: bytes, *, request: Job = REQUEST, reusable: bool = False
+) -> ExecutionResult:
     async def script(sandbox: Sandbox, guest: PuppetGuest) -> ExecutionResult:
         sandbox.give_to("alice", reusable=reusable)
-        run = asyncio.create_task(sandbox.run(REQUEST))
+        run = asyncio.create_task(sandbox.run(request))
         await asyncio.sleep(0.02)
         guest.say(data)
         return await run
@@ -62,17 +68,18 @@ def test_a_second_answer_ends_the_sandbox() -> None:
 
 
 def test_silence_is_a_timeout() -> None:
-    assert run_and_answer(b"").timed_out
+    assert run_and_answer(b"", request=BRIEF).timed_out
 
 
 def test_half_an_answer_is_a_timeout() -> None:
-    assert run_and_answer(answer(parts=[("stdout", b"x" * 100)])[:-50]).timed_out
+    half = answer(parts=[("stdout", b"x" * 100)])[:-50]
+    assert run_and_answer(half, request=BRIEF).timed_out
 
 
 def test_speaking_out_of_turn_ends_an_idle_sandbox() -> None:
     async def script(sandbox: Sandbox, guest: PuppetGuest) -> None:
         guest.say(answer())
-        await asyncio.wait_for(asyncio.shield(sandbox.closed), 1)
+        await asyncio.wait_for(asyncio.shield(sandbox.closed), 60)
         assert not sandbox.alive
         with pytest.raises(ProviderUnavailable) as failure:
             await sandbox.run(REQUEST)
@@ -84,7 +91,7 @@ def test_speaking_out_of_turn_ends_an_idle_sandbox() -> None:
 def test_a_late_answer_is_not_taken_for_the_next() -> None:
     async def script(sandbox: Sandbox, guest: PuppetGuest) -> None:
         sandbox.give_to("alice", reusable=True)
-        assert (await sandbox.run(REQUEST)).timed_out
+        assert (await sandbox.run(BRIEF)).timed_out
         guest.say(answer(parts=[("stdout", b"late")]) + READY)
         with pytest.raises(ProviderUnavailable):
             await sandbox.run(REQUEST)

@@ -103,13 +103,14 @@ def test_no_descriptor_is_left_of_a_sandbox() -> None:
     async def scenario() -> None:
         before = descriptors()
         async with pool_over(Impostor(), size=1) as pool:
-            for _ in range(10):
+            for _ in range(20):
                 await use(pool)
         async with pool_over(Impostor("say(READY[:3]); sys.exit()")) as pool:
             for _ in range(3):
                 with pytest.raises(CreationFailed):
                     await pool.acquire("python")
-        assert descriptors() <= before
+        # One for each would be 23. Other tests of this process have pools that come and go.
+        assert descriptors() - before < 15
 
     asyncio.run(scenario())
 
@@ -129,7 +130,7 @@ def test_an_end_that_a_caller_gives_up_is_waited_for_by_the_next() -> None:
     async def scenario() -> None:
         sandbox = await Sandbox.start(Impostor(), Template("python", "python"))
         await give_up_ending(sandbox)
-        await asyncio.wait_for(sandbox.destroy(), 10)
+        await asyncio.wait_for(sandbox.destroy(), 60)
         assert not guests()
 
     asyncio.run(scenario())
@@ -148,7 +149,7 @@ def test_an_end_that_fails_is_told_to_everybody(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(guest, "_end", fail)
         for _ in range(2):
             with pytest.raises(OSError, match="still there"):
-                await asyncio.wait_for(guest.destroy(), 10)
+                await asyncio.wait_for(guest.destroy(), 60)
 
     asyncio.run(scenario())
 

@@ -261,7 +261,7 @@ def test_what_changes_in_a_folder_is_told(kept: KeptSandbox) -> None:
         kept.files.write(f"watched/file-{number}", [b"x"])
         return bool(told)
 
-    assert eventually(changed, 20)
+    assert eventually(changed, 60)
     thread.join(20)
     changes.close()  # type: ignore[attr-defined]
 
