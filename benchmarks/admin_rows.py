@@ -14,7 +14,9 @@ def fill(executions: int) -> None:
     """`executions` of the last DAYS days, nine of ten one tenant's; as many ledger entries."""
     from django.db import connection
 
-    from executions.models import CodeSearchProgress, Execution, Tenant
+    from executions.models.code_text import CodeSearchProgress
+    from executions.models.execution import Execution
+    from executions.models.tenant import Tenant
 
     tenant = Tenant.objects.create(slug="bench", name="Bench")
     now = datetime.now(UTC)

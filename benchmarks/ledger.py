@@ -52,7 +52,7 @@ def _measure(calls: int) -> list[Figures]:
     from django.core.management import call_command
     from django.utils import timezone
 
-    from executions.models import Execution
+    from executions.models.execution import Execution
     from executions.services.ledger import append
     from executions.services.record import Caller, close_record, open_record
     from executions.services.requests import ExecutionRequest

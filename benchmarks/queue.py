@@ -84,8 +84,9 @@ def inside(name: str, calls: int) -> list[Figures]:
     import django
 
     django.setup()
-    from executions.ids import uuid7
-    from executions.models import Execution, Tenant
+    from executions.kernel.text import uuid7
+    from executions.models.execution import Execution
+    from executions.models.tenant import Tenant
     from executions.services.queue import claim_next
     from executions.services.record import Caller, close_record, open_record
     from executions.services.requests import ExecutionRequest

@@ -71,8 +71,9 @@ def fill(programs: int) -> None:
     """Executions as they ended ten days ago, a program and some output each."""
     from django.utils import timezone
 
-    from executions.ids import first_uuid7
-    from executions.models import Execution, Tenant
+    from executions.kernel.text import first_uuid7
+    from executions.models.execution import Execution
+    from executions.models.tenant import Tenant
     from executions.services.ledger.canonical import text_hash
 
     rng = random.Random(7)
@@ -144,7 +145,8 @@ def _measure_all(watcher: Connection) -> None:
     from django.core.management import call_command
     from django.utils import timezone
 
-    from executions.models import ExecutionCount, Tenant
+    from executions.models.statistic import ExecutionCount
+    from executions.models.tenant import Tenant
     from executions.services import code_search, compaction, retention
     from executions.services.ledger import append, checkpoints
     from executions.services.ledger.adoption import take_stock

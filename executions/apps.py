@@ -17,9 +17,10 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
-        from executions.models import Budget, Tenant
+        from executions.kernel.audit import current_actor
+        from executions.models.spending import Budget
+        from executions.models.tenant import Tenant
         from executions.services import journal_files, payloads, telemetry
-        from executions.services.actor import current_actor
         from executions.services.deaths import has_ended
         from executions.services.holds import HOLDS
         from executions.services.key_power import KEYS

@@ -13,8 +13,8 @@ from django.views import defaults
 
 from executions.api.errors import error_response, render_error
 from executions.api.later import LATER, Later
-from executions.services.actor import SYSTEM, acting_as
-from executions.services.away import RETRY_SECONDS, DatabaseAway, problem_of
+from executions.kernel.audit import SYSTEM, acting_as
+from executions.kernel.database import RETRY_SECONDS, DatabaseAway, problem_of
 from executions.services.rights import right_of
 
 _API = ("/api/", "/v1/")

@@ -11,7 +11,12 @@ from django.db import router, transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
-from executions.models import ApiKey, LegalHold, Schedule, Tenant, WebhookSecret
+from executions.kernel.text import storable_value
+from executions.models.api_key import ApiKey
+from executions.models.legal_hold import LegalHold
+from executions.models.schedule import Schedule
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookSecret
 from executions.services.holds import keep_held_tenant
 from executions.services.ledger import append
 from executions.services.ledger.bindings import BINDINGS, columns_of, model_of
@@ -26,7 +31,6 @@ from executions.services.ledger.entering import (
 from executions.services.ledger.head import lock_ledger
 from executions.services.ledger.rows import DELETED, NOT_COMPARED
 from executions.services.removal import check_mark
-from executions.text import storable_value
 from providers.signals import (
     configuration_changed,
     configuration_tried,

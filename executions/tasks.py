@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 
+from executions.kernel.background import begin_alone
 from executions.services import (
     code_search,
     compaction,
@@ -17,7 +18,6 @@ from executions.services import (
 )
 from executions.services.alerts import watching
 from executions.services.audit_export import exporting
-from executions.services.in_background import begin_alone
 from executions.services.ledger import checkpoints
 from executions.services.ledger.verification import verify_entries
 from executions.services.recurring import beginning

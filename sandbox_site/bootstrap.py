@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from executions.models import Tenant
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key, keep_given_key
 from executions.services.tenants import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback

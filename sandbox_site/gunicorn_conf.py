@@ -99,7 +99,7 @@ def post_worker_init(worker: Any) -> None:
     """Have warm sandboxes before the first request; without them it is slower, not wrong."""
     from django.urls import get_resolver
 
-    from executions.models import Process
+    from executions.models.process import Process
     from executions.services import journal, leases
     from executions.services.alerts.standing_in import watch_in_background
     from executions.services.sessions import due

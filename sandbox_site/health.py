@@ -7,8 +7,8 @@ from collections.abc import Callable
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
-from executions.services.away import database_problem
-from executions.services.disk import disk_problem
+from executions.kernel.database import database_problem
+from executions.kernel.disk import disk_problem
 from sandbox_site import __version__, draining
 
 

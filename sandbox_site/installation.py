@@ -22,10 +22,10 @@ from pathlib import Path
 from django.conf import settings
 from django.db import DatabaseError, connection
 
-from executions.models import LedgerEntry
+from executions.kernel.storage import INSTALLATION, Folder, Kept, kept
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import append
 from executions.services.ledger.keyring import LedgerUnavailable, keyring
-from executions.storage import INSTALLATION, Folder, Kept, kept
 from providers.fields import DecryptionError
 from sandbox_site.models import InstallationMark
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from executions.storage import MOST_LINK_SECONDS
+from executions.kernel.storage import MOST_LINK_SECONDS
 from providers.guest.protocol import MOST_KNOWN
 from providers.key_file import KeyFile
 from providers.launcher_names import KINDS

@@ -22,8 +22,8 @@ KINDS = {
     "reports": "reports",
     "installation": "",
 }
-_FOLDER = "executions.storage.Folder"
-_BUCKET = "executions.bucket.Bucket"
+_FOLDER = "executions.kernel.storage.Folder"
+_BUCKET = "executions.kernel.bucket.Bucket"
 _PARAMETERS = {"endpoint", "region", "addressing", "plain_http", "links"}
 _KEY_ID, _KEY = "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"
 # Without a default; the others are S3_REGION and S3_PREFIX_ROOT.

@@ -18,11 +18,12 @@ from django.db import connection
 from django.test import TransactionTestCase
 from rest_framework.test import APIClient
 
-from executions.models import ApiKey, Tenant
-from executions.services import in_background, leases
+from executions.kernel import background
+from executions.models.api_key import ApiKey
+from executions.models.tenant import Tenant
+from executions.services import leases
 from executions.services.keys import create_api_key
 from executions.services.ledger import head
-from executions.services.workspaces import threads
 from providers.services import probing, trial
 from providers.services.kept import forget_all
 from sandbox_site import strangers
@@ -122,8 +123,8 @@ def _is_of_another_database(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
     """What is saved or done behind an answer is done before the test's rows go."""
-    assert threads.wait_until_idle(60)
-    assert in_background.wait_until_idle(60)
+    assert background.wait_for_keyed_work(60)
+    assert background.wait_until_idle(60)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,12 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
-from executions.models import Alert, AuditExport
-from executions.services.actor import current_actor
+from executions.kernel.audit import current_actor
+from executions.models.alert import Alert
+from executions.models.audit_export import AuditExport
 from executions.services.alerts.acknowledging import acknowledge
-from executions.services.presentation import visible
 from providers.admin.read_only import ReadOnly
+from providers.hidden_characters import visible
 
 if TYPE_CHECKING:
     _AlertAdmin = admin.ModelAdmin[Alert]

@@ -7,15 +7,15 @@ from typing import Any
 from django.contrib import admin
 
 from executions.admin.deciding import DecidedByHand
-from executions.models import Approval
+from executions.kernel.text import to_json
+from executions.models.approval import Approval
 from executions.services.policies.approvals import decide, request_of
-from executions.services.presentation import visible
 from executions.services.record import file_facts
 from executions.services.requests import ExecutionRequest
 from executions.services.tools.declaring import stored
-from executions.text import to_json
 from providers.errors import SandboxError
 from providers.fields import DecryptionError
+from providers.hidden_characters import visible
 
 
 @admin.register(Approval)

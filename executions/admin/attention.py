@@ -10,11 +10,11 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.text import Truncator
 
-from executions.models import LedgerCheck
+from executions.models.ledger_check import LedgerCheck
 from executions.services.attention import MOST, Attention, Ill, Waiting, attention
-from executions.services.presentation import visible
 from providers import guarded
 from providers.errors import CODES
+from providers.hidden_characters import visible
 
 _SHOWN = 3
 _LINE = 240

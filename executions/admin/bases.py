@@ -9,17 +9,14 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
-from executions.models import (
-    ApiKey,
-    Execution,
-    LedgerEntry,
-    Process,
-    Session,
-    Snapshot,
-    Tenant,
-    WebhookDelivery,
-    WebhookSecret,
-)
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.models.workspace import Snapshot
 
 if TYPE_CHECKING:
     TenantModelAdmin = admin.ModelAdmin[Tenant]

@@ -11,11 +11,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from executions.admin.display import coloured
-from executions.models import Execution
+from executions.kernel.page_time import PageTime
+from executions.kernel.presentation import shown
+from executions.models.execution import Execution
 from executions.services.following import in_order
 from executions.services.live import STREAMS
-from executions.services.page_time import PageTime
-from executions.services.presentation import shown
 
 # What is shown in its order. A page of more would be slow, and nobody reads it so.
 _MAX_PIECES = 500

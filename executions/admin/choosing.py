@@ -9,7 +9,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
-from executions.models import Execution, Tenant
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services.key_bounds import (
     MOST_NAMED,
     check_languages,

@@ -20,14 +20,16 @@ from executions.admin.execution_page import CANCEL, REPLAY
 from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.api.later import answer
-from executions.downloads import INERT
+from executions.kernel.audit import current_actor
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.page_time import PageTime
+from executions.kernel.storage import INERT
 from executions.middleware import away_answer
-from executions.models import Artifact, Execution, LedgerEntry
-from executions.services.actor import current_actor
-from executions.services.away import DatabaseAway
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.cancelling import HasEnded, cancelling
-from executions.services.page_time import PageTime
-from executions.services.presentation import visible
 from executions.services.replay import (
     Difference,
     differences_of,
@@ -37,8 +39,8 @@ from executions.services.replay import (
 )
 from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
-from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.hidden_characters import visible
 
 # Of each of two outcomes' aspects side by side; whole, each can be downloaded.
 _MOST_ROWS = 400

@@ -11,13 +11,15 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from executions.models import Artifact, Execution
+from executions.kernel.page_time import PageTime
+from executions.kernel.presentation import MAX_CHARACTERS, Shown, in_time, shown
+from executions.kernel.storage import ARTIFACTS, kept
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services.late_results import late_result_of
 from executions.services.ledger.records import Erasures, alteration_of
 from executions.services.ledger.trust import trusted_keys
 from executions.services.ledger.verification import verify_entry
-from executions.services.page_time import PageTime
-from executions.services.presentation import MAX_CHARACTERS, Shown, in_time, shown, visible
 from executions.services.rich_outputs import (
     MOST_VALUES,
     SIGNATURE_BYTES,
@@ -26,7 +28,7 @@ from executions.services.rich_outputs import (
     values_in,
 )
 from executions.services.workspaces.preview import preview_of_start
-from executions.storage import ARTIFACTS, kept
+from providers.hidden_characters import visible
 from providers.languages import language_of
 
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.

@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest
 
-from executions.services.presentation import visible
-from executions.services.workspaces.paths import from_text, to_text
+from executions.kernel.paths import from_text, to_text
 from providers.guest.names import escape
+from providers.hidden_characters import visible
 from providers.sandbox import FileEntry
 
 _LATEST = 253_402_300_799

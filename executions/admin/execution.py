@@ -33,13 +33,15 @@ from executions.admin.filters import (
     UntilField,
 )
 from executions.admin.fragments import fragment_of
-from executions.models import Execution, LedgerEntry
+from executions.kernel.presentation import in_time
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.export import FORMATS
-from executions.services.presentation import in_time, visible
 from executions.services.saved_filters import SHARE, filters_for
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.read_only import ReadOnly
 from providers.admin.sifting import Condition
+from providers.hidden_characters import visible
 from providers.moments import shown_moment
 
 _LARGE = (

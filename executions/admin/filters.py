@@ -14,8 +14,10 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from executions.admin.bases import ExecutionPaginator
-from executions.ids import first_uuid7
-from executions.models import Execution, Session, Tenant
+from executions.kernel.text import first_uuid7
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from providers.admin.list_fields import (
     MOST_CHOICES,
     ChoiceField,

@@ -15,10 +15,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
-from executions.models import LedgerCheck
+from executions.models.ledger_check import LedgerCheck
 from executions.services.ledger_checks import ask, close_left, ledger_state
-from executions.services.presentation import visible
 from providers.admin.read_only import ReadOnly
+from providers.hidden_characters import visible
 
 if TYPE_CHECKING:
     _LedgerCheckAdmin = admin.ModelAdmin[LedgerCheck]

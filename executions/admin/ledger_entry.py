@@ -12,13 +12,13 @@ from django.utils.safestring import SafeString
 
 from executions.admin.bases import LedgerEntryModelAdmin
 from executions.admin.display import once
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.verification import verify_entry
-from executions.services.presentation import visible
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
 from providers.admin.read_only import ReadOnly
 from providers.admin.sifting import Condition
+from providers.hidden_characters import visible
 from providers.moments import shown_moment
 
 _DIGEST = re.compile("[0-9a-f]{64}")

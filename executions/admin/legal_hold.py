@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
-from executions.models import LegalHold
+from executions.models.legal_hold import LegalHold
 from executions.services.holds import check_hold
 from providers.admin.guarded import GuardedAdmin
 from providers.errors import InvalidConfiguration

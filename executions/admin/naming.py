@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 
-from executions.services.presentation import visible
+from providers.hidden_characters import visible
 
 
 def check_visible(text: str) -> None:

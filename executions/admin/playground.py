@@ -20,17 +20,20 @@ from executions.admin.playground_form import FIELDS, Typed, id_in
 from executions.admin.session_views import OPERATE
 from executions.admin.transcript import transcript_of
 from executions.api.later import answer
-from executions.models import Approval, Execution, Session, Tenant
-from executions.services.away import DatabaseAway
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.playground import opening_by_hand, playing
-from executions.services.presentation import visible
 from executions.services.requests import API_ENTRYPOINTS
 from executions.services.sessions.errors import NoSuchSession
 from executions.services.sessions.finding import session_of
 from executions.services.snippets import KEY, snippets_of
 from executions.services.tenants import DEMO, INTERNAL
-from executions.services.waiting import Waits
 from providers.errors import SandboxError
+from providers.hidden_characters import visible
 from providers.languages import TABLE
 from providers.models import ProviderConfig
 

@@ -10,13 +10,13 @@ from uuid import UUID
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
-from executions.models import Execution
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.kernel.text import from_json
+from executions.models.execution import Execution
 from executions.services.input_files import MAX_FILES_BYTES
 from executions.services.requests import CELL, RUN, ExecutionRequest
 from executions.services.sessions.requests import OPEN, SessionRequest
 from executions.services.tenants import INTERNAL
-from executions.text import from_json
 from providers.values import InputFile
 
 FIELDS = ("code", "tenant", "provider", "language", "context", "arguments", "entrypoint", "timeout")

@@ -15,12 +15,12 @@ from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from executions.admin.choosing import refuse_unknown, tenant_choice
-from executions.models import Policy
+from executions.models.policy import Policy
 from executions.services.policies.dry_run import DAYS, MOST_DAYS, dry_run
 from executions.services.policies.presets import policy_from, presets
 from executions.services.policies.rows import RULES, draft_of, put_in_force
-from executions.services.presentation import visible
 from providers.admin.guarded import GuardedAdmin
+from providers.hidden_characters import visible
 
 VIEW_EXECUTION = "executions.view_execution"
 

@@ -18,11 +18,10 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from executions.admin.choosing import check_has_run
 from executions.admin.filters import BoundedPaginator
-from executions.downloads import INERT
-from executions.models import Report
-from executions.services.actor import current_actor
+from executions.kernel.audit import current_actor
+from executions.kernel.storage import INERT
+from executions.models.report import Report
 from executions.services.ledger import LedgerUnavailable
-from executions.services.presentation import visible
 from executions.services.reports.asking import (
     JSON,
     KEPT_DAYS,
@@ -36,6 +35,7 @@ from executions.services.reports.asking import (
 from executions.services.reports.scope import MOST_IDS, MOST_RUNS
 from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
+from providers.hidden_characters import visible
 
 if TYPE_CHECKING:
     _Admin = admin.ModelAdmin[Report]

@@ -18,14 +18,14 @@ from django.urls import URLPattern, path, reverse
 
 from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.downloading import download
-from executions.downloads import INERT
-from executions.models import Blob, Workspace
-from executions.services.presentation import visible
+from executions.kernel.paths import from_text, to_text
+from executions.kernel.storage import INERT
+from executions.models.workspace import Blob, Workspace
 from executions.services.workspaces import browsing
-from executions.services.workspaces.paths import from_text, to_text
 from executions.services.workspaces.preview import image_of, preview_of
 from providers.errors import SandboxError
 from providers.guest.names import escape
+from providers.hidden_characters import visible
 
 MOST_LISTED = 500
 

@@ -12,10 +12,10 @@ from django.utils.translation import ngettext
 from unfold.admin import ModelAdmin
 
 from executions.admin.filters import BoundedPaginator
-from executions.models import Schedule
-from executions.services.presentation import visible
+from executions.models.schedule import Schedule
 from executions.services.recurring.changing import pause
 from providers.admin.read_only import ReadOnly
+from providers.hidden_characters import visible
 
 if TYPE_CHECKING:
     _ScheduleAdmin = admin.ModelAdmin[Schedule]

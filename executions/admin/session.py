@@ -24,12 +24,14 @@ from executions.admin.filters import (
 from executions.admin.saved_files import SavedFiles
 from executions.admin.session_views import OPERATE, SessionViews
 from executions.admin.transcript import transcript_of
-from executions.models import Session, Workspace
-from executions.services.presentation import shown, visible
+from executions.kernel.presentation import shown
+from executions.kernel.text import to_json
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.sessions.finding import expires_at
-from executions.text import to_json
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.read_only import ReadOnly
+from providers.hidden_characters import visible
 from providers.moments import shown_moment
 
 _BADGES = {Session.State.OPEN: "good", Session.State.ASLEEP: "warn", Session.State.LOST: "bad"}

@@ -17,18 +17,18 @@ from executions.admin.bases import SessionModelAdmin
 from executions.admin.details import told
 from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.later import answer
-from executions.models import Session
-from executions.services.actor import current_actor
-from executions.services.away import DatabaseAway
-from executions.services.presentation import visible
+from executions.kernel.audit import current_actor
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.models.session import Session
 from executions.services.sessions.control import resetting
 from executions.services.sessions.ending import close
 from executions.services.sessions.errors import NoSuchSession
 from executions.services.sessions.extending import extend
 from executions.services.sessions.finding import living_session_of, session_of
 from executions.services.sessions.inspecting import inspecting, looking_into
-from executions.services.waiting import Waits
 from providers.errors import SandboxError
+from providers.hidden_characters import visible
 
 OPERATE = "executions.operate_session"
 

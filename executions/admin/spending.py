@@ -12,7 +12,7 @@ from django.urls import URLPattern, path
 from unfold.admin import ModelAdmin
 
 from executions.admin.choosing import tenant_choice
-from executions.models import Budget, Spending, SpendingAlert
+from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.services.comparison import compare_providers
 from executions.services.consequences import without_budget
 from providers.admin.guarded import GuardedAdmin

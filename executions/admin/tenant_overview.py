@@ -10,8 +10,7 @@ from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 
 from executions.admin.charts import stacked_bars
-from executions.models import Tenant
-from executions.services.presentation import visible
+from executions.models.tenant import Tenant
 from executions.services.quotas import Quota
 from executions.services.tenant_overview import (
     DAYS,
@@ -21,6 +20,7 @@ from executions.services.tenant_overview import (
     runs_by_day,
 )
 from executions.services.usage import Use, usage_of
+from providers.hidden_characters import visible
 
 _NEAR = 80
 

@@ -7,10 +7,10 @@ from typing import Any
 from django.contrib import admin
 
 from executions.admin.deciding import DecidedByHand
-from executions.models import ToolCall
-from executions.services.presentation import visible
+from executions.models.tool_call import ToolCall
 from executions.services.tools.calls import decide, is_entered
 from executions.services.tools.desk import look_now
+from providers.hidden_characters import visible
 
 
 @admin.register(ToolCall)

@@ -13,10 +13,10 @@ from django.db.models.functions import Length
 from django.utils.safestring import SafeString
 
 from executions.admin.display import code_block, outputs_block, text_block
-from executions.models import Execution
-from executions.services.page_time import PageTime
-from executions.services.presentation import visible
+from executions.kernel.page_time import PageTime
+from executions.models.execution import Execution
 from executions.services.rich_outputs import MOST_VALUES, values_in
+from providers.hidden_characters import visible
 
 CELLS_PER_PAGE = 20
 # Of each text of a cell; the execution's own page shows more.

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from executions.api.authentication import key_text_of
 from executions.api.scopes import has_scopes
-from executions.models import ApiKey, Scope
+from executions.models.api_key import ApiKey, Scope
 from executions.services import keys
 
 if TYPE_CHECKING:

@@ -28,11 +28,9 @@ from executions.api.admin_authentication import (
 )
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
-from executions.models import ApiKey
-from executions.services.admin_actions import log_action
-from executions.services.declared import declared
-from executions.services.kinds import STORABLE
-from executions.services.shapes import Body
+from executions.kernel.audit import log_action
+from executions.kernel.declarations import STORABLE, Body, declared
+from executions.models.api_key import ApiKey
 from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, SandboxError

@@ -12,7 +12,7 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from executions.api.scopes import has_scopes
-from executions.models import ApiKey
+from executions.models.api_key import ApiKey
 from executions.services import keys
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 from rest_framework.request import Request
 
+from executions.kernel.declarations import Body, Query, declared, refuse
 from executions.services.claims import Agent, ConversationName, Model, OnBehalfOf, Traceparent
-from executions.services.declared import declared, refuse
 from executions.services.requests import IdempotencyKey
-from executions.services.shapes import Body, Query
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from executions.api.errors import error_response
-from executions.downloads import INERT, disposition, safe_type
+from executions.kernel.storage import INERT, disposition, safe_type
 from executions.services.sessions.files import range_of
 
 

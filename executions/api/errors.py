@@ -18,7 +18,7 @@ from django.http import Http404, HttpResponse
 from rest_framework import exceptions
 
 from executions.api.rendering import json_response
-from executions.services.away import DatabaseAway, nothing_ran, problem_of
+from executions.kernel.database import DatabaseAway, nothing_ran, problem_of
 from executions.services.record import Outcome
 from providers.errors import SandboxError
 

@@ -13,8 +13,9 @@ from django.views.decorators.http import require_safe
 
 from executions.api.downloading import ranged_download
 from executions.api.errors import error_response
-from executions.downloads import INERT, disposition
-from executions.models import Artifact, Blob
+from executions.kernel.storage import INERT, disposition
+from executions.models.artifact import Artifact
+from executions.models.workspace import Blob
 from executions.services.artifacts import artifact_for_token
 from executions.services.signed_links import BadLink
 from executions.services.workspaces import blobs, links

@@ -11,7 +11,11 @@ from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
-from executions.models import ApiKey, Artifact, Execution, Scope, Session
+from executions.kernel.text import from_json
+from executions.models.api_key import ApiKey, Scope
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.late_results import late_result_of
 from executions.services.ledger import receipt_of
 from executions.services.observations import observations_of
@@ -19,7 +23,6 @@ from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at
 from executions.services.summaries import error_of, omissions_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
-from executions.text import from_json
 from providers import slices
 
 

@@ -25,17 +25,16 @@ from executions.api.later import stream
 from executions.api.rendering import execution_in_full, json_response
 from executions.api.scopes import has_scopes
 from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
-from executions.models import ApiKey, Execution
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
 from executions.services import ongoing
-from executions.services.declared import Rule, declared, refuse, shown
 from executions.services.following import Listener, following
-from executions.services.kinds import END
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.record import Outcome
 from executions.services.requests import ExecutionRequest, run_limits
-from executions.services.shapes import Query
-from executions.services.waiting import Waits
 
 VIEW = "executions.view_execution"
 LAST_EVENT = "Last-Event-ID"

@@ -15,7 +15,7 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response, next_page
-from executions.models import Schedule
+from executions.models.schedule import Schedule
 from executions.services.recurring import changing
 from executions.services.recurring.requests import CHANGE, CREATE, LIST
 

@@ -13,9 +13,9 @@ from rest_framework import serializers
 from executions.api.authentication import ApiKeyAuthentication
 from executions.api.observation_schema import ObservationSerializer
 from executions.api.streams import NDJSON, SSE
-from executions.models import Execution
+from executions.kernel.declarations import Body, Query
+from executions.models.execution import Execution
 from executions.services.requests import MODES, PRIORITIES
-from executions.services.shapes import Body, Query
 
 ERRORS = {
     400: "The request is invalid. The error names the field. No code ran.",
@@ -78,7 +78,7 @@ class AdminScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 class BodyExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     """What a body is read by describes it."""
 
-    target_class = "executions.services.shapes.Body"
+    target_class = "executions.kernel.declarations.Body"
 
     def get_name(self, auto_schema: object, direction: object) -> str:
         return self._body.name

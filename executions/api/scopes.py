@@ -12,7 +12,7 @@ from typing import cast
 from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.request import Request
 
-from executions.models import ApiKey, Scope
+from executions.models.api_key import ApiKey, Scope
 from executions.services.refusals import note_refusal
 
 _ANY_KEY: tuple[Scope, ...] = ()

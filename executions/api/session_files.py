@@ -20,7 +20,8 @@ from executions.api.base import answered_later
 from executions.api.downloading import download, ranged_download
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
 from executions.services.sessions import files
 from executions.services.sessions.errors import named_as
 from executions.services.sessions.file_requests import (
@@ -31,7 +32,6 @@ from executions.services.sessions.file_requests import (
     MOVE,
     FileListing,
 )
-from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration
 from providers.guest.names import escape
 from providers.sandbox import FileEntry

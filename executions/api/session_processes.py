@@ -27,9 +27,10 @@ from executions.api.running import (
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.api.streams import NDJSON, SSE, wanted_form
 from executions.api.views import outcome_response
-from executions.models import Session
-from executions.services.bodies import LARGE
-from executions.services.declared import refuse
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.models.session import Session
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.sessions import processes
 from executions.services.sessions.commands import (
@@ -39,7 +40,6 @@ from executions.services.sessions.commands import (
     STDIN,
     CommandRequest,
 )
-from executions.services.waiting import Waits
 
 PID = OpenApiParameter("pid", int, OpenApiParameter.PATH)
 MOST_STDIN_BYTES = 1024 * 1024

@@ -29,10 +29,13 @@ from executions.api.rendering import (
 from executions.api.running import STREAM, is_detached, refuse_unheard, run_stream
 from executions.api.streams import wanted_form
 from executions.api.views import outcome_response
-from executions.models import Execution, Session
-from executions.services.bodies import LARGE
+from executions.kernel.audit import SUCCESS, log_operation
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import Query
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.key_bounds import require_language
-from executions.services.operations import SUCCESS, log_operation
 from executions.services.requests import CELL
 from executions.services.run import running
 from executions.services.sessions import control
@@ -51,8 +54,6 @@ from executions.services.sessions.requests import (
     OPEN,
     RESET,
 )
-from executions.services.shapes import Query
-from executions.services.waiting import Waits
 from providers.sandbox import DEFAULT_CONTEXT
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from executions.api import schema
 from executions.api.base import answered_later
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, SessionApiView
-from executions.models import Snapshot
-from executions.services.waiting import Waits
+from executions.kernel.coroutines import Waits
+from executions.models.workspace import Snapshot
 from executions.services.workspaces import snapshots
 
 TAGS = ["snapshots"]

@@ -14,8 +14,8 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
-from executions.models import ToolCall
-from executions.services.bodies import LARGE
+from executions.kernel.bodies import LARGE
+from executions.models.tool_call import ToolCall
 from executions.services.owned import executions_of, tool_calls_of
 from executions.services.tools.calls import answer_call, describe, described
 from executions.services.tools.desk import look_now

@@ -31,8 +31,10 @@ from executions.api.running import (
 )
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
-from executions.models import Execution, Scope
-from executions.services.bodies import LARGE
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.models.api_key import Scope
+from executions.models.execution import Execution
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.key_bounds import allowed_languages
 from executions.services.ledger import receipt_of
@@ -45,7 +47,6 @@ from executions.services.routing import languages_for
 from executions.services.run import running
 from executions.services.sessions.errors import CONFLICT
 from executions.services.summaries import execution_summary
-from executions.services.waiting import Waits
 from providers.errors import CODES
 
 

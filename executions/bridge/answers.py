@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from executions.api.rendering import execution_detail
-from executions.models import Artifact, Execution
-from executions.services.away import DatabaseAway
+from executions.kernel.database import DatabaseAway
+from executions.kernel.text import from_json
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services.key_bounds import FORBIDDEN
 from executions.services.record import Outcome
-from executions.text import from_json
 from providers.errors import INVALID_CONFIGURATION, SandboxError
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,9 @@ from typing import Annotated, Any, cast
 from django.conf import settings
 from pydantic import Field
 
-from executions.services.declared import at_most, declared, refuse, shown
+from executions.kernel.declarations import Body, at_most, declared, refuse, shown
+from executions.kernel.text import from_json
 from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
-from executions.services.shapes import Body
-from executions.text import from_json
 from providers.errors import InvalidConfiguration
 from providers.json_reading import MOST_DEPTH, MOST_VALUES
 from providers.json_values import check

@@ -21,8 +21,8 @@ from executions.bridge.answers import unrun
 from executions.bridge.calling import Bridge
 from executions.bridge.channel import Answers, TooLong, lines_of
 from executions.bridge.requests import Frame, read_frame, too_long
+from executions.kernel.declarations import refuse
 from executions.services import ongoing
-from executions.services.declared import refuse
 from executions.services.live import EventLog
 from executions.services.requests import run_limits
 from providers.errors import InvalidConfiguration, ProviderUnavailable

@@ -4,7 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.utils.timezone
-import executions.ids
+import executions.kernel.text
 import executions.models.api_key
 import executions.models.artifact
 import executions.models.policy
@@ -194,7 +194,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Schedule',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('api_key_prefix', models.CharField(max_length=16)),
                 ('name', models.CharField(max_length=100)),
                 ('cron', models.CharField(help_text='Minute, hour, day, month, day of week.', max_length=100)),
@@ -216,7 +216,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Session',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(max_length=64)),
                 ('api_key_name', models.CharField(blank=True, max_length=100)),
                 ('api_key_prefix', models.CharField(blank=True, max_length=16)),
@@ -259,7 +259,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Snapshot',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(max_length=64)),
                 ('api_key_name', models.CharField(blank=True, max_length=100)),
                 ('api_key_prefix', models.CharField(blank=True, max_length=16)),
@@ -305,7 +305,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='ToolCall',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(max_length=64, verbose_name='tenant')),
                 ('name', models.CharField(max_length=64)),
                 ('arguments', models.TextField(help_text='JSON, as the code passed them.')),
@@ -328,7 +328,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='WebhookDelivery',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(max_length=64)),
                 ('url', providers.fields.EncryptedTextField(editable=False)),
                 ('receiver', models.CharField(help_text='Scheme, host and port of the URL; the path may be secret.', max_length=300)),
@@ -363,7 +363,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Workspace',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('former', models.UUIDField(editable=False, help_text='Ended session that gets it back if the next one never opens.', null=True)),
                 ('version', models.PositiveBigIntegerField(db_default=0, default=0)),
                 ('mark', models.CharField(blank=True, db_default='', default='', help_text='Change cursor of the sandbox; empty: all files.', max_length=255)),
@@ -458,7 +458,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Execution',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(max_length=64)),
                 ('api_key_name', models.CharField(blank=True, max_length=100)),
                 ('api_key_prefix', models.CharField(blank=True, max_length=16)),
@@ -772,7 +772,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Process',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('instance', models.CharField(max_length=100)),
                 ('kind', models.CharField(choices=[('web', 'Web'), ('worker', 'Worker'), ('command', 'Command')], max_length=8)),
                 ('pid', models.PositiveBigIntegerField(verbose_name='process id')),
@@ -799,7 +799,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Report',
             fields=[
-                ('id', models.UUIDField(default=executions.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('tenant_slug', models.CharField(blank=True, help_text='Empty: all tenants.', max_length=64, verbose_name='tenant')),
                 ('since', models.DateTimeField(blank=True, help_text='Runs created at or after this time.', null=True, verbose_name='since (inclusive)')),
                 ('until', models.DateTimeField(blank=True, help_text='Runs created before this time.', null=True, verbose_name='until (exclusive)')),

@@ -4,8 +4,8 @@ from django.core.files.storage import Storage, storages
 from django.db import models
 from django.utils import timezone
 
+from executions.kernel.storage import ARTIFACTS
 from executions.models.execution import Execution
-from executions.storage import ARTIFACTS
 
 
 def artifact_storage() -> Storage:

@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.models.api_key import ApiKey
 from executions.models.process import Process
 from executions.models.session import Session

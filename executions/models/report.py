@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 
 
 class Report(models.Model):

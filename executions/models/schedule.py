@@ -6,7 +6,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils.timezone import now
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.models.api_key import ApiKey
 from executions.models.tenant import Tenant
 from providers.fields import EncryptedJSONField

@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.models.api_key import ApiKey
 from executions.models.process import Process
 from executions.models.tenant import Tenant

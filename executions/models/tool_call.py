@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.models.execution import Execution
 
 

@@ -6,7 +6,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.models.execution import Execution
 from executions.models.tenant import Tenant
 from providers.fields import EncryptedTextField

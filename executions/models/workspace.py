@@ -7,10 +7,10 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.ids import uuid7
+from executions.kernel.storage import WORKSPACES
+from executions.kernel.text import uuid7
 from executions.models.session import Session
 from executions.models.tenant import Tenant
-from executions.storage import WORKSPACES
 
 
 def workspace_storage() -> Storage:

@@ -16,7 +16,9 @@ from datetime import UTC, datetime, timedelta
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionTenantCount, Tenant
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionTenantCount
+from executions.models.tenant import Tenant
 from executions.services.quotas import MIB, Quota, bound, bound_on_running
 from providers.errors import RateLimited
 

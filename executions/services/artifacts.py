@@ -10,10 +10,9 @@ from uuid import UUID
 
 from django.core.files.base import ContentFile
 
-from executions.models import Artifact
-from executions.models.artifact import artifact_storage
+from executions.kernel.text import storable
+from executions.models.artifact import Artifact, artifact_storage
 from executions.services import signed_links
-from executions.text import storable
 from providers.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 

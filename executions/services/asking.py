@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
 from executions.services import ongoing
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.waiting import within

@@ -13,11 +13,15 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 from django.utils import timezone
 
-from executions.models import Artifact, Execution, Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.text import storable
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services import artifacts as artifact_service
 from executions.services import journal, kept_events, leases, ongoing
 from executions.services.asking import CREATE_SECONDS, RUN_SLACK_SECONDS, ask
-from executions.services.away import DatabaseAway
 from executions.services.endings import end_behind
 from executions.services.execution_log import log_execution
 from executions.services.gate import Checked, check, check_sandbox
@@ -41,9 +45,7 @@ from executions.services.timeouts import seconds_at
 from executions.services.tools.desk import Desk
 from executions.services.tools.offering import TOOL_CALLS, kept_for, offer_tools, require_tools
 from executions.services.verdicts import VERDICTS, verdict_of
-from executions.services.waiting import Waits
 from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
-from executions.text import storable
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox

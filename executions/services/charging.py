@@ -8,7 +8,8 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from executions.models import Artifact, Execution
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services.record import close_record
 from executions.services.spending import cost_of, spend
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
 from providers.models import ProviderConfig
 from providers.services import two_person_rule
 from providers.services.route_order import planned

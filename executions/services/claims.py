@@ -11,8 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from executions.services.declared import Rule
-from executions.services.kinds import END, storable
+from executions.kernel.declarations import END, Rule, check_storable
 
 MOST_CHARACTERS = 255
 CLAIMS = ("agent", "model", "conversation", "on_behalf_of")
@@ -26,7 +25,7 @@ _SAMPLED = 1
 
 
 def _plain(text: str) -> str:
-    storable(text)
+    check_storable(text)
     if any(unicodedata.category(each) == "Cc" for each in text):
         raise ValueError("Must be plain text, without control characters.")
     return text

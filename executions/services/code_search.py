@@ -17,9 +17,10 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Length
 from django.utils import timezone
 
-from executions.ids import first_uuid7, time_of
-from executions.models import CodeSearchProgress, CodeText, Execution
-from executions.services.batches import let_others_write
+from executions.kernel.batches import let_others_write
+from executions.kernel.text import first_uuid7, time_of
+from executions.models.code_text import CodeSearchProgress, CodeText
+from executions.models.execution import Execution
 
 SHORTEST = 3
 # Programs a search looks through the executions of, the newest ones first.

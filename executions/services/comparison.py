@@ -10,8 +10,9 @@ from datetime import timedelta
 from django.db.models import Q, Sum
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionCount, ExecutionLatency
-from executions.services.one_moment import one_moment
+from executions.kernel.database import one_moment
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionCount, ExecutionLatency
 from executions.services.statistics import hour_of, percentiles
 
 # Of so many of its last executions it is said how long their sandboxes took to be there.

@@ -11,19 +11,20 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.models import Session, Workspace
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.conversations import INTERNAL_FILES, names_in, those_saved
 from executions.services.sessions import files
 from executions.services.sessions.errors import Conflict, refuse_ended
-from executions.services.waiting import Waits
 from executions.services.workspaces import quota
 from executions.services.workspaces.background import saved_behind
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.waiting import submit
 
 if TYPE_CHECKING:
+    from executions.kernel.addresses import Bounds
     from executions.services.fetching.batch import Fetched
-    from executions.services.fetching.budget import Bounds
     from executions.services.fetching.names import Names
 
 _NOT_SAVED = "The file was received, but could not be saved."
@@ -95,7 +96,7 @@ def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrive
 
 def _bounds(session: Session) -> Bounds:
     """No more than the session may save."""
-    from executions.services.fetching.budget import Bounds
+    from executions.kernel.addresses import Bounds
 
     workspace = Workspace.objects.filter(session=session.pk).first()
     left = max(1, quota.left(session.provider, workspace.bytes if workspace else 0))

@@ -15,8 +15,14 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models import Execution, Session, Tenant, WorkspaceFile
-from executions.services.declared import refuse
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.paths import from_text, is_path, key_of, to_text
+from executions.kernel.text import storable
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import WorkspaceFile
 from executions.services.owned import sessions_of
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
@@ -25,10 +31,7 @@ from executions.services.sessions.ending import close_if_due
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
-from executions.services.waiting import Waits
 from executions.services.workspaces.inheriting import kept_of
-from executions.services.workspaces.paths import from_text, is_path, key_of, to_text
-from executions.text import storable
 from providers.guest.names import unescape
 from providers.waiting import within
 

@@ -11,8 +11,9 @@ from typing import Any
 from django.db.models import Case, CharField, F, Sum, Value, When
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionCount, ExecutionLatency, ExecutionTenantCount
-from executions.services.one_moment import one_moment
+from executions.kernel.database import one_moment
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.services.statistics import LEFT, percentiles
 from providers import errors
 

@@ -27,9 +27,11 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from executions.models import Execution, Process, Session
+from executions.kernel.batches import delete_in_batches
+from executions.models.execution import Execution
+from executions.models.process import Process
+from executions.models.session import Session
 from executions.services import ongoing
-from executions.services.batches import delete_in_batches
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import kept_ids
 from executions.services.leases import LOOK_SECONDS, clock

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from executions.models import Execution
+from executions.kernel.audit import SUCCESS, log_operation
+from executions.models.execution import Execution
 from executions.services import telemetry
 from executions.services.ledger.canonical import text_hash
-from executions.services.operations import SUCCESS, log_operation
 
 
 def log_execution(execution: Execution, instance_id: str = "") -> None:

@@ -13,9 +13,10 @@ from uuid import UUID
 
 from django.db.models import OuterRef, QuerySet, Subquery
 
-from executions.models import Execution, LedgerEntry
+from executions.kernel.text import to_json
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.canonical import moment
-from executions.text import to_json
 from providers.slices import escape_line_ends
 
 FACTS = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from django.contrib.auth.models import User
 
-from executions.models import ApiKey, Execution
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
 from executions.services.roles import AUDITOR
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.history import SYSTEM

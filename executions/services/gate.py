@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executions.text import from_json, storable, to_json, without_nan, without_surrogates
+from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import OBSERVATIONS, checked, note

@@ -10,7 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from executions.models import Execution, LegalHold, Tenant
+from executions.models.execution import Execution
+from executions.models.legal_hold import LegalHold
+from executions.models.tenant import Tenant
 from executions.services.ledger.held import Holds, authentic, entries_of_holds, note_hold
 from executions.services.ledger.trust import trusted_keys
 from providers.errors import InvalidConfiguration

@@ -10,9 +10,8 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, Wi
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from executions.services.declared import STRICT, Members, Rule, refuse
-from executions.services.kinds import END
-from executions.text import is_storable
+from executions.kernel.declarations import END, STRICT, Members, Rule, refuse
+from executions.kernel.text import is_storable
 from providers import slices
 from providers.guest.names import problem
 from providers.json_reading import Base64

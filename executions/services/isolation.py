@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from executions.models import ApiKey, Execution, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services.asking import guarded
 from executions.services.policies.in_force import isolation_of
 from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_sandbox, strictest

@@ -19,11 +19,11 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 from django.utils import timezone
 
-from executions.models import Execution
+from executions.kernel.database import DatabaseAway, problem_of
+from executions.kernel.disk import disk_problem
+from executions.models.execution import Execution
 from executions.services.artifacts import remove_files
-from executions.services.away import DatabaseAway, problem_of
 from executions.services.charging import record_end
-from executions.services.disk import disk_problem
 from executions.services.execution_log import log_execution
 from executions.services.journal_files import (
     CannotBeKept,

@@ -24,7 +24,8 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.models import Artifact, Execution
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from providers.aes_gcm import NotOpened, seal, unseal
 from providers.key_ring import fernet_keys, opened
 from providers.services import Rotation

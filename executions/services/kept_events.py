@@ -21,10 +21,10 @@ from django.db import close_old_connections, connection
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
-from executions.models import ExecutionEvent
-from executions.services.batches import delete_in_batches
+from executions.kernel.batches import delete_in_batches
+from executions.kernel.text import from_json
+from executions.models.execution_event import ExecutionEvent
 from executions.services.live import Entry, EventLog
-from executions.text import from_json
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executions.models import ApiKey, Execution
-from executions.services.presentation import visible
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
 from executions.services.record import Caller
 from executions.services.refusals import note_refusal
 from executions.services.routes import Step
 from executions.services.routing import PassedOver
 from providers import registry
 from providers.errors import ErrorCode, InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.hidden_characters import visible
 from providers.languages import TABLE, normalize_language
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig

@@ -9,9 +9,10 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from executions.models import ApiKey, Execution, Scope, Session
-from executions.models.api_key import WORD_BOUNDS
-from executions.services import batches
+from executions.kernel import batches
+from executions.models.api_key import WORD_BOUNDS, ApiKey, Scope
+from executions.models.execution import Execution
+from executions.models.session import Session
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded, Values
 from providers.isolation import meets

@@ -12,8 +12,8 @@ from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.models import ApiKey, Tenant
-from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS
+from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, ApiKey
+from executions.models.tenant import Tenant
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.refusals import UNKNOWN, note_refusal
 from providers.errors import InvalidConfiguration

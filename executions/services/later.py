@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution, Scope
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.api_key import ApiKey, Scope
+from executions.models.execution import Execution
 from executions.services.requests import ExecutionRequest
 from executions.services.spending import refuse_over_budget
 from providers.errors import ProviderUnavailable

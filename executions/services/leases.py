@@ -27,7 +27,8 @@ from django.db import close_old_connections, connection
 from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Now
 
-from executions.models import Execution, Process
+from executions.models.execution import Execution
+from executions.models.process import Process
 from executions.services import ongoing
 from executions.services.process_figures import latest_figures
 from providers.remote.owner import process_tag

@@ -16,9 +16,11 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from executions.models import LedgerCheck, LedgerEntry, Process
+from executions.kernel.background import begin_alone
+from executions.models.ledger_check import LedgerCheck
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
 from executions.services import leases
-from executions.services.in_background import begin_alone
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.checkpoints import newest_line, where
 from executions.services.ledger.verification import Verification, verify

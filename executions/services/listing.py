@@ -7,13 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from executions.models import Execution, Tenant
+from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services.claims import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
-from executions.services.declared import declared, one_of
-from executions.services.kinds import STORABLE, Id
 from executions.services.owned import executions_of
-from executions.services.paging import newest_first
-from executions.services.shapes import Query
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from executions.kernel.text import from_json, storable
 from executions.services.gate import MOST_PIECES, bundle_text
 from executions.services.rich_outputs import MOST_VALUES, values_in
-from executions.text import from_json, storable
 from providers.values import Event, ExecutionResult, RunLimits
 
 # How large an event of text gets by joining, as long as there are few that nobody was given.

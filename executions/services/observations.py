@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from providers.observations import KINDS, OBSERVATIONS, checked
 
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from executions.models import Artifact, Execution, Schedule, Session, Snapshot, Tenant, ToolCall
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.schedule import Schedule
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
+from executions.models.workspace import Snapshot
 
 LARGE = ("pending", "code", "arguments")
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from uuid import UUID
 
-from executions.models import Execution
+from executions.kernel.storage import QUEUE, kept
+from executions.models.execution import Execution
 from executions.services.requests import ExecutionRequest
-from executions.storage import QUEUE, kept
 from providers import slices
 from providers.errors import ProviderUnavailable
 from providers.fields import DecryptionError, EncryptedJSONField

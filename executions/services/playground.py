@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from executions.models import Execution, Session, Tenant
+from executions.kernel.audit import current_actor
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.text import is_storable
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services import by_hand
-from executions.services.actor import current_actor
-from executions.services.declared import refuse
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.run import running
@@ -20,8 +24,6 @@ from executions.services.sessions.finding import living_session_of
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
 from executions.services.tenants import INTERNAL, internal_tenant, require_active
-from executions.services.waiting import Waits
-from executions.text import is_storable
 
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 

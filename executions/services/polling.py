@@ -19,11 +19,11 @@ from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
-from executions.models import Execution
+from executions.kernel.background import Ticker
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
 from executions.services import kept_events
 from executions.services.live import Entry, Moment, tell
-from executions.services.ticker import Ticker
-from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
 

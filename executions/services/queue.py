@@ -19,11 +19,12 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import Approval, Execution
+from executions.kernel.database import NOW
+from executions.kernel.disk import disk_problem
+from executions.models.approval import Approval
+from executions.models.execution import Execution
 from executions.services import leases, payloads
 from executions.services.admission import counted_alone, may_claim
-from executions.services.database_clock import NOW
-from executions.services.disk import disk_problem
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.head import require_ledger
 from executions.services.quotas import bound_on_running

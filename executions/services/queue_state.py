@@ -9,7 +9,8 @@ from datetime import datetime
 from django.db.models import Max, Q, QuerySet
 from django.utils.translation import ngettext
 
-from executions.models import Execution, Process
+from executions.models.execution import Execution
+from executions.models.process import Process
 from executions.services.queue import WAITS_FOR_APPROVAL, takeable
 from executions.services.record import QUEUE_ALLOWANCE
 

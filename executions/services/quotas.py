@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models import Tenant
+from executions.models.tenant import Tenant
 from providers.services.kept import Kept
 
 MIB = 1024 * 1024

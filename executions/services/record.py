@@ -16,7 +16,13 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, Artifact, Execution, Scope, Tenant
+from executions.kernel.database import DatabaseAway, problem_of
+from executions.kernel.disk import look_again_at_disk, refuse_when_full
+from executions.kernel.text import storable
+from executions.models.api_key import ApiKey, Scope
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services import leases, payloads, statements, statistics
 from executions.services.admission import (
     Wanted,
@@ -24,10 +30,8 @@ from executions.services.admission import (
     refuse_beyond_bounds,
     was_refused,
 )
-from executions.services.away import DatabaseAway, problem_of
 from executions.services.claims import CLAIMS, trace_id_of
 from executions.services.code_search import forget_code
-from executions.services.disk import look_again_at_disk, refuse_when_full
 from executions.services.execution_log import log_execution
 from executions.services.later import refuse_run_at
 from executions.services.ledger import append_execution
@@ -40,7 +44,6 @@ from executions.services.sessions.errors import Conflict
 from executions.services.spending import refuse_over_budget
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import Webhook
-from executions.text import storable
 from providers.errors import (
     BLOCKED,
     InvalidConfiguration,

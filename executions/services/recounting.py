@@ -14,14 +14,10 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Model
 
-from executions.models import (
-    Execution,
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTenantCount,
-)
-from executions.services.batches import let_others_write
-from executions.services.one_moment import one_moment
+from executions.kernel.batches import let_others_write
+from executions.kernel.database import one_moment
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.services.retention import records_erased_until
 from executions.services.statistics import ADD, HAS_COST, KEYS, bucket_of, hour_of
 

@@ -14,9 +14,10 @@ from django.db import Error as DatabaseFailure
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, KeyRefusal
+from executions.kernel.text import storable
+from executions.models.api_key import ApiKey
+from executions.models.key_refusal import KeyRefusal
 from executions.services.ledger import LedgerUnavailable, append
-from executions.text import storable
 from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)

@@ -11,19 +11,19 @@ from typing import Any, cast
 from django.conf import settings
 from django.db import transaction
 
-from executions.models import Execution
-from executions.services.actor import current_actor
+from executions.kernel.audit import current_actor
+from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.declarations import refuse
+from executions.kernel.page_time import PageTime
+from executions.kernel.text import from_json
+from executions.models.execution import Execution
 from executions.services.choosing import choices_for, require_choice
-from executions.services.declared import refuse
 from executions.services.ledger import append
-from executions.services.page_time import PageTime
 from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route
 from executions.services.run import running
 from executions.services.tenants import internal_tenant
-from executions.services.waiting import Waits, wait_for
-from executions.text import from_json
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart

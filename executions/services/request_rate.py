@@ -16,8 +16,9 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 from django.db import connection
 
-from executions.models import RequestWindow, Tenant
-from executions.services.away import problem_of
+from executions.kernel.database import problem_of
+from executions.models.request_window import RequestWindow
+from executions.models.tenant import Tenant
 from executions.services.quotas import Quota, bound
 from providers.errors import RateLimited
 from sandbox_site.database import not_waiting_for_long

@@ -11,20 +11,10 @@ from typing import Annotated, Any
 from django.conf import settings
 from pydantic import Field
 
-from executions.models import Tenant
-from executions.services.claims import (
-    CLAIMS,
-    Agent,
-    ConversationName,
-    Model,
-    OnBehalfOf,
-    Traceparent,
-)
-from executions.services.declared import declared, one_of, refuse
-from executions.services.input_files import Files, check_files
-from executions.services.kinds import (
+from executions.kernel.declarations import (
     END,
     STORABLE,
+    Body,
     Code,
     ContextId,
     Environment,
@@ -34,11 +24,23 @@ from executions.services.kinds import (
     ShortName,
     Subject,
     Timeout,
+    declared,
+    one_of,
+    refuse,
 )
-from executions.services.shapes import Body
+from executions.kernel.text import to_json
+from executions.models.tenant import Tenant
+from executions.services.claims import (
+    CLAIMS,
+    Agent,
+    ConversationName,
+    Model,
+    OnBehalfOf,
+    Traceparent,
+)
+from executions.services.input_files import Files, check_files
 from executions.services.tools.declaring import Tools, stored
 from executions.services.webhooks.receivers import Webhook
-from executions.text import to_json
 from providers import slices
 from providers.languages import normalize_language
 from providers.values import Entrypoint, RunLimits

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from django.db.models.functions import Now
 
-from executions.models import Execution, Schedule
+from executions.models.execution import Execution
+from executions.models.schedule import Schedule
 from executions.services import journal
 from executions.services.execution_log import log_execution
 from executions.services.record import close_record, error_changes

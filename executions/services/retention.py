@@ -20,17 +20,15 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from executions.ids import first_uuid7
-from executions.models import (
-    Approval,
-    Artifact,
-    Execution,
-    ExecutionEvent,
-    LedgerEntry,
-    Tenant,
-    ToolCall,
-)
-from executions.services.batches import delete_in_batches, let_others_write
+from executions.kernel.batches import delete_in_batches, let_others_write
+from executions.kernel.text import first_uuid7
+from executions.models.approval import Approval
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results

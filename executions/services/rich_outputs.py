@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executions.models import Execution
-from executions.text import from_json, to_json
+from executions.kernel.text import from_json, to_json
+from executions.models.execution import Execution
 
 IMAGE_SIGNATURES = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),

@@ -27,10 +27,10 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
-from executions.models import ApiKey
+from executions.kernel.background import Ticker
+from executions.models.api_key import ApiKey
 from executions.services import keys
 from executions.services.live import Moment, tell
-from executions.services.ticker import Ticker
 from providers.errors import RateLimited
 
 logger = logging.getLogger(__name__)

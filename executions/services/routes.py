@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
 from executions.services import ongoing
-from executions.services.waiting import Waits
 from providers.manager import LOAD_SECONDS, Lease, StillStarting
 from providers.named import lease_of
 from providers.waiting import within

@@ -10,6 +10,8 @@ from typing import Any
 
 from django.db import DatabaseError
 
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
 from executions.services.asking import guarded
 from executions.services.choosing import require_choice
 from executions.services.isolation import require_provider
@@ -18,8 +20,6 @@ from executions.services.policies.in_force import BlockedByPolicy
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route, Step, lender, lent
 from executions.services.timeouts import longest_at
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers import errors, looks
 from providers.base import FILES, TOOLS
 from providers.errors import (

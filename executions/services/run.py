@@ -11,11 +11,13 @@ import logging
 from collections.abc import Sequence
 from time import perf_counter
 
-from executions.models import Execution, Session
+from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.database import DatabaseAway, problem_of
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services import journal, leases, ongoing, telemetry
 from executions.services.admission import Wanted, refuse_beyond_bounds
 from executions.services.attempt import Attempt, Cancelled
-from executions.services.away import DatabaseAway, problem_of
 from executions.services.gate import Checked
 from executions.services.key_bounds import allowed_steps
 from executions.services.languages import refuse_unsupported
@@ -37,7 +39,6 @@ from executions.services.sessions import turns
 from executions.services.sessions.cells import cell_of
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionClosed
-from executions.services.waiting import Waits, wait_for
 from executions.services.workspaces.background import saved_after
 from executions.services.workspaces.waking import awake
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError

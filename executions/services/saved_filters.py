@@ -7,8 +7,8 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
-from executions.models import SavedFilter
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.saved_filter import SavedFilter
 
 MOST = 50
 SHARE = "executions.share_savedfilter"

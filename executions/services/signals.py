@@ -6,9 +6,10 @@ from uuid import UUID
 
 from django.db.models import Exists, OuterRef
 
-from executions.models import Execution, RunSignal
+from executions.kernel.batches import delete_in_batches
+from executions.models.execution import Execution
+from executions.models.run_signal import RunSignal
 from executions.services import kept_events, ongoing
-from executions.services.batches import delete_in_batches
 from executions.services.sessions import followers
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import F, Q, Sum
 from django.utils import timezone
 
-from executions.models import Budget, Spending, SpendingAlert
+from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.services.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept

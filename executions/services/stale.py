@@ -11,7 +11,8 @@ from datetime import timedelta
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.models import Approval, Execution
+from executions.models.approval import Approval
+from executions.models.execution import Execution
 from executions.services import payloads
 from executions.services.deaths import close_lost
 

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from django.db import connection
 
-from executions.models import Execution, Session
-from executions.services.database_clock import NOW
+from executions.kernel.database import NOW
+from executions.models.execution import Execution
+from executions.models.session import Session
 
 _TABLE = Execution._meta.db_table
 _FIELDS = Execution._meta.concrete_fields

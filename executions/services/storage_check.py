@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from executions.models import Artifact, Blob, Execution, LooseFile
+from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, kept
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.workspace import Blob, LooseFile
 from executions.services import payloads
-from executions.storage import ARTIFACTS, WORKSPACES, Entry, kept
 
 logger = logging.getLogger(__name__)
 

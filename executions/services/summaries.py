@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.models import Execution, LateResult
+from executions.kernel.text import from_json
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
 from executions.services.claims import CLAIMS
-from executions.text import from_json
 from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
 
 

@@ -8,7 +8,11 @@ from datetime import datetime, timedelta
 from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution, ExecutionTenantCount, Session, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.statistic import ExecutionTenantCount
+from executions.models.tenant import Tenant
 from executions.services.dashboard import Series
 from executions.services.owned import executions_of, sessions_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from executions.models import Tenant
+from executions.models.tenant import Tenant
 from providers.errors import InvalidConfiguration
 from providers.services.touched import collecting
 

@@ -6,8 +6,8 @@ import math
 
 from django.conf import settings
 
+from executions.kernel.declarations import refuse
 from executions.services.asking import guarded
-from executions.services.declared import refuse
 from executions.services.requests import ExecutionRequest
 from providers.manager import Lease
 

@@ -12,7 +12,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from executions.models import Execution, ExecutionTotal
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionTotal
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 
-from executions.models import Schedule, StoredTotal, Tenant
+from executions.models.schedule import Schedule
+from executions.models.tenant import Tenant
+from executions.models.workspace import StoredTotal
 from executions.services.admission import held_by, tomorrow
 from executions.services.quotas import Quota, bound
 from executions.services.request_rate import used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import error_changes
 from providers import errors
 from providers.errors import ErrorCode

@@ -22,9 +22,11 @@ from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from executions.models import Execution, Process
+from executions.kernel.coroutines import wait_for
+from executions.kernel.database import nothing_ran, problem_of
+from executions.models.execution import Execution
+from executions.models.process import Process
 from executions.services import journal, leases, ongoing, payloads
-from executions.services.away import nothing_ran, problem_of
 from executions.services.key_bounds import require_known_key
 from executions.services.later import refuse_begin
 from executions.services.live import EventLog
@@ -35,7 +37,6 @@ from executions.services.run import carry_out
 from executions.services.sessions import due
 from executions.services.sessions.cells import steps_of
 from executions.services.sessions.clock import tend_in_background
-from executions.services.waiting import wait_for
 from executions.services.webhooks.delivering import send_in_background
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.services.ahead import start_ahead

@@ -8,11 +8,12 @@ from typing import Any
 from django import template
 from django.db.models import Model
 
-from executions.empty_lists import EMPTY
-from executions.models import Execution, LedgerEntry
+from executions.kernel.empty_lists import EMPTY
+from executions.kernel.presentation import in_time
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.first_steps import NEW_BELOW, Step
 from executions.services.first_steps import first_steps as steps_of
-from executions.services.presentation import in_time
 from providers.models import ConfigVersion, ProviderConfig
 
 register = template.Library()

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from django.conf import settings
 
-from executions.models import Artifact
-from executions.models.artifact import artifact_storage
+from executions.models.artifact import Artifact, artifact_storage
 from sandbox_site import bootstrap, keys
 from sandbox_site.database import files_of
 

@@ -34,7 +34,7 @@
       ? `${line.slice(0, MOST_OF_LINE)}… [${line.length - MOST_OF_LINE} more characters]`
       : line;
 
-  // As a page may hold it, as `shown` of executions/services/presentation.py, and what was left out of it.
+  // As a page may hold it, as `shown` of executions/kernel/presentation.py, and what was left out of it.
   const shown = (text) => {
     const lines = text.slice(0, MOST_CHARACTERS).replaceAll("\r\n", "\n").split("\n");
     const cutLines = lines.filter((line) => line.length > MOST_OF_LINE).length;

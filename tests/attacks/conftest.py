@@ -14,16 +14,14 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import (
-    Budget,
-    Execution,
-    LateResult,
-    LegalHold,
-    Policy,
-    Session,
-    Snapshot,
-    Tenant,
-)
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
+from executions.models.legal_hold import LegalHold
+from executions.models.policy import Policy
+from executions.models.session import Session
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
+from executions.models.workspace import Snapshot
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.verification import verify

@@ -13,7 +13,9 @@ from django.db import connection, transaction
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import Budget, LedgerEntry, Tenant
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from executions.services import removal
 from executions.services.roles import ADMINISTRATOR, AUDITOR
 from providers.admin.guarded import GuardedAdmin
@@ -378,7 +380,7 @@ def test_no_door_beside_is_open() -> None:
 
 
 def test_a_write_that_no_page_collects_is_refused() -> None:
-    from executions.services.actor import acting_as
+    from executions.kernel.audit import acting_as
     from providers.services.touched import NeedsApproval
 
     tenant = Tenant.objects.create(slug="w", name="W")

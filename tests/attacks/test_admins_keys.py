@@ -10,7 +10,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from executions.models import ApiKey, Approval, Execution, Tenant, ToolCall
+from executions.models.api_key import ApiKey
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
 from executions.services.policies.approvals import AskedBySame, refuse_whoever_asked
 from executions.services.record import Caller as By
 from executions.services.record import open_record

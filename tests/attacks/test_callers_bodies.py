@@ -25,7 +25,7 @@ from django.test import RequestFactory
 from rest_framework.request import Request
 
 from executions.api.e2b.uploads import sent_in
-from executions.services.bodies import (
+from executions.kernel.bodies import (
     CALL,
     HELD,
     LARGE,

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from executions.api.scopes import ENTERED, NEEDS
-from executions.models import LedgerEntry, RequestWindow, Snapshot
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.request_window import RequestWindow
+from executions.models.workspace import Snapshot
 from executions.services import request_rate
 from executions.services.request_rate import ENTRY_COUNTS_AS
 from executions.services.workspaces import snapshots

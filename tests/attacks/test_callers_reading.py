@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from executions.api import rendering
-from executions.models import Execution
+from executions.kernel.text import to_json
+from executions.models.execution import Execution
 from executions.services import live, rich_outputs
 from executions.services.keys import create_api_key
 from executions.services.live import EventLog
-from executions.text import to_json
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
 from tests.support.held import ended

@@ -23,7 +23,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
 from executions.api.later import LATER, Later
-from executions.services.waiting import Waits
+from executions.kernel.coroutines import Waits
 from sandbox_site import description as described
 from sandbox_site import strangers
 from sandbox_site.description import Description

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import StoredTotal, WorkspaceFile
-from executions.services import batches
-from executions.services.workspaces import threads
+from executions.kernel import background, batches
+from executions.models.workspace import StoredTotal, WorkspaceFile
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT
 from tests.support.raw_http import ask
@@ -97,7 +96,7 @@ def test_no_transaction_writes_more_than_a_batch_of_a_folder(
     ):
         with recorded(monkeypatch) as found:
             assert act().status_code < 300
-            assert threads.wait_until_idle()
+            assert background.wait_for_keyed_work()
         assert found.rows >= COUNTED_FILES
         assert found.most.rows <= batches.MOST_ROWS + OTHERS, found.most
     assert listed(alice, {"id": str(session.pk)}) == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from executions.models import Artifact, Execution
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services import asking
 from executions.services.gate import REFUSED
 from providers.errors import ConnectionFailed, SandboxError

@@ -20,11 +20,13 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.admin.boxes import text_box
-from executions.models import Execution, Session, Tenant
-from executions.services import page_time
-from executions.services.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime
-from executions.services.presentation import MAX_CHARACTERS
-from executions.services.process_pool import PoolBusy, ProcessPool
+from executions.kernel import page_time
+from executions.kernel.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime
+from executions.kernel.presentation import MAX_CHARACTERS
+from executions.kernel.process_pool import PoolBusy, ProcessPool
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.replay import MAX_LINES
 from providers.languages import TABLE
 from tests.support.execution_rows import make_rows

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
+from executions.kernel.addresses import Bounds, Reason
 from executions.services.fetching import slots
 from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
-from executions.services.fetching.budget import Bounds
-from executions.services.fetching.errors import Reason
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one
 from tests.support.resolving import resolve_as

@@ -17,7 +17,11 @@ from django.urls import reverse
 from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import LedgerEntry, LegalHold, Schedule, Session, Tenant
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.schedule import Schedule
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.holds import held_by_ledger
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, model_of

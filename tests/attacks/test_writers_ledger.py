@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.canonical import digest
 from executions.services.ledger.formats import signed_bytes, write

@@ -20,7 +20,10 @@ from django.contrib.auth.models import Group, Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
-from executions.models import Artifact, Execution, LedgerEntry, Tenant
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tenant import Tenant
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.services.ledger.verification import verify

@@ -14,7 +14,10 @@ from django.test import Client
 from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models import ApiKey, Approval, Execution, LedgerEntry
+from executions.models.api_key import ApiKey
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.by_hand import key_made_by
 from executions.services.ledger.adoption import take_stock
 from executions.services.ledger.bindings import subject_of_user

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from executions.models import (
-    Alert,
-)
+from executions.models.alert import Alert
 
 
 def open_alerts() -> dict[str, str]:

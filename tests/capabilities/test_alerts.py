@@ -14,17 +14,14 @@ from typing import Any
 
 import pytest
 
-from executions.models import (
-    Alert,
-    AuditExport,
-    ExecutionCount,
-    ExecutionLatency,
-    LedgerEntry,
-    Process,
-    SpendingAlert,
-    Tenant,
-)
-from executions.services import checked_post
+from executions.kernel import http
+from executions.models.alert import Alert
+from executions.models.audit_export import AuditExport
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
+from executions.models.spending import SpendingAlert
+from executions.models.statistic import ExecutionCount, ExecutionLatency
+from executions.models.tenant import Tenant
 from executions.services.alerts import sending
 from executions.services.alerts.acknowledging import acknowledge
 from executions.services.alerts.watching import QUIET, watch, watch_without_workers
@@ -361,7 +358,7 @@ def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any)
 def test_a_slow_receiver_holds_no_task_and_is_given_up(
     settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    monkeypatch.setattr(checked_post, "SECONDS", 1.0)
+    monkeypatch.setattr(http, "SECONDS", 1.0)
     settings.ALERT_ALLOWED_NETWORKS = ["127.0.0.1"]
     with Listener(answer=b"HTTP/1.1 100 Continue\r\n") as slow:
         settings.ALERTING = to(slow.url)

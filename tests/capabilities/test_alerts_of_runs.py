@@ -9,8 +9,9 @@ from uuid import UUID
 import pytest
 from django.utils import timezone
 
-from executions.ids import first_uuid7
-from executions.models import Alert, Execution
+from executions.kernel.text import first_uuid7
+from executions.models.alert import Alert
+from executions.models.execution import Execution
 from executions.services.alerts import rules
 from executions.services.alerts.of_runs import SHARED_CODE
 from executions.services.alerts.watching import QUIET, watch

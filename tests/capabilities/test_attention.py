@@ -14,17 +14,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import (
-    Alert,
-    Approval,
-    Budget,
-    Execution,
-    LedgerCheck,
-    Process,
-    Spending,
-    Tenant,
-    ToolCall,
-)
+from executions.models.alert import Alert
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_check import LedgerCheck
+from executions.models.process import Process
+from executions.models.spending import Budget, Spending
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
 from executions.services.alerts import standing_in
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch_without_workers

@@ -14,7 +14,9 @@ import pytest
 from django.db import connections
 from django.db.models import Max
 
-from executions.models import AuditExport, Execution, LedgerEntry
+from executions.models.audit_export import AuditExport
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.audit_export import exporting, syslog
 from executions.services.audit_export.events import event_of
 from executions.services.audit_export.exporting import export_for

@@ -11,8 +11,9 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from executions.ids import first_uuid7
-from executions.models import CodeSearchProgress, CodeText, Execution
+from executions.kernel.text import first_uuid7
+from executions.models.code_text import CodeSearchProgress, CodeText
+from executions.models.execution import Execution
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
 from executions.services.record import close_record

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from executions.models import LedgerEntry
-from executions.services.operations import _NAMES
+from executions.kernel.audit import _NAMES
+from executions.models.ledger_entry import LedgerEntry
 from sandbox_site.logs import JsonLines
 from tests.conftest import Caller
 from tests.support.sessions import URL, cell, opened

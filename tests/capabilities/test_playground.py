@@ -11,7 +11,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import Approval, Budget, Execution, LedgerEntry, Spending
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget, Spending
 from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import ConfigVersion, PendingChange, ProviderConfig

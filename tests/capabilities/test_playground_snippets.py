@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.requests import ExecutionRequest
 from executions.services.roles import OPERATOR
 from executions.services.snippets import snippets_of

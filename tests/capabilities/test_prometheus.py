@@ -18,7 +18,10 @@ import pytest
 import yaml
 from django.utils import timezone
 
-from executions.models import Alert, AuditExport, Process, Session
+from executions.models.alert import Alert
+from executions.models.audit_export import AuditExport
+from executions.models.process import Process
+from executions.models.session import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller, require
 from tests.support.ended_runs import ended

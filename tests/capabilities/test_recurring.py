@@ -11,7 +11,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, Schedule, Tenant
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.schedule import Schedule
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.bindings import BINDINGS
 from executions.services.ledger.verification import verify

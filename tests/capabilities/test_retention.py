@@ -13,8 +13,12 @@ from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
-from executions.ids import first_uuid7, uuid7
-from executions.models import Artifact, Execution, LateResult, LedgerEntry, ToolCall
+from executions.kernel.text import first_uuid7, uuid7
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tool_call import ToolCall
 from executions.services import retention
 from executions.services.late_results import attach
 from executions.services.ledger import append

@@ -9,7 +9,9 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
-from executions.models import Execution, LedgerEntry, Schedule
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.schedule import Schedule
 from executions.services.keys import create_api_key
 from executions.services.ledger.verification import verify
 from executions.services.recurring.beginning import begin_due

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services import ongoing, telemetry
 from executions.services.metrics.collecting import collect
 from executions.services.telemetry.metrics import send

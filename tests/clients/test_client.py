@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from executions.client import execute_code
-from executions.models import Execution, Tenant
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,

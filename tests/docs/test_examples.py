@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from executions.models import Execution, Tenant
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key
 from tests.conftest import require
 from tests.support.processes import ROOT

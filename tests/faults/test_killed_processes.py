@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models import Execution, LedgerEntry, Process
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
 from executions.services.deaths import Watcher
 from executions.services.leases import Keeper
 from tests.conftest import Caller, require

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import LooseFile
+from executions.models.workspace import LooseFile
 from executions.services.sessions.place import forget
 from tests.conftest import Caller
 from tests.support import kept_here

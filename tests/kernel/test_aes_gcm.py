@@ -17,14 +17,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import (
-    Execution,
-    Schedule,
-    Session,
-    Tenant,
-    WebhookDelivery,
-    WebhookSecret,
-)
+from executions.models.execution import Execution
+from executions.models.schedule import Schedule
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookDelivery, WebhookSecret
 from providers import aes_gcm
 from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig

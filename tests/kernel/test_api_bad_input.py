@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.input_files import MAX_FILE_BYTES, MAX_FILES_BYTES
 from executions.services.requests import RUN, ExecutionRequest
 from providers.errors import InvalidConfiguration

@@ -16,8 +16,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 import executions
-from executions.services.declared import Members
-from executions.services.shapes import Body
+from executions.kernel.declarations import Body, Members
 from providers.errors import InvalidConfiguration
 
 Place = tuple[str, Any, tuple[Any, ...]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from executions.services.shapes import Query
+from executions.kernel.declarations import Query
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.kernel.descriptions import (

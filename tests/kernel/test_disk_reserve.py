@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, LedgerEntry
-from executions.services import disk
-from executions.services.disk import disk_problem, look_again_at_disk
+from executions.kernel import disk
+from executions.kernel.disk import disk_problem, look_again_at_disk
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.held import ended, opened

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from executions.services.disk import look_again_at_disk
+from executions.kernel.addresses import Bounds, Reason
+from executions.kernel.disk import look_again_at_disk
 from executions.services.fetching import slots
 from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
-from executions.services.fetching.budget import Bounds
-from executions.services.fetching.errors import Reason
 from providers.errors import InvalidConfiguration, RateLimited
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.services.fetching.destinations import BAD_PORTS, Destinations, destinations
-from executions.services.fetching.errors import FetchError, Reason
-from executions.services.fetching.urls import read_url, redirected
+from executions.kernel.addresses import (
+    BAD_PORTS,
+    Destinations,
+    FetchError,
+    Reason,
+    destinations,
+    read_url,
+    redirected,
+)
 from providers.addresses import AddressRefused, is_public
 from tests.support.fetching import allow, fetch, fetch_one
 from tests.support.resolving import resolve_as

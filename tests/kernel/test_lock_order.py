@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 from django.db import connection, transaction
 
-from executions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
+from executions.models.session import Session
+from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts, saving, snapshots
 from executions.services.workspaces.edit import Edit

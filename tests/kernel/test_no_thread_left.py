@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from executions.models import Process
-from executions.services import in_background, journal, process_figures
+from executions.kernel import background
+from executions.models.process import Process
+from executions.services import journal, process_figures
 from executions.services.journal import start as start_journal
 from executions.services.leases import Keeper
 from executions.services.ledger.checkpoint_places import Behind
 from executions.services.policies import analysts
-from executions.services.workspaces import threads
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager
@@ -47,7 +47,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = threads._Threads()
+    saver = background._Threads()
     with no_thread_left():
         kept = [saver.submit(number, "alice", lambda: "saved") for number in range(9)]
     kept.append(saver.submit("another", "bob", lambda: "saved"))
@@ -57,8 +57,8 @@ def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_that_nobody_waits_for() -> None:
     done = threading.Event()
     with no_thread_left():
-        assert in_background.begin_alone("counting", done.set) is None
-    assert in_background.begin_alone("counting", done.set)
+        assert background.begin_alone("counting", done.set) is None
+    assert background.begin_alone("counting", done.set)
     assert done.wait(20)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from executions.api.base import RecordRenderer
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services import payloads, requests
 from executions.services.requests import ExecutionRequest
 from providers import aes_gcm, key_ring, slices

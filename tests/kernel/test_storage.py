@@ -13,12 +13,14 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
-from executions.models import Artifact, Execution, LedgerEntry
+from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, kept
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services import journal, payloads, storage_check
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.verification import verify, verify_entries
 from executions.services.retention import apply_retention
-from executions.storage import ARTIFACTS, LEDGER, QUEUE, kept
 from providers.values import InputFile
 from sandbox_site import installation, storage_settings
 from sandbox_site.environment import StrictEnv

@@ -23,31 +23,31 @@ from django.utils import timezone
 
 from executions import tasks
 from executions.api.scopes import NEEDS
-from executions.models import (
-    Alert,
-    ApiKey,
+from executions.kernel import background, batches
+from executions.models.alert import Alert
+from executions.models.api_key import ApiKey
+from executions.models.code_text import CodeText
+from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.process import Process
+from executions.models.run_signal import RunSignal
+from executions.models.schedule import Schedule
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
+from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.models.workspace import (
     Blob,
-    CodeText,
-    Execution,
-    ExecutionEvent,
     LooseFile,
-    Process,
-    RunSignal,
-    Schedule,
-    Session,
     Snapshot,
     StoredTotal,
-    Tenant,
-    ToolCall,
-    WebhookDelivery,
-    WebhookSecret,
     Workspace,
     WorkspaceFile,
 )
-from executions.services import batches, schedules
+from executions.services import schedules
 from executions.services.keys import create_api_key
 from executions.services.sessions import followers
-from executions.services.workspaces import blobs, drafts, saving, threads
+from executions.services.workspaces import blobs, drafts, saving
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import filled, packed, sleeping, stored
@@ -252,7 +252,7 @@ def largest(monkeypatch: pytest.MonkeyPatch, act: Act) -> tuple[Written, Transac
     """The transaction that wrote the most, all of them, and what was answered."""
     with recorded(monkeypatch) as found:
         answer = act()
-        assert threads.wait_until_idle()
+        assert background.wait_for_keyed_work()
         wait_for(lambda: not followers.ids())
     return found.most, found, answer
 

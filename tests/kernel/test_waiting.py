@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from executions.api.later import LATER, Later, Placeholder, answer
-from executions.services.waiting import Waits, wait_for
+from executions.kernel.coroutines import Waits, wait_for
 from providers import waiting
 from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.verification import verify
 from tests.support.running import run
 

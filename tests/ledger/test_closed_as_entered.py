@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db.models import F
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services import journal
 from executions.services.attempt import Attempt
 from executions.services.journal_files import Ended

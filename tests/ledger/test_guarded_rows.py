@@ -13,7 +13,9 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import models
 from django.test import Client
 
-from executions.models import Budget, LedgerEntry, Tenant
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.guarded import Guarded

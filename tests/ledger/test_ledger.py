@@ -22,7 +22,11 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
-from executions.models import ApiKey, Budget, Execution, LedgerEntry, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger import LedgerUnavailable, append, checkpoints
 from executions.services.ledger.keyring import keyring

@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.admin.ledger_entry import KINDS
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import append
 from executions.services.ledger.bindings import BINDINGS
 from executions.services.ledger.records import ERASURE

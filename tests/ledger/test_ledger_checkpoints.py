@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import append, checkpoints, marks
 from executions.services.ledger.canonical import canonical
 from executions.services.ledger.formats import place_bytes

@@ -14,8 +14,11 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import Alert, LedgerCheck, LedgerEntry
-from executions.services import in_background, leases, ledger_checks
+from executions.kernel import background
+from executions.models.alert import Alert
+from executions.models.ledger_check import LedgerCheck
+from executions.models.ledger_entry import LedgerEntry
+from executions.services import leases, ledger_checks
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch
 from executions.services.ledger import append
@@ -194,7 +197,7 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
 
 def begin() -> None:
     """Once the thread of the test before is gone."""
-    wait_for(lambda: "ledger check" not in in_background._going_on)
+    wait_for(lambda: "ledger check" not in background._going_on)
     begin_waiting()
 
 

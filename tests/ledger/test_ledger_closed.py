@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.journal_files import waiting
 from executions.services.ledger import append
 from executions.services.ledger.head import require_ledger

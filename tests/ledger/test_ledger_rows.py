@@ -14,7 +14,10 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import ApiKey, Budget, LedgerEntry, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from executions.services.keys import revoke, rotate
 from executions.services.ledger import adoption, last_entries
 from executions.services.ledger.adoption import take_stock

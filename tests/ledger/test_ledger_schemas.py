@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import LedgerUnavailable, schemas, sealing
 from executions.services.ledger.keyring import signing_key
 from executions.services.ledger.schemas import CURRENT, SCHEMAS

@@ -11,7 +11,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import Approval, Execution, LedgerEntry
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.by_hand import key_made_by
 from executions.services.ledger import append
 from executions.services.ledger.bindings import subject_of_user

@@ -13,7 +13,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from executions.models import ApiKey, Execution, LedgerEntry
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.keys import create_api_key
 from executions.services.ledger import append
 from executions.services.ledger.canonical import digest

@@ -15,17 +15,15 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import (
-    Budget,
-    Execution,
-    LateResult,
-    LedgerEntry,
-    LegalHold,
-    Tenant,
-    Workspace,
-)
+from executions.kernel.audit import acting_as
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
+from executions.models.workspace import Workspace
 from executions.services import retention
-from executions.services.actor import acting_as
 from executions.services.holds import Held, OnHold
 from executions.services.late_results import attach
 from executions.services.ledger.verification import verify

@@ -12,8 +12,12 @@ import pytest
 from django.utils import timezone
 from pypdf import PdfReader
 
-from executions.ids import uuid7
-from executions.models import Artifact, Execution, LedgerEntry, LegalHold, Tenant
+from executions.kernel.text import uuid7
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.tenant import Tenant
 from executions.services.ledger import append
 from executions.services.ledger.verification import verify
 from executions.services.reports import document, held

@@ -17,7 +17,10 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, Report
+from executions.kernel.storage import REPORTS, kept
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.report import Report
 from executions.services.ledger.canonical import canonical
 from executions.services.ledger.keyring import signing_key
 from executions.services.reports import asking, scope
@@ -25,7 +28,6 @@ from executions.services.reports.asking import name_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import JSON, JSON_START, json_end, sign
-from executions.storage import REPORTS, kept
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.report_pages import LIST, Login, login

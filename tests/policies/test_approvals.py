@@ -14,7 +14,11 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Alert, Approval, Execution, LedgerEntry, Policy
+from executions.models.alert import Alert
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.policy import Policy
 from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.keys import revoke

@@ -14,8 +14,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.ids import first_uuid7
-from executions.models import Execution, LedgerEntry, Policy, Tenant
+from executions.kernel.text import first_uuid7
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.policy import Policy
+from executions.models.tenant import Tenant
 from executions.services.ledger.verification import verify
 from executions.services.policies.dry_run import dry_run
 from executions.services.policies.in_force import rules_for

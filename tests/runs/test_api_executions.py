@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.ledger import receipt_of
 from executions.services.ledger.canonical import text_hash
 from tests.conftest import Caller, require

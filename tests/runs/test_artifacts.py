@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from executions.ids import uuid7
-from executions.models import Artifact, Execution
+from executions.kernel.text import uuid7
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services.artifacts import remove_files, store_files
 from providers.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile

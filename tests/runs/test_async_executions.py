@@ -17,7 +17,8 @@ from django.db import connection, connections
 from django.utils import timezone
 from django_q.brokers import get_broker
 
-from executions.models import ApiKey, Execution
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
 from executions.services.queue import claim
 from tests.conftest import Caller
 from tests.support.processes import ROOT

@@ -13,7 +13,10 @@ from django.contrib.auth.models import Permission
 from django.db import connections
 from django.test import Client
 
-from executions.models import Execution, LateResult, LedgerEntry, RunSignal
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.run_signal import RunSignal
 from executions.services import cancelling as service
 from executions.services import ongoing, signals
 from executions.services.leases import Keeper
@@ -127,7 +130,7 @@ def test_what_its_process_does_not_end_is_closed_and_its_result_comes_late(
     code = (
         "from executions.models import Execution\n"
         "from executions.services.cancelling import cancelling\n"
-        "from executions.services.waiting import wait_for\n"
+        "from executions.kernel.coroutines import wait_for\n"
         "told = wait_for(cancelling(Execution.objects.get(), 'key:x'))\n"
         "answer = ExecutionResult(told.status, '', 0, 0.0)"
     )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.models import Budget, Execution, Spending
+from executions.models.execution import Execution
+from executions.models.spending import Budget, Spending
 from executions.services.ledger.verification import verify
 from executions.services.sessions import followers, stopping
 from executions.services.sessions.ending import end_leftovers

@@ -16,7 +16,10 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, Process, Session
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
+from executions.models.session import Session
 from executions.services import deaths, journal_files
 from executions.services.deaths import KEPT, Watcher, forget_ended
 from executions.services.journal import record_kept

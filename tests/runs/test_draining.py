@@ -20,7 +20,7 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services import ongoing
 from executions.services.record import Caller as RecordCaller
 from executions.services.requests import ExecutionRequest

@@ -14,8 +14,8 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from executions.ids import uuid7
-from executions.models import Execution
+from executions.kernel.text import uuid7
+from executions.models.execution import Execution
 from executions.services.gate import Checked
 from executions.services.record import Caller as By
 from executions.services.record import close_record, open_record

@@ -14,7 +14,9 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionEvent, RunSignal
+from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.run_signal import RunSignal
 from executions.services import kept_events, signals
 from executions.services.live import EventLog
 from executions.tasks import forget_events

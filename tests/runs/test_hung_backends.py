@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models import Execution
+from executions.kernel.coroutines import wait_for
+from executions.models.execution import Execution
 from executions.services import ongoing
 from executions.services.record import Caller as By
 from executions.services.requests import ExecutionRequest
 from executions.services.run import running
-from executions.services.waiting import wait_for
 from providers.errors import ConnectionFailed
 from providers.manager import StillStarting, manager
 from providers.models import CircuitBreaker

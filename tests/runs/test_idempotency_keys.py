@@ -10,7 +10,7 @@ import pytest
 from django.db import IntegrityError, connection, connections
 from rest_framework.test import APIClient
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import close_unrun
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller

@@ -20,10 +20,14 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
-from executions.ids import uuid7
-from executions.models import Artifact, Execution, LateResult, LedgerEntry, Spending
+from executions.kernel.database import DatabaseAway
+from executions.kernel.text import uuid7
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.late_result import LateResult
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Spending
 from executions.services import artifacts, journal, journal_files, record, worker
-from executions.services.away import DatabaseAway
 from executions.services.deaths import UnattendedRuns
 from executions.services.journal import keep, record_kept
 from executions.services.journal_files import Ended, waiting, write

@@ -15,7 +15,8 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 
-from executions.models import Execution, Process
+from executions.models.execution import Execution
+from executions.models.process import Process
 from executions.services import leases, ongoing
 from executions.services.attempt import Attempt
 from executions.services.deaths import UnattendedRuns

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from executions.api.rendering import execution_for
-from executions.models import Execution, Tenant
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR
 from tests.conftest import Caller

@@ -19,8 +19,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.admin.searching import searched
-from executions.ids import first_uuid7
-from executions.models import CodeText, Execution, LedgerEntry, SavedFilter
+from executions.kernel.text import first_uuid7
+from executions.models.code_text import CodeText
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.saved_filter import SavedFilter
 from providers.admin import sifting
 from tests.support.execution_rows import LIST, make_rows, shown
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution
+from executions.kernel.storage import Folder
+from executions.models.execution import Execution
 from executions.services.sessions.tending import tend
-from executions.storage import Folder
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import actions, write

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.client import execute_code
-from executions.models import ApiKey, Execution, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
 from executions.services.tenants import internal_tenant

@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.ledger.verification import verify
 from executions.services.metrics.collecting import collect
 from executions.services.observations import kinds_in

@@ -36,7 +36,7 @@ def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "providers.services.kept.KEPT_SECONDS",
         "executions.services.rights.CHECK_SECONDS",
-        "executions.services.disk.LOOKED_AT_SECONDS",
+        "executions.kernel.disk.LOOKED_AT_SECONDS",
     ):
         monkeypatch.setattr(name, 3600)
 

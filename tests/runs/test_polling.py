@@ -13,12 +13,14 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from executions.api.streams import NDJSON, EventStream
-from executions.models import Execution, ExecutionEvent, RunSignal
+from executions.kernel.background import Ticker
+from executions.kernel.text import to_json
+from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.run_signal import RunSignal
 from executions.services import following, kept_events, polling
 from executions.services.following import Listener, Relay
 from executions.services.polling import Poll, Reader, Waiter
-from executions.services.ticker import Ticker
-from executions.text import to_json
 from providers.errors import RateLimited
 from sandbox_site import draining
 from tests.conftest import Caller

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.queue import claim_next
 from tests.conftest import Caller
 from tests.support.held import bounded, ended

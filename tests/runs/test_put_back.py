@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, Process
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
 from executions.services import journal, leases, payloads
 from executions.services.deaths import close_lost, try_to_close
 from executions.services.journal_files import Ended, write

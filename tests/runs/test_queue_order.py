@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.admission import counted_alone
 from executions.services.queue import claim_next
 from executions.services.worker import Runner

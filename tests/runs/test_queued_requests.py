@@ -14,13 +14,13 @@ from django.conf import settings as project
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from executions.models import Execution
+from executions.kernel.storage import QUEUE
+from executions.kernel.storage import kept as kept_at
+from executions.models.execution import Execution
 from executions.services import payloads
 from executions.services.queue import claim, claim_next, hand_over
 from executions.services.record import close_unrun
 from executions.services.stale import end_stale_executions
-from executions.storage import QUEUE
-from executions.storage import kept as kept_at
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.values import InputFile
 from tests.conftest import Caller

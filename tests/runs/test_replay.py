@@ -12,10 +12,11 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 
-from executions.models import Execution, LedgerEntry
+from executions.kernel.page_time import PageTime
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services import replay as service
 from executions.services.ledger.verification import verify
-from executions.services.page_time import PageTime
 from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
 from providers.manager import manager

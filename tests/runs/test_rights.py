@@ -21,11 +21,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.api.later import LATER, Later
-from executions.models import ApiKey, Tenant
+from executions.kernel.background import Ticker
+from executions.models.api_key import ApiKey
+from executions.models.tenant import Tenant
 from executions.services import rights
 from executions.services.keys import create_api_key, revoke
 from executions.services.rights import KeyRight, OpenAnswers, Right
-from executions.services.ticker import Ticker
 from sandbox_site.web import bridge
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.run import run_execution

@@ -12,7 +12,8 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from executions.models import Budget, Execution
+from executions.models.execution import Execution
+from executions.models.spending import Budget
 from executions.services.keys import create_api_key, revoke
 from executions.services.ledger.verification import verify
 from executions.services.metrics.collecting import collect

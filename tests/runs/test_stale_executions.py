@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.utils import timezone
 from django_q.models import Schedule
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.leases import Keeper
 from executions.services.queue import claim
 from executions.services.record import Caller as By

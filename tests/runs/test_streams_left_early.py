@@ -17,12 +17,12 @@ from executions.api.e2b.interpreter import ExecuteView
 from executions.api.later import LATER, Later
 from executions.api.running import run_stream
 from executions.api.streams import NDJSON, EventStream
-from executions.ids import uuid7
-from executions.models import Execution
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import uuid7
+from executions.models.execution import Execution
 from executions.services import ongoing
 from executions.services.live import EventLog
 from executions.services.record import Outcome
-from executions.services.waiting import Waits
 from providers.errors import RateLimited
 from tests.conftest import Caller
 

@@ -15,13 +15,13 @@ from executions.api.e2b import process_stream
 from executions.api.e2b.process_stream import ProcessEvents, told_of
 from executions.api.e2b.watchers import Told, WatchEvents
 from executions.api.streams import NDJSON, EventStream
-from executions.models import Execution
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
 from executions.services import following, ongoing
 from executions.services.following import Listener
 from executions.services.live import EventLog, Moment, tell
 from executions.services.sessions import followers
 from executions.services.sessions.watching import Watch
-from executions.services.waiting import Waits
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
 from tests.support.held import opened

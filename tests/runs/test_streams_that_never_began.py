@@ -12,7 +12,7 @@ from executions.api.base import ApiView
 from executions.api.later import Later
 from executions.api.running import _told
 from executions.api.streams import NDJSON, EventStream
-from executions.services.waiting import Waits
+from executions.kernel.coroutines import Waits
 from providers.errors import RateLimited
 
 

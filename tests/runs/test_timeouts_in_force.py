@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import Caller as Asker
 from executions.services.replay import recorded_request
 from executions.services.requests import ExecutionRequest

@@ -7,8 +7,10 @@ from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from executions.empty_lists import EMPTY
-from executions.models import Execution, LedgerEntry, Tenant
+from executions.kernel.empty_lists import EMPTY
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tenant import Tenant
 from executions.services.first_steps import NEW_BELOW, first_steps
 from executions.services.keys import create_api_key
 from executions.services.roles import AUDITOR, ensure_roles

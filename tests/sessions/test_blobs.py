@@ -16,10 +16,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.downloads import disposition
-from executions.models import Blob, LooseFile, StoredTotal, Tenant, Workspace, WorkspaceFile
-from executions.services.workspaces import blobs, paths, quota, restoring
-from executions.storage import WORKSPACES, Folder, kept
+from executions.kernel import paths
+from executions.kernel.storage import WORKSPACES, Folder, disposition, kept
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
+from executions.services.workspaces import blobs, quota, restoring
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.saved_files import linked, stored

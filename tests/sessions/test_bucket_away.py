@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from executions import bucket
+from executions.kernel import bucket
+from executions.kernel.storage import WORKSPACES, Kept, kept
 from executions.services.workspaces import uploads
-from executions.storage import WORKSPACES, Kept, kept
 from executions.tasks import discard_unfinished_uploads
 from tests.support.bucket import Swift, keep_in, swift_service
 

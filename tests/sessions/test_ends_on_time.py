@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django_q.models import Schedule
 
-from executions.models import Session
+from executions.kernel import background
+from executions.models.session import Session
 from executions.services.sessions import clock, due
 from executions.services.sessions.due import Ends
 from executions.services.sessions.ending import LAST_SAVE_SECONDS
-from executions.services.workspaces import threads
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import saved, write
@@ -32,7 +32,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
         monkeypatch.setattr(f"executions.services.sessions.{place}.ends", found)
     monkeypatch.setattr(due, "ends", found)
     yield found
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
 
 
 def over(ends: Ends, session: dict[str, object]) -> None:
@@ -49,7 +49,7 @@ def test_unused_for_its_time_it_sleeps(alice: Caller, ends: Ends) -> None:
     aged(session, used_at=30)
     over(ends, session)
     ends.look()
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert row(session).state == Session.State.ASLEEP
 
 
@@ -58,7 +58,7 @@ def test_as_old_as_it_may_be_it_is_closed(alice: Caller, ends: Ends) -> None:
     aged(session, created_at=3)
     over(ends, session)
     ends.look()
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     found = row(session)
     assert (found.state, found.closed_because) == (Session.State.CLOSED, "it was 3 s old")
     assert found.released_at is not None
@@ -68,7 +68,7 @@ def test_as_many_as_have_threads_end_at_once_and_each_is_saved_before(
     alice: Caller, charlie: Caller, ends: Ends, settings: Any
 ) -> None:
     settings.DELETE_S3_ON_CLEANUP = False
-    sessions = [opened(alice, max_seconds=3) for _ in range(threads.OF_ONE_TENANT)]
+    sessions = [opened(alice, max_seconds=3) for _ in range(background.OF_ONE_TENANT)]
     sessions.append(opened(charlie, max_seconds=3))
     for sandbox in kept_here.sandboxes():
         (sandbox.folder / "late").write_text("kept")
@@ -77,7 +77,7 @@ def test_as_many_as_have_threads_end_at_once_and_each_is_saved_before(
         over(ends, session)
     began = time.monotonic()
     ends.look()
-    assert threads.wait_until_idle(2 * LAST_SAVE_SECONDS)
+    assert background.wait_for_keyed_work(2 * LAST_SAVE_SECONDS)
     # None waits for a thread that another of them has.
     assert time.monotonic() - began < LAST_SAVE_SECONDS / 2
     for session in sessions:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import requests
 
-from executions.models import Blob, Tenant
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob
 from executions.services.signed_links import make_token
-from executions.storage import WORKSPACES, kept
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.bucket import Swift

@@ -12,11 +12,13 @@ from django.test import RequestFactory
 from django.utils import timezone
 
 from executions.api.later import LATER, Later
-from executions.models import Session, Workspace, WorkspaceFile
+from executions.kernel import background
+from executions.kernel.paths import key_of
+from executions.kernel.storage import Folder
+from executions.models.session import Session
+from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.sessions import files as session_files
-from executions.services.workspaces import blobs, changing, threads
-from executions.services.workspaces.paths import key_of
-from executions.storage import Folder
+from executions.services.workspaces import blobs, changing
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.bucket import S3
@@ -156,7 +158,7 @@ def test_who_comes_while_it_is_woken_goes_the_live_way(
     with monkeypatch.context() as patch:
         patch.setattr(blobs, "store_all", store_all)
         assert put(alice, session, "late", b"late").status_code == 200
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     (sandbox,) = kept_here.sandboxes()
     assert (sandbox.folder / "late").read_text() == "late"
     assert cell(alice, session, "print(x)").json()["stdout"] == "1\n"
@@ -276,7 +278,7 @@ def test_a_storage_that_hangs_holds_no_thread_that_serves(
     for later in laters:
         later.go_on(lambda job: job())
         assert later.answer.result(30).status_code == 200
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     names = [f"new/{number}" for number in range(14)]
     assert listed(alice, session, depth=2) == sorted(["d", "f", "in", "in/second", "new", *names])
     counts_are_right(session)

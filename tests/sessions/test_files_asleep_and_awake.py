@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from executions.services.workspaces import sleeping, threads
+from executions.kernel import background
+from executions.services.workspaces import sleeping
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -33,7 +34,7 @@ def own_pool(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[
         activate("local", LOCAL)
         manager.close()
         yield
-        assert threads.wait_until_idle()
+        assert background.wait_for_keyed_work()
         close_all()
         manager.close()
 
@@ -143,7 +144,7 @@ def test_every_answer_is_the_same_asleep_and_awake(own_pool: None, alice: Caller
     awake, sleeper = opened(alice), opened(alice)
     for session in (awake, sleeper):
         assert cell(alice, session, FILES).json()["status"] == "succeeded"
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(sleeper).pk, "a test")
     live, saved = dict(asked(alice, awake)), dict(asked(alice, sleeper))
     assert (row(awake).state, row(sleeper).state) == ("open", "asleep")
@@ -166,7 +167,7 @@ def test_a_folder_of_the_longest_path_is_woken_with_its_session(
     session, copy = opened(alice), opened(alice)
     for each in (session, copy):
         cell(alice, each, "open('f', 'w').close()")
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     client, url = alice.client, f"{URL}/{session['id']}/files"
     assert client.post(f"{url}/mkdir", {"path": longest}).status_code == 201

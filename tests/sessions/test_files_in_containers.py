@@ -9,8 +9,8 @@ from typing import Any
 import docker
 import pytest
 
+from executions.kernel import background
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import threads
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller
@@ -41,7 +41,7 @@ def place(
         activate("self_managed", {"endpoint": endpoint, "runtime": request.param})
         manager.close()
         yield made
-        assert threads.wait_until_idle()
+        assert background.wait_for_keyed_work()
         close_all()
         manager.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import Blob, Workspace, WorkspaceFile
+from executions.models.workspace import Blob, Workspace, WorkspaceFile
 from executions.services.workspaces import quota, saving, sleeping
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.sandbox import Changes, FileEntry

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import Session, Workspace
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.ledger.verification import verify
 from executions.services.sessions import opening
 from executions.services.sessions.ending import give_up

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from executions.models import Session
+from executions.kernel import background
+from executions.models.session import Session
 from executions.services.conversations import Conversation, find
 from executions.services.sessions.finding import LivingFilter, living_sessions
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import threads
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import saved, write
@@ -44,7 +44,7 @@ def test_one_over_age_that_is_looked_at_is_closed_by_the_schedule_with_its_files
     session = opened(alice)
     Session.objects.update(conversation=_CONVERSATION.key)
     cell(alice, session, write("f", "kept"))
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "g").write_text("of a daemon")
     aged(session, created_at=1801)

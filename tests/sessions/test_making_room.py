@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from executions.kernel import background
 from executions.services.sessions import room
 from executions.services.sessions.ending import close_if_idle
-from executions.services.workspaces import threads
 from executions.services.workspaces.sleeping import put_to_sleep
 from providers.waiting import within
 from tests.conftest import Caller
@@ -68,6 +68,6 @@ def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
     assert row(other).state == "open"
     may_save.set()
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert row(other).state == "asleep"
     opened(alice)

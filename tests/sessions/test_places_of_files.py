@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.workspaces import threads
+from executions.kernel import background
 from tests.conftest import Caller
 from tests.support.kept_service import kept_by
 from tests.support.saved_files import packed
@@ -63,7 +63,7 @@ def test_for_a_stranger_and_without_a_key_there_is_no_place(alice: Caller, charl
     assert got(charlie, mine, "/tmp/a/f").status_code == 404
     put(charlie, mine, "/tmp/a/f", b"of charlie")
     assert b"".join(got(alice, session, "/tmp/a/f").streaming_content) == b"of alice"
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     alice.client.credentials()
     assert set(calls(alice, session)) == {401}
 

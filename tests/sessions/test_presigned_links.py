@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 import requests
 
-from executions.storage import MOST_LINK_SECONDS, WORKSPACES, kept
+from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, kept
 from tests.support.bucket import Swift
 
 CONTENT = b"four and twenty blackbirds"

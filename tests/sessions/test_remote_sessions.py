@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from executions.kernel import background
 from executions.services.sessions import followers
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import threads
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller
@@ -33,7 +33,7 @@ def _at_a_service(
         aliyun: AgentRunServer = request.getfixturevalue("aliyun_server")
         activate("aliyun_codeinterpreter", aliyun_config(aliyun))
     yield
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     wait_for(lambda: not followers.ids())
     close_all()
     manager.close()
@@ -50,7 +50,7 @@ def test_files_and_contexts_are_there_after_a_sleep(alice: Caller, bob: Caller) 
         f"{url}/processes", {"shell": "mkdir -p .d; printf %s it > .d/f; exit 3", "timeout": 10}
     ).json()
     assert (told["status"], told["exit_code"]) == ("failed", 3)
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     aged(session, used_at=601)
     tend()
     assert row(session).state == "asleep"

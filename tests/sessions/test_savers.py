@@ -7,14 +7,14 @@ import threading
 import pytest
 from django.db import connection
 
-from executions.services.workspaces import threads
+from executions.kernel import background
 
 pytestmark = pytest.mark.database
 
 
 @pytest.fixture
-def savers() -> threads._Threads:
-    return threads._Threads()
+def savers() -> background._Threads:
+    return background._Threads()
 
 
 def here() -> tuple[int, int]:
@@ -25,16 +25,16 @@ def here() -> tuple[int, int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_save_after_another_has_the_same_connection(savers: threads._Threads) -> None:
+def test_one_save_after_another_has_the_same_connection(savers: background._Threads) -> None:
     first = savers.submit("a", "wonderland", here).result(30)
     assert savers.submit("b", "wonderland", here).result(30) == first
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_saver_without_work_ends_and_the_next_save_has_another(
-    savers: threads._Threads, monkeypatch: pytest.MonkeyPatch
+    savers: background._Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
     saver = savers.submit("a", "wonderland", threading.current_thread).result(30)
     saver.join(30)
     assert not saver.is_alive()
@@ -43,7 +43,7 @@ def test_a_saver_without_work_ends_and_the_next_save_has_another(
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
-def test_a_connection_that_was_lost_is_made_anew(savers: threads._Threads) -> None:
+def test_a_connection_that_was_lost_is_made_anew(savers: background._Threads) -> None:
     def lose() -> None:
         here()
         connection.connection.close()

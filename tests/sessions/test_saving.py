@@ -15,18 +15,13 @@ from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import (
-    Blob,
-    Execution,
-    LooseFile,
-    Session,
-    StoredTotal,
-    Workspace,
-    WorkspaceFile,
-)
+from executions.kernel import background as kernel_background
+from executions.kernel.storage import WORKSPACES, Folder, kept
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import background, blobs, saving, threads
-from executions.storage import WORKSPACES, Folder, kept
+from executions.services.workspaces import background, blobs, saving
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
@@ -78,7 +73,7 @@ def test_behind_the_answer_the_record_says_it_when_it_is_so(alice: Caller) -> No
     assert session["saves"] == "background"
     ran = cell(alice, session, write("f", "x")).json()
     assert ran["files_saved"] is False
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"x"}
     assert alice.client.get(f"/api/v1/executions/{ran['id']}").json()["files_saved"] is True
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
@@ -87,7 +82,7 @@ def test_behind_the_answer_the_record_says_it_when_it_is_so(alice: Caller) -> No
 def test_nothing_is_saved_where_that_was_asked_for(alice: Caller) -> None:
     session = opened(alice, saves="never")
     assert cell(alice, session, write("f", "x")).json()["files_saved"] is False
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert not Workspace.objects.exists()
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
 
@@ -97,11 +92,11 @@ def test_saving_behind_the_answer_costs_the_cell_no_statement(alice: Caller) -> 
     for saves in ("never", "background"):
         session = opened(alice, saves=saves)
         cell(alice, session, "1")
-        assert threads.wait_until_idle()
+        assert kernel_background.wait_for_keyed_work()
         # Of this thread's connection: those who save have their own.
         with CaptureQueriesContext(connection) as queries:
             cell(alice, session, write("f", "x"))
-        assert threads.wait_until_idle()
+        assert kernel_background.wait_for_keyed_work()
         taken[saves] = for_saving(query["sql"] for query in queries)
     assert taken["background"] == taken["never"] != []
 
@@ -151,14 +146,14 @@ def test_while_something_runs_a_session_is_not_called_clean(alice: Caller) -> No
     long = in_thread(lambda: cell(alice, session, "import time; time.sleep(30)", context="other"))
     wait_for(lambda: sandbox.known["other"][1].busy)
     ran = cell(alice, session, write("f", "x")).json()
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"x"}
     assert looked_at(alice, session)["files"]["unsaved_since"] is not None
     # What had ended is saved, whatever else runs.
     assert alice.client.get(f"/api/v1/executions/{ran['id']}").json()["files_saved"] is True
     alice.client.post(f"{URL}/{session['id']}/interrupt", {"context": "other"})
     long.join()
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
 
 
@@ -169,7 +164,7 @@ def test_what_a_dead_process_left_is_saved_by_the_schedule(
     with monkeypatch.context() as patch:
         patch.setattr(background, "saved", lambda _: None)
         cell(alice, session, write("f", "x"))
-        assert threads.wait_until_idle()
+        assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {}
     assert looked_at(alice, session)["files"]["unsaved_since"] is not None
     aged(session, unsaved_since=61)
@@ -220,7 +215,7 @@ def test_of_two_who_save_at_once_none_undoes_the_other(
 ) -> None:
     session = opened(alice)
     cell(alice, session, write("a", "old"))
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     real, inside, go_on = saving._take_in, threading.Event(), threading.Event()
 
     def slow(*given: Any) -> None:

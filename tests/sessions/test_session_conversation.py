@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, Session
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.ledger.verification import verify
 from providers.local.provider import LocalProvider
 from providers.local.sessions import LocalSessions

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from executions.models import Execution, LedgerEntry, Session
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
 from executions.services.leases import Keeper
 from executions.services.ledger.verification import verify
 from executions.services.sessions import background, ending, followers, place, tending

@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
+from executions.kernel import background
 from executions.services.sessions.files import range_of
-from executions.services.workspaces import sleeping, threads
+from executions.services.workspaces import sleeping
 from providers.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
@@ -113,7 +114,7 @@ def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
     put(alice, session, "file", b"x")
     for state in ("open", "asleep"):
         if state == "asleep":
-            assert threads.wait_until_idle()
+            assert background.wait_for_keyed_work()
             assert sleeping.put_to_sleep(row(session).pk, "a test")
         assert row(session).state == state
         for what in ("files", "files/archive"):

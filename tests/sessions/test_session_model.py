@@ -8,7 +8,8 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
-from executions.models import LedgerEntry, Session
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
 from tests.conftest import Caller
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from executions.models import Execution, Session
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.deaths import UnattendedRuns
 from executions.services.keys import create_api_key
 from executions.services.leases import Keeper

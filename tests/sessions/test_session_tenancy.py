@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from django.urls import get_resolver
 
-from executions.models import Execution, Session
+from executions.models.execution import Execution
+from executions.models.session import Session
 from tests.conftest import Caller
 from tests.support.sessions import URL, opened, row
 

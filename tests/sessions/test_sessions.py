@@ -8,11 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from executions.models import Execution, LedgerEntry
+from executions.kernel import background as saving_threads
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.verification import verify
 from executions.services.ongoing import wait_for_ends
 from executions.services.sessions import place
-from executions.services.workspaces import threads as saving_threads
 from providers.manager import manager
 from providers.named import lease_of, lease_of_version
 from providers.services import save_config
@@ -211,7 +212,7 @@ def test_a_session_keeps_the_configuration_that_it_was_opened_with(alice: Caller
 def test_a_process_lets_go_of_sessions_that_nobody_uses_in_it(alice: Caller) -> None:
     first = opened(alice)
     cell(alice, first, "x = 1")
-    assert saving_threads.wait_until_idle()
+    assert saving_threads.wait_for_keyed_work()
     place._renewed[UUID(first["id"])] -= place.LEASE_SECONDS + 1
 
     second = opened(alice)

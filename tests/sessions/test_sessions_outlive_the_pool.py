@@ -11,7 +11,8 @@ from typing import Any
 import docker
 import pytest
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.verification import verify
 from executions.services.sessions.tending import tend
 from providers.manager import manager

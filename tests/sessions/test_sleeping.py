@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models import Execution, Session, Workspace
+from executions.kernel import background
+from executions.kernel.coroutines import wait_for as carry_out
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.ledger.verification import verify
 from executions.services.record import Caller as Asker
 from executions.services.sessions.ending import lose
@@ -15,9 +20,7 @@ from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
 from executions.services.sessions.tending import OPENING_SECONDS, tend
-from executions.services.waiting import wait_for as carry_out
-from executions.services.workspaces import blobs, saving, sleeping, threads
-from executions.storage import WORKSPACES, kept
+from executions.services.workspaces import blobs, saving, sleeping
 from providers.sandbox import Process
 from providers.values import Command
 from tests.conftest import Caller
@@ -48,7 +51,7 @@ def test_unused_it_sleeps_and_wakes_with_its_files_on_the_next_cell(
     assert found["state"] == "open"
     assert found["woken_at"] is not None
     assert actions(session) == ["created", "opened", "asleep", "awake"]
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert [str(finding) for finding in verify().findings] == []
 
 
@@ -109,7 +112,7 @@ def test_what_began_while_it_was_falling_asleep_keeps_it_awake(
 def test_what_nobody_noticed_is_saved_before_it_sleeps(alice: Caller) -> None:
     session = opened(alice)
     cell(alice, session, write("f", "x"))
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "daemons").write_text("own")
     aged(session, used_at=601)

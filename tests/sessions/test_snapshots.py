@@ -7,12 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from executions.models import Blob, LedgerEntry, Snapshot, StoredTotal, Workspace, WorkspaceFile
+from executions.kernel import background
+from executions.kernel.storage import WORKSPACES, Folder, kept
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.workspace import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
 from executions.services.ledger.verification import verify
 from executions.services.sessions.place import forget
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import blobs, saving, sleeping, threads
-from executions.storage import WORKSPACES, Folder, kept
+from executions.services.workspaces import blobs, saving, sleeping
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -58,7 +60,7 @@ def test_a_session_begins_with_the_files_of_a_snapshot_and_no_variables(
     ran = cell(bob, begun, "print(open('d/f').read(), 'x' in globals())").json()
     assert (ran["stdout"], ran["restored"]) == ("then False\n", False)
     cell(bob, begun, "open('g', 'w').write('more'); import os; os.remove('d/f')")
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert saved(begun) == {"d": None, "g": b"more"}
     assert sleeping.put_to_sleep(row(begun).pk, "a test")
     assert cell(bob, begun, "print(open('g').read())").json()["stdout"] == "more\n"
@@ -68,7 +70,7 @@ def test_a_session_begins_with_the_files_of_a_snapshot_and_no_variables(
 
 def test_bytes_are_there_once_and_rows_count(alice: Caller) -> None:
     source = with_files(alice, write("f", "x" * 1000))
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     before = total_is_right(alice)
     snapshot = taken(alice, source)
     copies = [opened(alice, **{"from": snapshot["id"]}) for _ in range(3)]
@@ -94,7 +96,7 @@ def test_what_cannot_be_saved_is_no_snapshot(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = with_files(alice)
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "g").write_text("new")
     url = f"{URL}/{source['id']}/snapshot"
@@ -118,7 +120,7 @@ def test_what_cannot_be_saved_is_no_snapshot(
 
 def test_of_a_session_whose_sandbox_is_gone_nothing_is_taken_unasked(alice: Caller) -> None:
     source = with_files(alice)
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     (sandbox,) = kept_here.sandboxes()
     sandbox.close()
     forget(row(source))
@@ -132,7 +134,7 @@ def test_it_outlives_its_source_and_goes_when_it_is_deleted(alice: Caller, bob: 
     source = with_files(alice)
     snapshot = taken(alice, source)
     assert alice.client.delete(f"{URL}/{source['id']}").status_code == 204
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     aged(source, created_at=10_000, used_at=10_000)
     tend()
     blobs.collect()
@@ -141,9 +143,9 @@ def test_it_outlives_its_source_and_goes_when_it_is_deleted(alice: Caller, bob: 
     assert bob.client.delete(f"{SNAPSHOTS}/{snapshot['id']}").status_code == 204
     assert bob.client.delete(f"{SNAPSHOTS}/{snapshot['id']}").status_code == 404
     assert cell(bob, begun, "print(open('f').read())").json()["stdout"] == "kept\n"
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert bob.client.delete(f"{URL}/{begun['id']}").status_code == 204
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     total = total_is_right(alice)
     assert (total.files, total.bytes, list(kept(WORKSPACES).entries())) == (0, 0, [])
 
@@ -196,7 +198,7 @@ def test_where_files_are_kept_a_session_begins_with_those_of_one_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = with_files(alice)
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     for stay in (False, True):
         # Not of one that goes on, nor of a stranger's; nor where they go with their session.
         settings.DELETE_S3_ON_CLEANUP = not stay
@@ -216,7 +218,7 @@ def test_where_files_are_kept_a_session_begins_with_those_of_one_that_has_ended(
     total_is_right(alice)
     settings.DELETE_S3_ON_CLEANUP = True
     assert bob.client.delete(f"{URL}/{begun['id']}").status_code == 204
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert total_is_right(alice).files == 0
     assert [str(finding) for finding in verify().findings] == []
 
@@ -249,7 +251,7 @@ def test_making_and_deleting_it_is_in_the_ledger(alice: Caller) -> None:
         if e.stated["row"] == begun["id"] and e.stated["action"] == "opened"
     ]
     assert started["from"] == snapshot["id"]
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert [str(finding) for finding in verify().findings] == []
     other = taken(alice, begun)
     Snapshot.objects.filter(pk=other["id"]).update(name="another")

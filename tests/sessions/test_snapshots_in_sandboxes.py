@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.services.workspaces import sleeping, threads
+from executions.kernel import background
+from executions.services.workspaces import sleeping
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -95,7 +96,7 @@ def test_a_session_begins_with_all_files_of_a_snapshot_and_changes_only_its_own(
     )
     assert seen(bob, begun) == expected
     cell(bob, begun, "import shutil; shutil.rmtree('d/empty'); open('mine', 'w').write('own')")
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(begun).pk, "a test")
     woken = seen(bob, begun)
     assert "mine" in woken

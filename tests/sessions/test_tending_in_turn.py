@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import Session
+from executions.models.session import Session
 from executions.services.sessions import tending
 from executions.services.sessions.ending import busy
 from executions.services.workspaces.saving import save

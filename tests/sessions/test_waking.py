@@ -10,13 +10,16 @@ import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
 
-from executions.models import Execution, Session, Tenant
+from executions.kernel import background as kernel_background
+from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import wait_for as carry_out
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.leases import Keeper, registered_steps
 from executions.services.sessions.ending import lose
-from executions.services.waiting import Waits
-from executions.services.waiting import wait_for as carry_out
-from executions.services.workspaces import background, saving, sleeping, threads, waking
-from executions.storage import WORKSPACES, kept
+from executions.services.workspaces import background, saving, sleeping, waking
 from providers.errors import CreationFailed
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -94,7 +97,7 @@ def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
     url = f"{URL}/{session['id']}"
     alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
     assert ran.json()["stdout"] == "False ['f']\n"
@@ -237,7 +240,7 @@ def test_after_a_wake_only_what_changes_is_fetched(
 ) -> None:
     session = asleep(alice)
     cell(alice, session, write("g", "new"))
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"kept", "g": b"new"}
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
@@ -314,7 +317,7 @@ def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> No
     url = f"{URL}/{session['id']}/contexts"
     alice.client.post(url, {"language": "python", "id": "other"})
     cell(alice, session, write("f", "x"))
-    assert threads.wait_until_idle()
+    assert kernel_background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     assert alice.client.delete(f"{url}/other").status_code == 204
     assert still_asleep(session)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from executions.models import Workspace
-from executions.services.workspaces import sleeping, threads
+from executions.kernel import background
+from executions.models.workspace import Workspace
+from executions.services.workspaces import sleeping
 from executions.services.workspaces.quota import QuotaExceeded
 from tests.conftest import Caller
 from tests.support.saved_files import looked_at, packed
@@ -24,7 +25,7 @@ def test_a_context_whose_folder_became_a_file_begins_at_the_top(alice: Caller) -
     url = f"{URL}/{session['id']}/contexts"
     alice.client.post(url, {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, BECOMES_A_FILE)
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     for context in ("default", "other"):
         ran = cell(alice, session, "print(open('d').read())", context=context)
@@ -62,7 +63,7 @@ def test_a_file_of_holes_takes_no_more_in_the_next_sandbox(alice: Caller) -> Non
 def test_nothing_is_put_into_one_asleep_that_its_sandbox_cannot_hold(alice: Caller) -> None:
     session = opened(alice)
     cell(alice, session, "open('f', 'w').write('x')")
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(row(session).pk, "a test")
     url = f"{URL}/{session['id']}/files"
     large = b"x" * (60 << 20)

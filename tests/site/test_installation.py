@@ -17,7 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import append
 from sandbox_site import installation
 from sandbox_site.installation import DoesNotFit, join, refuse_foreign

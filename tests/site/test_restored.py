@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.journal import waiting
 from executions.services.journal_files import write
 from executions.services.ledger.verification import verify

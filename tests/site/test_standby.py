@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 
-from executions.models import Process
+from executions.models.process import Process
 from executions.services.leases import Keeper
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats

@@ -12,7 +12,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 
-from executions.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, kept
 from sandbox_site import storage_settings
 from sandbox_site.environment import StrictEnv
 from tests.support.bucket import BUCKET, Swift
@@ -44,7 +44,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
 
 def test_the_variables_of_agent_sandbox_name_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = read(monkeypatch, **S3)
-    assert kinds["workspaces"]["BACKEND"] == "executions.bucket.Bucket"
+    assert kinds["workspaces"]["BACKEND"] == "executions.kernel.bucket.Bucket"
     options = kinds["workspaces"]["OPTIONS"]
     assert options["location"] == "sandboxes/workspaces"
     assert options["bucket_name"] == "sandbox"

@@ -8,7 +8,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from executions.models import Approval, Execution
+from executions.models.approval import Approval
+from executions.models.execution import Execution
 
 ANSWER = "answer = ExecutionResult('', '', 0, 0.0)"
 ASKED = f"print('x')\n{ANSWER}"

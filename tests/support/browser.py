@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from executions.models import Tenant
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key
 from tests.conftest import Caller, require
 

@@ -25,10 +25,10 @@ import pytest
 from botocore.config import Config
 from django.core.files.storage import storages
 
-from executions import bucket
-from executions.models import Artifact
+from executions.kernel import bucket
+from executions.kernel.storage import ARTIFACTS
+from executions.models.artifact import Artifact
 from executions.services.ledger import checkpoints
-from executions.storage import ARTIFACTS
 from sandbox_site import storage_settings
 from sandbox_site.environment import StrictEnv
 from tests.support.processes import ROOT, free_port

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import close_record
 from tests.conftest import Caller
 

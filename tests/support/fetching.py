@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from executions.kernel.addresses import Bounds, Reason
 from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
-from executions.services.fetching.budget import Bounds
-from executions.services.fetching.errors import Reason
 from tests.support.web_server import WebServer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.record import Caller as By
 from executions.services.record import close_record, open_record
 from executions.services.requests import ExecutionRequest

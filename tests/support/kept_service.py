@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from executions.models import Session
+from executions.kernel import background
+from executions.kernel.coroutines import wait_for
+from executions.models.session import Session
 from executions.services.sessions.ending import release
-from executions.services.waiting import wait_for
-from executions.services.workspaces import threads
 from providers.manager import manager
 from providers.named import close_all
 from providers.pool.service.unix_socket import answers, socket_path
@@ -59,7 +59,7 @@ def kept_by(service: Path, data_dir: Path) -> Iterator[None]:
     if not _serves(service):
         manager.close()
     yield
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     for session in Session.objects.filter(released_at=None):
         wait_for(release(session))
     close_all()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.journal_files import Ended
 
 AFTER = timezone.now().replace(microsecond=123_456)

@@ -13,27 +13,22 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
-from executions.models import (
-    Alert,
-    Approval,
-    AuditExport,
-    Budget,
-    Execution,
-    LedgerCheck,
-    LedgerEntry,
-    Policy,
-    Process,
-    Report,
-    Schedule,
-    Session,
-    Snapshot,
-    Spending,
-    Tenant,
-    ToolCall,
-    WebhookDelivery,
-    WebhookSecret,
-    Workspace,
-)
+from executions.models.alert import Alert
+from executions.models.approval import Approval
+from executions.models.audit_export import AuditExport
+from executions.models.execution import Execution
+from executions.models.ledger_check import LedgerCheck
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.policy import Policy
+from executions.models.process import Process
+from executions.models.report import Report
+from executions.models.schedule import Schedule
+from executions.models.session import Session
+from executions.models.spending import Budget, Spending
+from executions.models.tenant import Tenant
+from executions.models.tool_call import ToolCall
+from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.models.workspace import Snapshot, Workspace
 from executions.services.keys import create_api_key
 from providers import registry
 from providers.manager import manager

@@ -9,19 +9,14 @@ from typing import Any
 from django.db.models import Sum
 from django.utils import timezone
 
-from executions.models import (
-    Blob,
-    LedgerEntry,
-    LooseFile,
-    Session,
-    StoredTotal,
-    Tenant,
-    Workspace,
-    WorkspaceFile,
-)
+from executions.kernel import background
+from executions.kernel.paths import from_text, key_of
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import blobs, links, threads
-from executions.services.workspaces.paths import from_text, key_of
+from executions.services.workspaces import blobs, links
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import URL, aged, cell, opened, row
@@ -81,7 +76,7 @@ def asleep(caller: Caller, code: str = write("f", "kept"), **body: Any) -> dict[
     """A session that has run this and then went to sleep."""
     session = opened(caller, **body)
     assert cell(caller, session, code).json()["status"] == "succeeded"
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     aged(session, used_at=601)
     tend()
     assert row(session).state == "asleep"

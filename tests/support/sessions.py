@@ -12,11 +12,11 @@ import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from executions.models import Session
+from executions.kernel import background
+from executions.models.session import Session
 from executions.services.ledger.bindings import NOT_PROVEN
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
-from executions.services.workspaces import threads
 from providers import registry
 from providers.manager import manager
 from providers.named import close_all
@@ -43,12 +43,12 @@ def provide_kept_here(
     packages.install("kept_here", {"kept_here": "tests.support.kept_here:KeptHere"}, {})
     activate("kept_here", {})
     yield
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     for sandbox in kept_here.sandboxes():
         sandbox.close()
     # What follows a command writes down its end, which is not to meet the emptying of the tables.
     wait_for(lambda: not followers.ids())
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     close_all()
     manager.close()
     monkeypatch.undo()

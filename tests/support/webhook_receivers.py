@@ -15,7 +15,7 @@ import pytest
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import WebhookDelivery
+from executions.models.webhook import WebhookDelivery
 from executions.services.webhooks.delivering import Sender
 from executions.services.webhooks.secrets import create_secret
 from tests.conftest import Caller

@@ -11,7 +11,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
 from executions.services.keys import Unauthenticated, authenticate, create_api_key, revoke
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

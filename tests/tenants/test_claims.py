@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.bridge.calling import Bridge
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services import retention
 from executions.services.claims import CLAIMS, read_traceparent
 from executions.services.export import export

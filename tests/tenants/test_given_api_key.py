@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from executions.models import ApiKey, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.tenant import Tenant
 from executions.services.keys import (
     Unauthenticated,
     authenticate,

@@ -13,7 +13,11 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution, KeyRefusal, LedgerEntry, Session
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.key_refusal import KeyRefusal
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
 from executions.services import refusals
 from executions.services.keys import (
     Unauthenticated,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executions.api.scopes import NEEDS, OPEN
-from executions.models import Scope
-from executions.models.api_key import as_words
+from executions.models.api_key import Scope, as_words
 from executions.services.keys import create_api_key
 from tests.conftest import Caller
 from tests.support.sessions import opened

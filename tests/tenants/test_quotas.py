@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.models import Execution, ExecutionTenantCount, Process
+from executions.kernel.coroutines import wait_for
+from executions.models.execution import Execution
+from executions.models.process import Process
+from executions.models.statistic import ExecutionTenantCount
 from executions.services import late_results
 from executions.services.admission import held_by
 from executions.services.cancelling import cancelling
 from executions.services.deaths import close_lost
-from executions.services.waiting import wait_for
 from executions.services.workspaces import quota
 from providers.errors import RateLimited
 from tests.conftest import Caller

@@ -11,21 +11,17 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import (
-    ApiKey,
-    Blob,
-    Execution,
-    LedgerEntry,
-    LegalHold,
-    Session,
-    Snapshot,
-    Tenant,
-    Workspace,
-)
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob, Snapshot, Workspace
 from executions.services import removal
 from executions.services.keys import create_api_key
 from executions.services.tenants import create_tenant
-from executions.storage import WORKSPACES, kept
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange
 from providers.services.approval import approve

@@ -11,7 +11,9 @@ import pytest
 from django.apps import apps
 from django.db.models import ForeignKey, Model
 
-from executions.models import Execution, Session, Tenant
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services import owned
 from tests.conftest import Caller
 from tests.support.processes import ROOT

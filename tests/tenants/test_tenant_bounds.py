@@ -16,7 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.client import execute_code
-from executions.models import Budget, Execution, ExecutionTenantCount, LedgerEntry, Tenant
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.spending import Budget
+from executions.models.statistic import ExecutionTenantCount
+from executions.models.tenant import Tenant
 from executions.services.quotas import COLUMNS, MIB, Quota, bound
 from executions.services.recounting import recount
 from executions.services.replay import replay

@@ -11,7 +11,8 @@ import pytest
 from django.utils import timezone
 from drf_spectacular.generators import SchemaGenerator
 
-from executions.models import Budget, Session
+from executions.models.session import Session
+from executions.models.spending import Budget
 from executions.services.quotas import Quota
 from executions.services.spending import spend
 from executions.services.workspaces import quota

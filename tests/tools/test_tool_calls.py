@@ -15,7 +15,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.models import ApiKey, Execution, ExecutionEvent, LedgerEntry, ToolCall
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.execution_event import ExecutionEvent
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tool_call import ToolCall
 from executions.services import by_hand, deaths, record, retention
 from executions.services.ledger.verification import verify
 from executions.services.live import EventLog

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models import ToolCall
+from executions.models.tool_call import ToolCall
 from executions.services.tools import telling
 from tests.support.sessions import wait_for
 

@@ -14,7 +14,9 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import Execution, LedgerEntry, WebhookDelivery, WebhookSecret
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.services.ledger.verification import verify
 from executions.services.roles import AUDITOR, OPERATOR, ensure_roles
 from executions.services.webhooks import outbox

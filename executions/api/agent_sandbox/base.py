@@ -14,8 +14,9 @@ from rest_framework.request import Request
 from executions.api.base import RunningView
 from executions.api.errors import as_told, render_error
 from executions.api.rendering import json_response
-from executions.models import Blob, Tenant
-from executions.services.away import DatabaseAway
+from executions.kernel.database import DatabaseAway
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob
 from executions.services.conversations import Saved
 from executions.services.workspaces.links import Wanted, links
 from providers.errors import SandboxError

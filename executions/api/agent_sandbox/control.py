@@ -12,11 +12,11 @@ from executions.api.agent_sandbox.base import TAGS, AgentSandboxView
 from executions.api.agent_sandbox.requests import CONVERSATION
 from executions.api.base import answered_later
 from executions.api.rendering import json_response
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
 from executions.services import conversations
-from executions.services.away import DatabaseAway
 from executions.services.sessions.control import resetting
 from executions.services.sessions.ending import close
-from executions.services.waiting import Waits
 from providers.errors import SandboxError
 
 

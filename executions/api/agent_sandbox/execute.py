@@ -17,15 +17,15 @@ from executions.api.base import answered_later
 from executions.api.claims import CLAIMS, claims_of
 from executions.api.errors import known_to_run
 from executions.api.rendering import json_response
-from executions.models import Execution
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.text import storable
+from executions.models.execution import Execution
 from executions.services import conversations
-from executions.services.away import DatabaseAway
-from executions.services.bodies import LARGE
 from executions.services.conversations import path_of
 from executions.services.rich_outputs import bundles_of
 from executions.services.run import running
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import SandboxError
 from providers.guest.display import TEXT_LIMIT
 

@@ -27,16 +27,15 @@ from executions.api.agent_sandbox.requests import (
 )
 from executions.api.base import answered_later
 from executions.api.rendering import json_response
-from executions.models import Session
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.declarations import Query, refuse
+from executions.kernel.text import storable
+from executions.models.session import Session
 from executions.services import conversation_files, conversations
-from executions.services.away import DatabaseAway
-from executions.services.bodies import LARGE
 from executions.services.conversations import path_of
-from executions.services.declared import refuse
 from executions.services.fetching.names import clean_name
-from executions.services.shapes import Query
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
 

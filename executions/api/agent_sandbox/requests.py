@@ -8,12 +8,20 @@ from typing import Annotated, Any
 from django.conf import settings
 from pydantic import Field
 
+from executions.kernel.declarations import (
+    PATH_PART,
+    WHOLE,
+    Body,
+    Code,
+    Members,
+    Query,
+    Rule,
+    check_storable,
+    declared,
+)
+from executions.kernel.paths import MOST_BYTES, MOST_FOLDERS
+from executions.kernel.storage import MOST_LINK_SECONDS
 from executions.services.conversations import DEFAULT, Conversation
-from executions.services.declared import Members, Rule, declared
-from executions.services.kinds import PATH_PART, WHOLE, Code, storable
-from executions.services.shapes import Body, Query
-from executions.services.workspaces.paths import MOST_BYTES, MOST_FOLDERS
-from executions.storage import MOST_LINK_SECONDS
 
 MAX_URLS, MAX_INPUTS = 200, 1000
 _LONGEST_ID, _LONGEST_URL = 4096, 8192
@@ -33,7 +41,7 @@ Seconds = Annotated[
 
 def _described(pattern: str) -> Rule:
     """A path, which `conversations.path_of` reads and refuses."""
-    return Rule(storable, {"pattern": pattern})
+    return Rule(check_storable, {"pattern": pattern})
 
 
 _PATH = rf"(\./)?{PATH_PART}(/{PATH_PART}){{0,{MOST_FOLDERS - 1}}}"

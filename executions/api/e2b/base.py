@@ -37,10 +37,11 @@ from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.api.sessions import LoggedView
 from executions.api.streams import EventStream
-from executions.models import ApiKey, Session
+from executions.kernel.coroutines import Waits
+from executions.models.api_key import ApiKey
+from executions.models.session import Session
 from executions.services import keys
 from executions.services.sessions.finding import living_session_of
-from executions.services.waiting import Waits
 
 Call = Callable[[Session, Mapping[str, Any]], Waits[dict[str, Any]]]
 

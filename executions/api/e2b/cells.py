@@ -11,7 +11,7 @@ from typing import Any
 
 from executions.api.e2b.process_stream import KeptAlive
 from executions.api.streams import NDJSON
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.live import Entry
 from executions.services.summaries import exception_of, omission_lines
 from providers.guest.notebook import is_quiet, plain

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from executions.api.e2b import tokens
-from executions.models import ApiKey
+from executions.models.api_key import ApiKey
 from executions.services import keys
 from executions.services.refusals import UNKNOWN
 

@@ -19,9 +19,9 @@ from executions.api.e2b.paths import require_user, shown, to_named
 from executions.api.e2b.uploads import Sent, metadata_in, sent_in
 from executions.api.rendering import json_response
 from executions.api.session_files import at_most
-from executions.models import ApiKey
+from executions.kernel.coroutines import Waits
+from executions.models.api_key import ApiKey
 from executions.services.sessions import files
-from executions.services.waiting import Waits
 
 
 class TokenOrSignature(SandboxAuthentication):

@@ -17,11 +17,11 @@ from executions.api.e2b.base import SandboxView, require_basic_user
 from executions.api.e2b.errors import Refused, invalid, no_such_file
 from executions.api.e2b.paths import USER, shown, to_named, to_place
 from executions.api.e2b.watchers import Told, WatchEvents
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
 from executions.services.sessions import files
 from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
 from executions.services.sessions.watching import watching
-from executions.services.waiting import Waits
 from providers.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace
 

@@ -18,7 +18,9 @@ from executions.api.e2b.errors import Refused, invalid, text_error, told
 from executions.api.e2b.paths import shown, to_folder
 from executions.api.later import stream
 from executions.api.rendering import json_response
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import is_storable
+from executions.models.session import Session
 from executions.services import ongoing
 from executions.services.key_bounds import allowed_languages, require_language
 from executions.services.languages import supported_languages
@@ -31,8 +33,6 @@ from executions.services.sessions.errors import Conflict
 from executions.services.sessions.finding import has_ended
 from executions.services.sessions.place import lender_of
 from executions.services.sessions.requests import ContextRequest
-from executions.services.waiting import Waits
-from executions.text import is_storable
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.languages import normalize_language
 from providers.sandbox import DEFAULT_CONTEXT

@@ -6,7 +6,7 @@ from __future__ import annotations
 import posixpath
 
 from executions.api.e2b.errors import Refused, invalid
-from executions.services.workspaces.paths import is_name
+from executions.kernel.paths import is_name
 from providers.guest.names import escape, shorten, unescape
 from providers.pool.template import WORKSPACE
 from providers.sandbox import below_workspace

@@ -11,13 +11,13 @@ from uuid import UUID
 
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
-from executions.models import Execution
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
 from executions.services import polling
 from executions.services.following import Listener, Relay, first_of, following, recorded
 from executions.services.live import STREAMS, Entry, EventLog
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.finding import has_ended
-from executions.services.waiting import Waits
 from providers.waiting import within
 from sandbox_site import draining
 

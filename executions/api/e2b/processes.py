@@ -15,15 +15,15 @@ from executions.api.e2b.envelopes import STREAM_TYPE, end, message, messages_in
 from executions.api.e2b.errors import Refused, invalid, unimplemented
 from executions.api.e2b.paths import shown, to_folder
 from executions.api.e2b.process_stream import ProcessEvents, followed, told_of
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
+from executions.models.session import Session
 from executions.services.following import Listener
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.live import EventLog
 from executions.services.owned import executions_of
 from executions.services.sessions import followers, processes
 from executions.services.sessions.commands import CommandRequest, TerminalSize
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
 from providers.slices import decoded

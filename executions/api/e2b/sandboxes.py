@@ -19,7 +19,9 @@ from executions.api.e2b import shapes, tokens
 from executions.api.e2b.base import ControlView
 from executions.api.e2b.errors import Refused, invalid, unimplemented
 from executions.api.rendering import json_response
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import is_storable
+from executions.models.session import Session
 from executions.services.sessions import control
 from executions.services.sessions.ending import close
 from executions.services.sessions.errors import (
@@ -39,10 +41,8 @@ from executions.services.sessions.finding import (
 )
 from executions.services.sessions.inspecting import inspecting
 from executions.services.sessions.opening import opening
-from executions.services.waiting import Waits
 from executions.services.workspaces.sleeping import sleeping
 from executions.services.workspaces.waking import awake
-from executions.text import is_storable
 from providers.errors import InvalidConfiguration
 from providers.waiting import within
 

@@ -13,14 +13,15 @@ from executions.api.e2b import shapes, tokens
 from executions.api.e2b.errors import invalid, told_of_control
 from executions.api.e2b.sandboxes import SandboxApiView, cursor_in, limit_in
 from executions.api.rendering import json_response
-from executions.models import Session, Snapshot
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import is_storable
+from executions.models.session import Session
+from executions.models.workspace import Snapshot
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import is_without_network, opening
 from executions.services.sessions.requests import SessionRequest
-from executions.services.waiting import Waits
 from executions.services.workspaces import snapshots
 from executions.services.workspaces.snapshots import NoSuchSnapshot, SnapshotRequest
-from executions.text import is_storable
 from providers.errors import SandboxError
 
 # Each is a sandbox of its own, and all of them are waited for.

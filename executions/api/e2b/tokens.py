@@ -17,7 +17,8 @@ from uuid import UUID
 from django.conf import settings
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from executions.models import ApiKey, Session
+from executions.models.api_key import ApiKey
+from executions.models.session import Session
 from executions.services import keys
 from executions.services.sessions.finding import opened_by_keys
 

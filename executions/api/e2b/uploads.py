@@ -16,8 +16,8 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.request import Request
 
 from executions.api.e2b.errors import Refused, invalid
-from executions.models import ApiKey
-from executions.services.bodies import HELD, Held
+from executions.kernel.bodies import HELD, Held
+from executions.models.api_key import ApiKey
 
 _PIECE_BYTES = 256 * 1024
 _UNPACKED_BYTES = 1024 * 1024

@@ -17,12 +17,12 @@ from uuid import UUID
 from executions.api.e2b.envelopes import message
 from executions.api.e2b.errors import Refused
 from executions.api.e2b.process_stream import KeptAlive
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
 from executions.services.following import first_of
 from executions.services.live import Entry
 from executions.services.sessions.control import done_in
 from executions.services.sessions.watching import Change, Watch
-from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace

@@ -12,13 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from mcp.server.context import ServerRequestContext
 
-from executions.models import ApiKey, Scope, Tenant
+from executions.kernel.coroutines import Waits
+from executions.models.api_key import ApiKey, Scope
+from executions.models.tenant import Tenant
 from executions.services import ongoing
 from executions.services.live import EventLog
 from executions.services.record import Caller
 from executions.services.refusals import note_refusal
 from executions.services.requests import run_limits
-from executions.services.waiting import Waits
 
 T = TypeVar("T")
 # Under which a transport gives its requests their door.

@@ -21,9 +21,9 @@ from django.http.response import HttpResponseBase
 
 from executions.api.mcp.door import DOOR, Run
 from executions.api.streams import SSE, EventStream
+from executions.kernel.coroutines import Waits
 from executions.services.live import tell
 from executions.services.record import Caller
-from executions.services.waiting import Waits
 
 logger = logging.getLogger(__name__)
 

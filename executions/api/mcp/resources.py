@@ -19,14 +19,14 @@ from executions.api.mcp.door import Door, lacks, require, tenant_of
 from executions.api.mcp.results import artifact_uri
 from executions.api.rendering import execution_in_full, json_text
 from executions.api.scopes import NEEDS
-from executions.models import Artifact, Execution
-from executions.services.declared import refuse
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import Query, refuse
+from executions.kernel.text import is_storable, to_json
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
 from executions.services.listing import ExecutionFilter, list_executions
 from executions.services.owned import artifacts_of, executions_of
 from executions.services.sessions.finding import SessionFilter, list_sessions, session_of
-from executions.services.shapes import Query
-from executions.services.waiting import Waits
-from executions.text import is_storable, to_json
 
 MOST_BYTES = 8 * 1024 * 1024
 PAGE, MOST_LINKS = 20, 100

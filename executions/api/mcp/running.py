@@ -15,8 +15,11 @@ from django.http import Http404
 from executions.api.errors import known_to_run
 from executions.api.mcp.door import Door, Run, tenant_of
 from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answer
-from executions.models import Execution, Session
-from executions.services.declared import refuse
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.text import to_json
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.following import Listener, first_of, following
 from executions.services.key_bounds import allowed_languages
 from executions.services.live import Entry, EventLog, Moment, Source
@@ -30,8 +33,6 @@ from executions.services.sessions import processes
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.commands import SIGNAL, START
 from executions.services.sessions.finding import living_session_of
-from executions.services.waiting import Waits
-from executions.text import to_json
 from providers.waiting import within
 
 # How often progress is told at most, how much of the output a notification has, and how much of it

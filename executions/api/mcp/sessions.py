@@ -16,8 +16,10 @@ from executions.api.mcp.door import Door, by, tenant_of
 from executions.api.mcp.results import Call, answered
 from executions.api.rendering import session_for
 from executions.api.session_files import at_most, entry_detail
-from executions.models import Session
-from executions.services.declared import refuse
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.paths import to_text
+from executions.models.session import Session
 from executions.services.input_files import decoded
 from executions.services.request_rate import ENTRY_COUNTS_AS, take
 from executions.services.sessions import control, files
@@ -32,8 +34,6 @@ from executions.services.sessions.finding import (
 from executions.services.sessions.opening import opening
 from executions.services.sessions.place import OPERATION_SECONDS
 from executions.services.sessions.requests import OPEN
-from executions.services.waiting import Waits
-from executions.services.workspaces.paths import to_text
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry
 from providers.waiting import within

@@ -12,11 +12,11 @@ from mcp.server.stdio import stdio_server
 
 from executions.api.mcp.door import Run
 from executions.api.mcp.server import make_server
+from executions.kernel.coroutines import Waits, wait_for
 from executions.services import keys
 from executions.services.record import Caller
 from executions.services.request_rate import take
 from executions.services.tenants import require_active
-from executions.services.waiting import Waits, wait_for
 
 T = TypeVar("T")
 

@@ -22,20 +22,13 @@ from executions.api.errors import render_error
 from executions.api.later import answer, stream
 from executions.api.mcp.session_ids import new_session_id, nonce_of, request_id_of
 from executions.api.rendering import json_response
-from executions.models import ApiKey, Execution, Scope
-from executions.services.bodies import (
-    BODY,
-    CALL,
-    TINY,
-    BodyTooLarge,
-    reading,
-    require_size,
-    value_of,
-)
+from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, require_size, value_of
+from executions.kernel.coroutines import Waits
+from executions.models.api_key import ApiKey, Scope
+from executions.models.execution import Execution
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.owned import executions_of
 from executions.services.record import Caller
-from executions.services.waiting import Waits
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Read
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.ids import uuid7
+from executions.kernel.text import uuid7
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.trust import trusted_keys
 from executions.services.reports.entered import entry_of, lines_of

@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models import Scope, Tenant
-from executions.models.api_key import USUAL_SCOPES, as_words
+from executions.models.api_key import USUAL_SCOPES, Scope, as_words
+from executions.models.tenant import Tenant
 from executions.services.key_bounds import check_languages, check_providers
 from executions.services.keys import OF_E2B, OURS, create_api_key
 from providers import isolation

@@ -7,12 +7,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.api.rendering import execution_detail
-from executions.models import Execution
+from executions.kernel.text import from_json
+from executions.models.execution import Execution
 from executions.services.record import Caller
 from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
 from executions.services.run import run_execution
 from executions.services.tenants import internal_tenant
-from executions.text import from_json
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
 from providers.slices import json_text

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.models import Tenant
+from executions.models.tenant import Tenant
 from executions.services import keys
 from executions.services.record import Caller
 from executions.services.tenants import require_active

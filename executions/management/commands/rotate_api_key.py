@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models import ApiKey
+from executions.models.api_key import ApiKey
 from executions.services.keys import rotate
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration

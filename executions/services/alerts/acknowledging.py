@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
-from executions.models import Alert
+from executions.models.alert import Alert
 from executions.services.ledger import append
 
 

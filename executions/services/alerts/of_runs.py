@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from django.db.models import Count, Q, QuerySet
 
-from executions.ids import first_uuid7
-from executions.models import Execution
+from executions.kernel.text import first_uuid7
+from executions.models.execution import Execution
 from executions.services.alerts.found import Found
 from executions.services.record import QUEUE_ALLOWANCE
 from providers.observations import PROCESS_BURST, PROCESS_LIMIT, SIGSYS

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.utils.translation import ngettext
 
-from executions.models import LedgerCheck
+from executions.models.ledger_check import LedgerCheck
 from executions.services.alerts.found import Found
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.checkpoint_places import place_of_checkpoints

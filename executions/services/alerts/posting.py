@@ -12,8 +12,8 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models import Alert
-from executions.services import checked_post
+from executions.kernel import http
+from executions.models.alert import Alert
 from executions.services.webhooks.signing import signed_headers
 from providers.addresses import Allowed, Rules
 from providers.remote.receiver import Receiver
@@ -29,7 +29,7 @@ def post(alert: Alert) -> str:
         "Content-Type": "application/json",
         **signed_headers((alerting.webhook_secret,), message_id, int(time.time()), body),
     }
-    return checked_post.post(alerting.webhook_url, body, headers, Receiver(_rules()))
+    return http.post(alerting.webhook_url, body, headers, Receiver(_rules()))
 
 
 def _content(alert: Alert) -> dict[str, Any]:

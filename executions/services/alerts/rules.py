@@ -14,17 +14,14 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db.models import Count, Sum
 
-from executions.models import (
-    Alert,
-    AuditExport,
-    Execution,
-    ExecutionCount,
-    ExecutionLatency,
-    LedgerEntry,
-    Process,
-    SpendingAlert,
-    Tenant,
-)
+from executions.models.alert import Alert
+from executions.models.audit_export import AuditExport
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
+from executions.models.spending import SpendingAlert
+from executions.models.statistic import ExecutionCount, ExecutionLatency
+from executions.models.tenant import Tenant
 from executions.services.alerts import of_runs, of_service
 from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts

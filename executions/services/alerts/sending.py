@@ -18,10 +18,10 @@ from django.core.mail import EmailMessage, get_connection
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from executions.models import Alert
+from executions.kernel.background import begin_alone
+from executions.models.alert import Alert
 from executions.services.alerts.posting import post
-from executions.services.in_background import begin_alone
-from executions.services.presentation import visible
+from providers.hidden_characters import visible
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.formats import parse
 
 VERSION = "1.3.0"

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models import LedgerEntry
-from executions.services import checked_post
+from executions.kernel import http
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.audit_export.events import events_of
 from providers.addresses import Allowed, Rules
 from providers.remote.receiver import Receiver
@@ -31,7 +31,7 @@ def send(entries: Sequence[LedgerEntry], destination: AuditDestination) -> None:
     rules = Rules((Allowed.parse(place),), (), "AUDIT_EXPORT_URL")
     body = json.dumps(request_of(entries), separators=(",", ":")).encode()
     headers = {"Content-Type": "application/json", **dict(destination.headers)}
-    answer = checked_post.exchange(
+    answer = http.post_json(
         f"https://{place}{destination.path}", body, headers, Receiver(rules, destination.ca)
     )
     if answer.problem:

@@ -13,10 +13,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from executions.services.fetching.budget import Bounds, Budget, Room, too_slow
-from executions.services.fetching.destinations import destinations
+from executions.kernel.addresses import (
+    Bounds,
+    Budget,
+    FetchError,
+    Reason,
+    Room,
+    destinations,
+    too_slow,
+)
 from executions.services.fetching.download import Download, download
-from executions.services.fetching.errors import FetchError, Reason
 from executions.services.fetching.names import Names
 from executions.services.fetching.slots import Slot
 from providers.errors import InvalidConfiguration

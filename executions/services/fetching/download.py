@@ -10,12 +10,19 @@ from typing import IO
 import httpcore
 from django.conf import settings
 
-from executions.services.disk import disk_problem
-from executions.services.fetching.budget import Bounds, Budget, Room
-from executions.services.fetching.errors import FetchError, Reason
-from executions.services.fetching.exchange import HEAD_BYTES, exchange
+from executions.kernel.addresses import (
+    Bounds,
+    Budget,
+    FetchError,
+    Reason,
+    Room,
+    read_url,
+    redirected,
+    without_secrets,
+)
+from executions.kernel.disk import disk_problem
+from executions.kernel.http import HEAD_BYTES, exchange
 from executions.services.fetching.names import name_of
-from executions.services.fetching.urls import read_url, redirected, without_secrets
 from providers.remote.receiver import Receiver
 
 logger = logging.getLogger(__name__)

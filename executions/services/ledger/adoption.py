@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import Model
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.append import append
 from executions.services.ledger.bindings import BINDINGS, columns_of, model_of, row_hash
 from executions.services.ledger.entering import Before, enter_row

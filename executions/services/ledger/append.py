@@ -8,14 +8,13 @@ from uuid import UUID
 
 from django.db import transaction
 
-from executions.models import LedgerEntry
-from executions.services.actor import current_actor
+from executions.kernel.audit import current_actor, log_entry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import checkpoints
 from executions.services.ledger.head import read_head
 from executions.services.ledger.introductions import introduced
 from executions.services.ledger.keyring import signing_key
 from executions.services.ledger.writing import add
-from executions.services.operations import log_entry
 
 RESERVED = frozenset(
     ("ledger", "sequence", "previous", "key_id", "kind", "subject", "at", "signature")

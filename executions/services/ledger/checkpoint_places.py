@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from django.conf import settings
 from django.db import connections
 
-from executions.storage import LEDGER, Folder, kept
+from executions.kernel.storage import LEDGER, Folder, kept
 
 if TYPE_CHECKING:
-    from executions.bucket import Bucket
+    from executions.kernel.bucket import Bucket
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import timezone
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.canonical import canonical, digest, moment
 from executions.services.ledger.checkpoint_places import Behind, Place, place_of_checkpoints
 from executions.services.ledger.findings import Verification

@@ -22,7 +22,8 @@ from typing import Any, cast
 from django.db import transaction
 from django.db.models import Model
 
-from executions.models import LedgerEntry
+from executions.kernel.text import storable_value
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.append import append
 from executions.services.ledger.bindings import (
     BINDINGS,
@@ -50,7 +51,6 @@ from executions.services.ledger.rows import (
     NOT_COMPARED,
     NOT_VOUCHED_FOR,
 )
-from executions.text import storable_value
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)

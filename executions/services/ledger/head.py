@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import connection
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.canonical import digest
 from executions.services.ledger.formats import parse, signed_bytes
 from executions.services.ledger.keyring import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.formats import parse, signed_bytes
 from executions.services.ledger.keyring import is_signed_by
 from executions.services.ledger.rows import ACCEPTED, ALTERED, DELETED

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.db import transaction
 
-from executions.models import LedgerEntry
-from executions.services.actor import current_actor
+from executions.kernel.audit import current_actor
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.formats import parse, signed_bytes
 from executions.services.ledger.head import Head, read_head, require_ours
 from executions.services.ledger.keyring import (

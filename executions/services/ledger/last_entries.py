@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.bindings import BINDINGS
 from executions.services.ledger.formats import bound_row_of, column_of, parse, row_name
 from executions.services.ledger.held import authentic

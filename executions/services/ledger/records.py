@@ -11,8 +11,12 @@ from uuid import UUID
 from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
 from django.db.models import Exists, Max, OuterRef, Q
 
-from executions.ids import time_of
-from executions.models import ApiKey, Artifact, Execution, LedgerEntry, Tenant
+from executions.kernel.text import time_of
+from executions.models.api_key import ApiKey
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tenant import Tenant
 from executions.services.ledger.canonical import moment, text_hash
 from executions.services.ledger.held import Holds, authentic, note_hold, of_holds
 from executions.services.ledger.schemas import schema_of

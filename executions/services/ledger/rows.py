@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Model
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.bindings import (
     BINDINGS,
     encrypted_columns,

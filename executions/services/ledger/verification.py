@@ -8,7 +8,8 @@ from uuid import UUID
 
 from django.db import transaction
 
-from executions.models import Execution, LedgerEntry
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger import marks
 from executions.services.ledger.canonical import digest, moment
 from executions.services.ledger.findings import Finding, Verification

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import connection
 from django.utils import timezone
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.canonical import digest, moment
 from executions.services.ledger.formats import (
     FORMAT,

@@ -15,16 +15,13 @@ from django.db.models import CharField, Count, Max, Min, Q, Sum
 from django.db.models.functions import Cast, Now
 from django.utils import timezone
 
-from executions.models import (
-    Alert,
-    AuditExport,
-    Execution,
-    ExecutionTenantCount,
-    ExecutionTotal,
-    LedgerEntry,
-    Process,
-    Session,
-)
+from executions.models.alert import Alert
+from executions.models.audit_export import AuditExport
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.process import Process
+from executions.models.session import Session
+from executions.models.statistic import ExecutionTenantCount, ExecutionTotal
 from executions.services.metrics.exposition import Family
 from executions.services.metrics.machines import of_hosts, of_pools
 from executions.services.statistics import hour_of

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from executions.kernel.background import Bounds, Turns
+from executions.kernel.process_pool import ProcessPool
 from executions.services.policies import analysis
 from executions.services.policies.analysis import LOOKED, MOST, MOST_BYTES, TOO_MUCH, Finding
-from executions.services.process_pool import ProcessPool
-from executions.services.turns import Bounds, Turns
 from providers.errors import ProviderUnavailable
 
 # The processor time of a look has its own bound; this one is for a machine that has no time.

@@ -16,7 +16,9 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
-from executions.models import Approval, Execution, LedgerEntry
+from executions.models.approval import Approval
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services import payloads
 from executions.services.by_hand import begun_by, key_made_by
 from executions.services.execution_log import log_execution

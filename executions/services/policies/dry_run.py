@@ -11,8 +11,9 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from executions.ids import first_uuid7
-from executions.models import Execution, Policy
+from executions.kernel.text import first_uuid7
+from executions.models.execution import Execution
+from executions.models.policy import Policy
 from executions.services.policies.analysts import look
 from executions.services.policies.enforcing import (
     may_be_python,

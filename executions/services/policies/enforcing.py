@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from executions.models import Execution
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
+from executions.models.execution import Execution
 from executions.services.asking import guarded
 from executions.services.key_bounds import COMMANDS
 from executions.services.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
@@ -26,8 +28,6 @@ from executions.services.policies.in_force import (
 )
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import InvalidConfiguration
 from providers.isolation import NONE
 from providers.languages import language_of, normalize_language

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from executions.models import Policy
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.policy import Policy
 
 _FILE = Path(__file__).with_name("presets.toml")
 

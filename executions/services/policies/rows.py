@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 
-from executions.models import Policy
+from executions.models.policy import Policy
 from providers.guarded import Change, Guarded
 
 # What a policy says, whosever it is.

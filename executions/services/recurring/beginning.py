@@ -16,15 +16,17 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from executions.models import Execution, Schedule, Scope
-from executions.services.away import problem_of
+from executions.kernel.coroutines import wait_for
+from executions.kernel.database import problem_of
+from executions.models.api_key import Scope
+from executions.models.execution import Execution
+from executions.models.schedule import Schedule
 from executions.services.key_bounds import BeyondKey
 from executions.services.record import Caller
 from executions.services.recurring.body import read_scheduled
 from executions.services.recurring.changing import pause
 from executions.services.recurring.cron import next_time
 from executions.services.run import running
-from executions.services.waiting import wait_for
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.services.declared import refuse
+from executions.kernel.declarations import Body, refuse
+from executions.kernel.text import to_json
 from executions.services.payloads import LARGE_BYTES
 from executions.services.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, ExecutionRequest
-from executions.services.shapes import Body
-from executions.text import to_json
 from providers.errors import InvalidConfiguration
 
 SCHEDULED = Body(

@@ -10,11 +10,12 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from executions.models import ApiKey, Schedule, Tenant
+from executions.kernel.declarations import newest_first, refuse
+from executions.models.api_key import ApiKey
+from executions.models.schedule import Schedule
+from executions.models.tenant import Tenant
 from executions.services.admission import counted_alone
-from executions.services.declared import refuse
 from executions.services.owned import schedules_of
-from executions.services.paging import newest_first
 from executions.services.quotas import Quota, bound
 from executions.services.recurring.body import read_scheduled
 from executions.services.recurring.cron import next_time

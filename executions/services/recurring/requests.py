@@ -7,12 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from executions.services.declared import Rule, declared
-from executions.services.kinds import END, STORABLE
+from executions.kernel.declarations import END, STORABLE, Body, Query, Rule, declared
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.recurring import body
 from executions.services.recurring.cron import CRON, MOST_CHARACTERS, check_cron, check_zone
-from executions.services.shapes import Body, Query
 
 # Of the names in the tz database.
 _ZONE = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"

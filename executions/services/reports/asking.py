@@ -15,8 +15,10 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import LedgerEntry, Report
-from executions.services.actor import acting_as
+from executions.kernel.audit import acting_as
+from executions.kernel.storage import REPORTS, kept
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.report import Report
 from executions.services.ledger import LedgerUnavailable
 from executions.services.ledger.held import authentic
 from executions.services.ledger.trust import trusted_keys
@@ -24,7 +26,6 @@ from executions.services.reports.entered import KIND, hashes_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import examined
-from executions.storage import REPORTS, kept
 from providers.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from executions.models import Policy
+from executions.models.policy import Policy
 from executions.services.ledger.canonical import canonical, moment
 from executions.services.ledger.findings import Verification
 from executions.services.ledger.formats import DOMAIN

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from executions.models import LedgerEntry
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.formats import column_of
 from executions.services.ledger.held import authentic
 from executions.services.reports.signing import Signed

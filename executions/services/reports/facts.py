@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from executions.models import Artifact, Execution, LedgerEntry
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.ledger.canonical import moment
 from executions.services.ledger.records import Erasures
 from executions.services.ledger.sealing import body_hashes, sealable

@@ -14,7 +14,7 @@ from pathlib import Path
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.ttfonts import TTFont
 
-from executions.services.presentation import visible
+from providers.hidden_characters import visible
 
 # Latin, Greek, Cyrillic and signs; then what GB 2312 and JIS X 0208 have of Chinese and Japanese.
 MONO, CJK = "CofferdamMono", "CofferdamCJK"

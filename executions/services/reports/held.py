@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.models import LegalHold
+from executions.models.legal_hold import LegalHold
 from executions.services.holds import Held, held_by_ledger
 from executions.services.ledger.canonical import moment
 from executions.services.ledger.sealing import sealable

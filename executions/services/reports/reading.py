@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from executions.models import Artifact, Execution, LedgerEntry
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.ledger.canonical import canonical
 from executions.services.ledger.findings import Finding, Verification

@@ -11,8 +11,12 @@ from uuid import UUID
 from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, Length
 
-from executions.ids import first_uuid7
-from executions.models import Artifact, Execution, LedgerEntry, LegalHold, Tenant
+from executions.kernel.text import first_uuid7
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.legal_hold import LegalHold
+from executions.models.tenant import Tenant
 from executions.services.ledger.canonical import moment
 from executions.services.ledger.formats import column_of
 from providers.errors import InvalidConfiguration

@@ -10,7 +10,9 @@ from typing import Any
 
 from django.db import connection
 
-from executions.models import Execution, Session
+from executions.kernel.coroutines import Waits, wait_for
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services import kept_events
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
@@ -21,7 +23,6 @@ from executions.services.sessions.place import asked, lent_sandbox
 from executions.services.sessions.process_claims import checked_processes
 from executions.services.sessions.process_output import Output
 from executions.services.signals import canceller_of, message_for
-from executions.services.waiting import Waits, wait_for
 from providers.errors import (
     ConnectionFailed,
     KeptSandboxLost,

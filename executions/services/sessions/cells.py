@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from executions.models import Execution, Session
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Step

@@ -9,6 +9,24 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from executions.kernel.declarations import (
+    NAMED,
+    STORABLE,
+    STRICT,
+    WHOLE,
+    Body,
+    Directory,
+    Environment,
+    Members,
+    Query,
+    Rule,
+    Script,
+    Timeout,
+    UserName,
+    declared,
+    one_of,
+    refuse,
+)
 from executions.services.claims import (
     Agent,
     ConversationName,
@@ -16,18 +34,6 @@ from executions.services.claims import (
     OnBehalfOf,
     Traceparent,
 )
-from executions.services.declared import STRICT, Members, Rule, declared, one_of, refuse
-from executions.services.kinds import (
-    NAMED,
-    STORABLE,
-    WHOLE,
-    Directory,
-    Environment,
-    Script,
-    Timeout,
-    UserName,
-)
-from executions.services.shapes import Body, Query
 from providers.values import Command
 
 MOST_ARGUMENTS = 1000

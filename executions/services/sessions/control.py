@@ -9,8 +9,10 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.models import Session
-from executions.services.declared import refuse
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.text import storable
+from executions.models.session import Session
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
 from executions.services.sessions.due import ends
@@ -19,10 +21,8 @@ from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_
 from executions.services.sessions.place import OPERATION_SECONDS, asked
 from executions.services.sessions.requests import ContextRequest, SessionChanges
 from executions.services.statements import use_session
-from executions.services.waiting import Waits
 from executions.services.workspaces.background import saved_behind
 from executions.services.workspaces.waking import awake
-from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable
 from providers.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox

@@ -16,7 +16,10 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from executions.models import Session
+from executions.kernel import background
+from executions.kernel.background import Ticker
+from executions.kernel.coroutines import wait_for
+from executions.models.session import Session
 from executions.services.sessions.ending import (
     DUE,
     busy,
@@ -26,9 +29,6 @@ from executions.services.sessions.ending import (
     save_last,
 )
 from executions.services.sessions.finding import expires_at
-from executions.services.ticker import Ticker
-from executions.services.waiting import wait_for
-from executions.services.workspaces import threads
 from executions.services.workspaces.sleeping import TIRED, put_to_sleep
 from providers.errors import RateLimited, SandboxError
 
@@ -120,7 +120,7 @@ def look_ahead() -> None:
 def end_soon(session: Session) -> None:
     """Put it to sleep or close it in a thread for that, if it is to."""
     pk = session.pk
-    threads.submit(("sleep", pk), session.tenant_slug, lambda: _end(pk))
+    background.submit(("sleep", pk), session.tenant_slug, lambda: _end(pk))
 
 
 def _end(pk: UUID) -> None:

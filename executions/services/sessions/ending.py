@@ -13,15 +13,17 @@ from django.db import transaction
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Func, Q
 from django.db.models.functions import Now
 
-from executions.models import Execution, Session, Workspace
+from executions.kernel import background
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services import polling
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import bells, followers
 from executions.services.sessions.place import asked, forget
-from executions.services.waiting import Waits
-from executions.services.workspaces import threads
 from executions.services.workspaces.cleaning import clean
 from executions.services.workspaces.inheriting import give_back
 from executions.services.workspaces.saving import save
@@ -111,7 +113,7 @@ def close(session: Session, by: str) -> Waits[None]:
     yield from _until_ended(session)
     end_leftovers(session)
     pk = session.pk
-    cleaned = threads.submit(("clean", pk), session.tenant_slug, lambda: clean(pk))
+    cleaned = background.submit(("clean", pk), session.tenant_slug, lambda: clean(pk))
     # What is not done by then is done all the same.
     yield within(CLEANING_SECONDS, cleaned)
 
@@ -120,7 +122,7 @@ def saved_last(session: Session) -> Waits[None]:
     """What is to be kept for longer than the session is saved before it ends, if it can be."""
     if not _outlives(session):
         return
-    saved = threads.submit(("last", session.pk), session.tenant_slug, lambda: save(session))
+    saved = background.submit(("last", session.pk), session.tenant_slug, lambda: save(session))
     awaited = within(LAST_SAVE_SECONDS, saved)
     yield awaited
     if not awaited.cancelled() and (problem := awaited.exception()):

@@ -7,8 +7,8 @@ import math
 from django.conf import settings
 from django.utils import timezone
 
-from executions.models import Session
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.session import Session
 from executions.services.sessions.control import change
 from executions.services.sessions.requests import SessionChanges
 

@@ -9,9 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from executions.services.declared import declared
-from executions.services.kinds import Folder, Path, PlaceOfPath
-from executions.services.shapes import Body, Query
+from executions.kernel.declarations import Body, Folder, Path, PlaceOfPath, Query, declared
 
 MOST_DEPTH = 32
 _FOLDER = "Relative to the workspace, or absolute; the default is the workspace."

@@ -17,16 +17,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, Any, TypeVar
 
-from executions.models import Session, Workspace
+from executions.kernel.coroutines import Waits, at_once
+from executions.kernel.declarations import refuse
+from executions.kernel.paths import is_name, to_text
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.asking import guarded
-from executions.services.declared import refuse
 from executions.services.sessions.control import done_in
 from executions.services.sessions.ending import lose
 from executions.services.sessions.file_requests import FileListing
 from executions.services.sessions.place import OPERATION_SECONDS, counted_stream, lent_sandbox
-from executions.services.waiting import Waits, at_once
 from executions.services.workspaces import browsing, changing, quota
-from executions.services.workspaces.paths import is_name, to_text
 from executions.services.workspaces.unpacking import unpack
 from providers.errors import KeptSandboxLost, ProviderUnavailable
 from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, below_workspace

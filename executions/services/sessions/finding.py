@@ -14,15 +14,14 @@ from django.db.models import BooleanField, ExpressionWrapper, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.lookups import Exact
 
-from executions.ids import uuid7
-from executions.models import Session, Tenant
-from executions.services.declared import declared, one_of
+from executions.kernel.declarations import Query, declared, newest_first, oldest_first, one_of
+from executions.kernel.text import uuid7
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import sessions_of
-from executions.services.paging import newest_first, oldest_first
 from executions.services.sessions.ending import DUE, close_if_due
 from executions.services.sessions.errors import Conflict, NoSuchSession, refuse_ended
-from executions.services.shapes import Query
 
 
 @declared

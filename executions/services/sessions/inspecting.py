@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
+from executions.models.session import Session
 from executions.services.sessions.control import done_in
 from executions.services.sessions.file_requests import FileListing
 from executions.services.sessions.files import listing
-from executions.services.waiting import Waits
-from executions.text import storable
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry, SandboxState
 

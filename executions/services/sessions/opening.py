@@ -11,10 +11,14 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from executions.models import Session, Tenant, Workspace
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import refuse
+from executions.kernel.disk import refuse_when_full
+from executions.kernel.text import storable
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Workspace
 from executions.services import leases
-from executions.services.declared import refuse
-from executions.services.disk import refuse_when_full
 from executions.services.isolation import floor_for, require_provider, require_sandbox
 from executions.services.key_bounds import allowed_steps, require_template
 from executions.services.languages import refuse_unsupported
@@ -38,12 +42,10 @@ from executions.services.sessions.room import (
     refuse_too_many_asleep,
 )
 from executions.services.spending import refuse_over_budget
-from executions.services.waiting import Waits
 from executions.services.workspaces.inheriting import inherit, kept_session
 from executions.services.workspaces.restoring import Restored
 from executions.services.workspaces.snapshots import beginning_with, snapshot_of
 from executions.services.workspaces.waking import furnished
-from executions.text import storable
 from providers.base import KEPT
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease, manager

@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 from django.conf import settings
 
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
 from executions.services.asking import CREATE_SECONDS, ask
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
 from executions.services.routes import Step, lent
-from executions.services.waiting import Waits
 from providers.base import Health, SandboxProvider
 from providers.errors import (
     CreationFailed,

@@ -13,7 +13,9 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.models import Execution, Session
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services.isolation import floor_of, require_isolation
 from executions.services.key_bounds import allowed_steps
 from executions.services.ledger.head import require_ledger
@@ -39,7 +41,6 @@ from executions.services.sessions.place import SHARING, lender_of, step_in
 from executions.services.sessions.process_claims import MOST_PID, checked_pid, checked_processes
 from executions.services.sessions.process_output import Output
 from executions.services.statements import use_session
-from executions.services.waiting import Waits
 from providers.errors import (
     SandboxError,
 )

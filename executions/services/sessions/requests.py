@@ -9,23 +9,26 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from executions.models import Session
-from executions.services.declared import Rule, at_most, declared, one_of
-from executions.services.kinds import (
+from executions.kernel.declarations import (
     END,
     WHOLE,
+    Body,
     ContextId,
     Directory,
     Environment,
     Id,
     LanguageName,
+    Rule,
     ShortName,
     Subject,
-    storable,
+    at_most,
+    check_storable,
+    declared,
+    one_of,
     storable_members,
 )
-from executions.services.shapes import Body
-from executions.text import is_storable, to_json
+from executions.kernel.text import is_storable, to_json
+from executions.models.session import Session
 from providers.sandbox import DEFAULT_CONTEXT
 
 IDLE_SECONDS = 600
@@ -39,7 +42,7 @@ _NUL = re.compile(r"(?<!\\)(\\\\)*\\u0000")
 def _name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError("Must hold neither control characters nor a slash.")
-    return storable(name)
+    return check_storable(name)
 
 
 def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,10 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
-from executions.models import Session, Tenant
+from executions.kernel import background
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.admission import counted_alone
 from executions.services.quotas import OF_ALL_SESSIONS, Quota, bound
 from executions.services.sessions.ending import (
@@ -22,8 +25,6 @@ from executions.services.sessions.ending import (
     release,
 )
 from executions.services.sessions.place import opened_by
-from executions.services.waiting import Waits
-from executions.services.workspaces import threads
 from executions.services.workspaces.sleeping import put_to_sleep
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
@@ -157,7 +158,7 @@ def _made_free(session: Session, until: float) -> Waits[None]:
             yield from release(session)
             end_leftovers(session)
         return
-    slept = threads.submit(
+    slept = background.submit(
         ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, _BECAUSE), first=True
     )
     awaited = within(max(until - time.monotonic(), 0), slept)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from executions.models import Execution
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
 from executions.services import polling
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.control import done_in
-from executions.services.waiting import Waits
 from providers.errors import SandboxError
 from providers.sandbox import KeptSandbox
 

@@ -14,7 +14,9 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from executions.models import Session
+from executions.kernel import background
+from executions.kernel.coroutines import wait_for
+from executions.models.session import Session
 from executions.services.sessions.background import follow_the_unattended
 from executions.services.sessions.ending import (
     DUE,
@@ -27,8 +29,7 @@ from executions.services.sessions.ending import (
     saved_last,
 )
 from executions.services.sessions.place import LEASE_SECONDS, asked
-from executions.services.waiting import wait_for
-from executions.services.workspaces import drafts, threads
+from executions.services.workspaces import drafts
 from executions.services.workspaces.background import save_soon
 from executions.services.workspaces.cleaning import clean_ended
 from executions.services.workspaces.sleeping import TIRED, put_to_sleep
@@ -112,7 +113,7 @@ def rest_unused() -> int:
     """Put to sleep what was unused for its time. How many."""
     return _one_by_one(
         Session.objects.filter(TIRED),
-        lambda session: threads.submit(
+        lambda session: background.submit(
             ("sleep", session.pk), session.tenant_slug, lambda: _rested(session)
         ),
     )

@@ -15,12 +15,13 @@ from typing import Any
 from django.conf import settings
 from django.db.models import OuterRef, Subquery
 
-from executions.models import Execution, Session
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services import ongoing, polling, statements
 from executions.services.live import Moment, tell
 from executions.services.sessions import bells
 from executions.services.sessions.errors import Conflict, refuse_ended
-from executions.services.waiting import Waits
 from providers.waiting import within
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from django.db import connection
 
-from executions.models import Session
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import MAX_PATH_BYTES
+from executions.models.session import Session
 from executions.services.asking import guarded
 from executions.services.following import Relay
-from executions.services.kinds import MAX_PATH_BYTES
 from executions.services.live import Entry, Moment
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionLost, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox
-from executions.services.waiting import Waits
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileChange, FileEntry

@@ -15,15 +15,17 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from executions.ids import uuid7
-from executions.models import ApiKey, Execution, LedgerEntry, ToolCall
+from executions.kernel.text import from_json, to_json, uuid7
+from executions.models.api_key import ApiKey
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.tool_call import ToolCall
 from executions.services.ledger import append
 from executions.services.ledger.formats import parse
 from executions.services.ledger.verification import verify_entry
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.services.sessions.errors import Conflict
 from executions.services.tools.declaring import Tool
-from executions.text import from_json, to_json
 
 KIND = "tool_call"
 State = ToolCall.State

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from executions.services.declared import STRICT, Members, Rule
-from executions.services.kinds import STORABLE
-from executions.text import to_json, without_surrogates
+from executions.kernel.declarations import STORABLE, STRICT, Members, Rule
+from executions.kernel.text import to_json, without_surrogates
 from providers.guest.protocol import NAME_BYTES
 
 MOST_TOOLS = 32

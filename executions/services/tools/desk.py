@@ -20,12 +20,13 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connection
 
-from executions.models import Execution, ToolCall
+from executions.kernel.text import from_json, to_json
+from executions.models.execution import Execution
+from executions.models.tool_call import ToolCall
 from executions.services.live import EventLog
 from executions.services.tools import calls
 from executions.services.tools.declaring import Tool
 from executions.services.tools.telling import tell
-from executions.text import from_json, to_json
 from providers import waiting
 from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
 from providers.values import Event

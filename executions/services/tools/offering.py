@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from executions.models import Execution
+from executions.models.execution import Execution
 from executions.services.live import EventLog
 from executions.services.requests import ExecutionRequest
 from executions.services.routing import takes_tools

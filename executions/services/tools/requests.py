@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from executions.services.declared import declared, refuse
-from executions.services.kinds import STORABLE
-from executions.services.shapes import Body
-from executions.text import to_json
+from executions.kernel.declarations import STORABLE, Body, declared, refuse
+from executions.kernel.text import to_json
 from providers.guest.protocol import CALL_ANSWER_BYTES
 
 MOST_CHARACTERS = 4000

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from executions.models import ToolCall, WebhookDelivery
+from executions.models.tool_call import ToolCall
+from executions.models.webhook import WebhookDelivery
 from executions.services.tools.calls import describe
 from executions.services.webhooks.delivering import MOST, MOST_OF_ONE, Message, NotSent, send
 from executions.services.webhooks.secrets import in_force

@@ -19,10 +19,10 @@ from django.db import close_old_connections, connections
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
-from executions.models import Execution, WebhookDelivery
-from executions.services.fetching.budget import Budget
-from executions.services.fetching.errors import FetchError, Reason
-from executions.services.fetching.exchange import exchange
+from executions.kernel.addresses import Budget, FetchError, Reason
+from executions.kernel.http import exchange
+from executions.models.execution import Execution
+from executions.models.webhook import WebhookDelivery
 from executions.services.ledger import receipt_of
 from executions.services.owned import LARGE
 from executions.services.summaries import execution_summary

@@ -17,10 +17,12 @@ from django.db import connection
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
-from executions.models import Execution, Tenant, WebhookDelivery
-from executions.services.batches import delete_in_batches
-from executions.services.database_clock import NOW
-from executions.services.declared import refuse
+from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import NOW
+from executions.kernel.declarations import refuse
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookDelivery
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
 from executions.services.webhooks.secrets import in_force
 

@@ -12,10 +12,8 @@ import httpx
 from django.conf import settings
 from pydantic import BaseModel, Field
 
-from executions.services.declared import STRICT, Rule
-from executions.services.fetching.destinations import Destinations
-from executions.services.fetching.errors import FetchError, Reason
-from executions.services.fetching.urls import read_url
+from executions.kernel.addresses import Destinations, FetchError, Reason, read_url
+from executions.kernel.declarations import STRICT, Rule
 from providers.addresses import Allowed
 
 MOST_CHARACTERS = 2048

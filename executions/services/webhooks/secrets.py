@@ -10,8 +10,9 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
-from executions.models import Tenant, WebhookSecret
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookSecret
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.webhooks.signing import PREFIX
 

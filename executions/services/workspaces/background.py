@@ -10,12 +10,13 @@ import logging
 from concurrent.futures import Future
 from uuid import UUID
 
-from executions.models import Execution, Session
+from executions.kernel import background
+from executions.kernel.coroutines import Waits
+from executions.models.execution import Execution
+from executions.models.session import Session
 from executions.services import ongoing
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import Conflict
-from executions.services.waiting import Waits
-from executions.services.workspaces import threads
 from executions.services.workspaces.saving import Saved, save
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.waiting import within
@@ -30,7 +31,7 @@ def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Fut
     """A save of the session that begins after this; None where it could not be saved now, which
     its workspace says, and the schedule tries again.
     """
-    return threads.submit(session_id, tenant_slug, lambda: saved(session_id), first=first)
+    return background.submit(session_id, tenant_slug, lambda: saved(session_id), first=first)
 
 
 def saved_after(execution: Execution, session: Session) -> Waits[None]:

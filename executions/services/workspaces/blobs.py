@@ -23,11 +23,12 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from django.db.models.functions import Greatest, Now
 from django.utils import timezone
 
-from executions.models import Blob, LooseFile, Tenant, WorkspaceFile
-from executions.services.batches import let_others_write
-from executions.services.disk import refuse_when_full
+from executions.kernel.batches import let_others_write
+from executions.kernel.disk import refuse_when_full
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob, LooseFile, WorkspaceFile
 from executions.services.workspaces import quota
-from executions.storage import WORKSPACES, kept
 from providers.errors import ProviderUnavailable
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import TypeVar
 
-from executions.models import Blob, Workspace
+from executions.kernel.paths import from_text
+from executions.models.workspace import Blob, Workspace
 from executions.services.workspaces import blobs
-from executions.services.workspaces.paths import from_text
 from executions.services.workspaces.restoring import archive_of, to_restore
 from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
 from providers.errors import InvalidConfiguration, ProviderUnavailable

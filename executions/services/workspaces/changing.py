@@ -21,13 +21,16 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import Blob, Session, Tenant, Workspace
-from executions.services import batches, ongoing
+from executions.kernel import background, batches
+from executions.kernel.coroutines import Waits
+from executions.kernel.paths import from_text
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob, Workspace
+from executions.services import ongoing
 from executions.services.sessions.errors import Conflict, tenant_of
-from executions.services.waiting import Waits
-from executions.services.workspaces import blobs, quota, threads
+from executions.services.workspaces import blobs, quota
 from executions.services.workspaces.edit import Edit
-from executions.services.workspaces.paths import from_text
 from executions.services.workspaces.saving import workspace_of
 from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
 from executions.services.workspaces.waking import DEAD_AFTER
@@ -215,7 +218,7 @@ def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
             raise Conflict("The request was abandoned meanwhile.")
         return context.run(change)
 
-    awaited = within(STORING_SECONDS, threads.submit(object(), session.tenant_slug, begin))
+    awaited = within(STORING_SECONDS, background.submit(object(), session.tenant_slug, begin))
     with ongoing.given_up_at_the_end(awaited):
         yield awaited
     if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):

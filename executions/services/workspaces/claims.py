@@ -9,8 +9,8 @@ from typing import Any
 
 from django.conf import settings
 
+from executions.kernel.paths import MOST_BYTES, is_name, is_path
 from executions.services.workspaces import quota
-from executions.services.workspaces.paths import MOST_BYTES, is_name, is_path
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Changes, FileEntry
 

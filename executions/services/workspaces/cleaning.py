@@ -8,7 +8,8 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 
-from executions.models import Session, Workspace
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts

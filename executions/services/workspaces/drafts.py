@@ -19,8 +19,9 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from executions.models import Tenant, Workspace, WorkspaceFile
-from executions.services.batches import in_batches, keys_of
+from executions.kernel.batches import in_batches, keys_of
+from executions.models.tenant import Tenant
+from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.workspaces import blobs, quota
 
 logger = logging.getLogger(__name__)

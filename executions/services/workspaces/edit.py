@@ -13,11 +13,11 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 
-from executions.models import Blob, Workspace, WorkspaceFile
-from executions.services import batches
+from executions.kernel import batches
+from executions.kernel.paths import from_text, key_of, to_text
+from executions.models.workspace import Blob, Workspace, WorkspaceFile
 from executions.services.workspaces import drafts, quota
 from executions.services.workspaces.blobs import by_number
-from executions.services.workspaces.paths import from_text, key_of, to_text
 from executions.services.workspaces.tree import AT_ONCE, Tree, mode_bits, refuse, refuse_for
 from providers.sandbox import is_internal
 

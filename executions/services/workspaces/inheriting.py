@@ -9,7 +9,9 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from executions.models import Session, Tenant, Workspace
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Workspace
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.restoring import Restored, to_restore

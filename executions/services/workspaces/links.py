@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 from django.urls import reverse
 
-from executions.downloads import clean_filename, safe_type
-from executions.models import Blob, Tenant
-from executions.services.declared import refuse
+from executions.kernel.declarations import refuse
+from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, clean_filename, kept, safe_type
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob
 from executions.services.signed_links import BadLink, make_token, read_token
 from executions.services.workspaces import blobs
-from executions.storage import MOST_LINK_SECONDS, WORKSPACES, kept
 
 _SALT = "executions.workspace"
 

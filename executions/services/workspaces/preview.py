@@ -6,10 +6,11 @@ import csv
 import io
 from dataclasses import dataclass, field
 
-from executions.models import Blob
-from executions.services.presentation import Shown, shown, visible
+from executions.kernel.presentation import Shown, shown
+from executions.models.workspace import Blob
 from executions.services.rich_outputs import SIGNATURE_BYTES, image_type
 from executions.services.workspaces import browsing
+from providers.hidden_characters import visible
 
 # What of a file is read for a page, and how large a picture may be that is shown whole.
 MOST_BYTES = 128 * 1024

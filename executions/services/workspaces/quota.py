@@ -7,9 +7,10 @@ from typing import NoReturn
 from django.conf import settings
 from django.db.models import F
 
-from executions.models import Session, StoredTotal, Workspace
+from executions.kernel.paths import key_of
+from executions.models.session import Session
+from executions.models.workspace import StoredTotal, Workspace
 from executions.services.quotas import Quota, bound_on_storage
-from executions.services.workspaces.paths import key_of
 from providers import registry
 from providers.errors import InvalidConfiguration, RateLimited
 from providers.guest.protocol import KNOWN_CHARACTERS

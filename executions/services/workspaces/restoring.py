@@ -7,11 +7,11 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from executions.models import Blob, Workspace
+from executions.kernel.paths import from_text
+from executions.kernel.text import storable
+from executions.models.workspace import Blob, Workspace
 from executions.services.workspaces import blobs
-from executions.services.workspaces.paths import from_text
 from executions.services.workspaces.tree import Tree
-from executions.text import storable
 from providers.errors import ProviderUnavailable
 
 _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}

@@ -19,16 +19,19 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Length, Now
 
-from executions.models import Execution, Session, Tenant, Workspace, WorkspaceFile
-from executions.services import batches
+from executions.kernel import batches
+from executions.kernel.paths import from_text, key_of, to_text
+from executions.kernel.text import storable
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs, drafts, quota, tar
 from executions.services.workspaces.asking import changes_of, pieces_of
 from executions.services.workspaces.claims import Claimed
-from executions.services.workspaces.paths import from_text, key_of, to_text
 from executions.services.workspaces.tree import Tree, mode_bits
-from executions.text import storable
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.sandbox import FileEntry, KeptSandbox
 

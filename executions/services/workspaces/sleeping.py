@@ -8,7 +8,11 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Q
 
-from executions.models import Execution, Session, Workspace
+from executions.kernel import background
+from executions.kernel.coroutines import Waits, wait_for
+from executions.models.execution import Execution
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import bells
 from executions.services.sessions.ending import (
@@ -20,8 +24,6 @@ from executions.services.sessions.ending import (
     let_go,
     lose,
 )
-from executions.services.waiting import Waits, wait_for
-from executions.services.workspaces import threads
 from executions.services.workspaces.saving import Saved, save
 from providers.errors import KeptSandboxLost
 
@@ -68,7 +70,7 @@ def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) ->
 def sleeping(session: Session, because: str) -> Waits[bool]:
     """`put_to_sleep`, for who does something else meanwhile."""
     pk = session.pk
-    slept = threads.submit(
+    slept = background.submit(
         ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, because), first=True
     )
     yield slept

@@ -14,22 +14,23 @@ from uuid import UUID
 
 from django.db import transaction
 
-from executions.models import Session, Snapshot, Tenant, Workspace
-from executions.services import batches, ongoing
-from executions.services.declared import declared
+from executions.kernel import background, batches
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import Body, Query, declared, newest_first
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Snapshot, Workspace
+from executions.services import ongoing
 from executions.services.holds import held_of
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.ledger.rows import DELETED
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import snapshots_of
-from executions.services.paging import newest_first
 from executions.services.record import Caller
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import NOT_FOUND, Conflict, refuse_ended
 from executions.services.sessions.requests import SessionName
-from executions.services.shapes import Body, Query
-from executions.services.waiting import Waits
-from executions.services.workspaces import blobs, drafts, quota, threads
+from executions.services.workspaces import blobs, drafts, quota
 from executions.services.workspaces.changing import storing
 from executions.services.workspaces.restoring import Restored, to_restore
 from executions.services.workspaces.saving import save
@@ -97,7 +98,7 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[S
 
 
 def _saved(session: Session) -> Waits[None]:
-    saved = threads.submit(
+    saved = background.submit(
         ("snapshot", session.pk), session.tenant_slug, lambda: save(session, thorough=True)
     )
     awaited = within(SAVE_SECONDS, saved)
@@ -259,7 +260,7 @@ def remove(snapshot: Snapshot, by: str) -> bool:
         blobs.remove_unnamed(tenant, drafts.discard(pk))
 
     def begin() -> None:
-        threads.submit(("clean", snapshot.pk), snapshot.tenant_slug, clean)
+        background.submit(("clean", snapshot.pk), snapshot.tenant_slug, clean)
 
     # Before that another thread would find it as it was.
     transaction.on_commit(begin)

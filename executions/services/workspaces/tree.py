@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from django.db.models import QuerySet
 from django.db.models.functions import Left
 
-from executions.models import Workspace, WorkspaceFile
-from executions.services.workspaces.paths import from_text, key_of, to_text
+from executions.kernel.paths import from_text, key_of, to_text
+from executions.models.workspace import Workspace, WorkspaceFile
 from providers.errors import InvalidConfiguration
 from providers.guest.kept import Refused
 from providers.guest.paths import parse

@@ -6,7 +6,10 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from executions.models import Blob, Session, Tenant
+from executions.kernel.paths import MOST_BYTES, is_name
+from executions.models.session import Session
+from executions.models.tenant import Tenant
+from executions.models.workspace import Blob
 from executions.services.sessions.errors import tenant_of
 from executions.services.workspaces import blobs, quota, tar
 from executions.services.workspaces.changing import (
@@ -15,7 +18,6 @@ from executions.services.workspaces.changing import (
     while_blobs_are_there,
 )
 from executions.services.workspaces.edit import Edit
-from executions.services.workspaces.paths import MOST_BYTES, is_name
 from executions.services.workspaces.tree import parts_of, refuse, refuse_for
 from providers.errors import InvalidConfiguration
 from providers.guest.archive import READABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from executions.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, kept
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,13 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models import Session, Workspace
+from executions.kernel.coroutines import Waits
+from executions.kernel.disk import refuse_when_full
+from executions.kernel.text import storable
+from executions.models.session import Session
+from executions.models.workspace import Workspace
 from executions.services import leases
 from executions.services.asking import ask
-from executions.services.disk import refuse_when_full
 from executions.services.isolation import floor_for, require_provider, require_sandbox
 from executions.services.ledger.entering import enter_row, look_at
 from executions.services.ledger.head import require_ledger
@@ -32,10 +35,8 @@ from executions.services.sessions.errors import Conflict, SessionClosed, refuse_
 from executions.services.sessions.place import LEASE_SECONDS, lender_of, taken_over
 from executions.services.sessions.room import making_room, opened_where_there_is_room
 from executions.services.spending import refuse_over_budget
-from executions.services.waiting import Waits
 from executions.services.workspaces.claims import mark_of
 from executions.services.workspaces.restoring import Restored, archive_of, to_restore
-from executions.text import storable
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.manager import Lease
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox

@@ -11,7 +11,8 @@ from django.contrib.auth.models import Group, User
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
-from executions.models import Budget, Tenant
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from executions.services.roles import ADMINISTRATOR, ensure_roles
 from providers.models import PendingChange
 from sandbox_site import recovery

@@ -6,7 +6,10 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.models import Alert, ExecutionTenantCount, LedgerCheck, Tenant
+from executions.models.alert import Alert
+from executions.models.ledger_check import LedgerCheck
+from executions.models.statistic import ExecutionTenantCount
+from executions.models.tenant import Tenant
 from executions.services import leases, ledger_checks
 from executions.services.keys import create_api_key
 from executions.services.ledger.verification import Verification, verify

@@ -11,7 +11,9 @@ from django.db.models.functions import Now
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
-from executions.models import ApiKey, Process, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.process import Process
+from executions.models.tenant import Tenant
 from executions.services.keys import authenticate, create_api_key
 from executions.services.roles import AUDITOR, ensure_roles
 from providers.services import save_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from executions.models import Report
+from executions.models.report import Report
 from executions.services.reports import asking
 from tests.conftest import Caller
 from tests.support.browser import keep_picture

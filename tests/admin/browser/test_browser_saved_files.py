@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from executions.models import Session
-from executions.services.workspaces import sleeping, threads
+from executions.kernel import background
+from executions.models.session import Session
+from executions.services.workspaces import sleeping
 from tests.admin.browser.plots import plot
 from tests.conftest import Caller
 from tests.support.browser import look_on_every_screen
@@ -40,7 +41,7 @@ def slept(kept_here: None, caller: Caller, tmp_path: Path, settings: Any) -> Ses
         b'<script>document.title = "owned"</script>' + b"=" * 500,
     )
     taken(caller, session, name="before the merger")
-    assert threads.wait_until_idle()
+    assert background.wait_for_keyed_work()
     assert sleeping.put_to_sleep(Session.objects.get().pk, "a test")
     return Session.objects.get()
 

@@ -17,7 +17,8 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import Execution, ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.models.execution import Execution
+from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
 from executions.services import statistics
 from executions.services.dashboard import figures
 from executions.services.record import close_record

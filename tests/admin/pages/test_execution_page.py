@@ -18,8 +18,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models import Approval, Artifact, Execution
-from executions.services.presentation import MAX_CHARACTERS, MAX_LINE, shown, visible
+from executions.kernel.presentation import MAX_CHARACTERS, MAX_LINE, shown
+from executions.models.approval import Approval
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from providers.hidden_characters import visible
 from tests.admin.pages.execution_pages import page_of
 from tests.conftest import Caller
 from tests.support.execution_rows import make_rows

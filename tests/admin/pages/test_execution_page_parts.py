@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from executions.admin.boxes import code_box
 from executions.admin.execution_page import in_time
-from executions.models import Artifact, Execution, Tenant
-from executions.services.page_time import PageTime
-from executions.services.presentation import shown, visible
+from executions.kernel.page_time import PageTime
+from executions.kernel.presentation import shown
+from executions.models.artifact import Artifact
+from executions.models.execution import Execution
+from executions.models.tenant import Tenant
+from providers.hidden_characters import visible
 from providers.services import save_config
 from tests.admin.pages.execution_pages import page_of
 from tests.support.execution_rows import make_rows

@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import ApiKey
+from executions.models.api_key import ApiKey
 from executions.services.keys import authenticate, create_api_key, revoke
 from executions.services.roles import OPERATOR
 from providers.errors import InvalidConfiguration

@@ -11,9 +11,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from executions.models import LedgerEntry, Report
+from executions.kernel.storage import REPORTS, kept
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.report import Report
 from executions.services.reports import asking, scope
-from executions.storage import REPORTS, kept
 from executions.tasks import make_reports
 from tests.conftest import Caller
 from tests.support.report_pages import LIST, Login

@@ -11,7 +11,8 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 
-from executions.models import Budget, Tenant
+from executions.models.spending import Budget
+from executions.models.tenant import Tenant
 from executions.services.comparison import compare_providers
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError

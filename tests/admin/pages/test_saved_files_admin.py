@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from executions.admin import saved_files
-from executions.models import Snapshot
+from executions.models.workspace import Snapshot
 from executions.services.roles import AUDITOR
 from executions.services.workspaces import changing, preview
 from tests.conftest import Caller

@@ -7,7 +7,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 
-from executions.models import SavedFilter
+from executions.models.saved_filter import SavedFilter
 from executions.services import saved_filters
 from tests.support.execution_rows import LIST, make_rows, shown
 

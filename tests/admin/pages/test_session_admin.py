@@ -12,7 +12,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.admin.transcript import CELLS_PER_PAGE, MOST_CHARACTERS
-from executions.models import Execution, LedgerEntry, Session
+from executions.models.execution import Execution
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
 from executions.services.ledger.verification import verify
 from executions.services.roles import AUDITOR, OPERATOR
 from tests.conftest import Caller

@@ -12,7 +12,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models import ApiKey, Budget, ExecutionTenantCount, Session, Spending, Tenant
+from executions.models.api_key import ApiKey
+from executions.models.session import Session
+from executions.models.spending import Budget, Spending
+from executions.models.statistic import ExecutionTenantCount
+from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key
 from executions.services.tenant_overview import KEYS, newest_keys, runs_by_day
 from tests.conftest import Caller

@@ -13,13 +13,15 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_q.models import Schedule
 
-from executions.models import Blob, LedgerEntry, Session, StoredTotal, Workspace, WorkspaceFile
+from executions.kernel.storage import WORKSPACES, kept
+from executions.models.ledger_entry import LedgerEntry
+from executions.models.session import Session
+from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
 from executions.services.conversations import Conversation
 from executions.services.ledger.verification import verify
 from executions.services.sessions import clock
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs
-from executions.storage import WORKSPACES, kept
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,

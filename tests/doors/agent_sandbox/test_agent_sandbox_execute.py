@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models import Execution, Session
+from executions.models.execution import Execution
+from executions.models.session import Session
 from providers.guest.display import TEXT_LIMIT
 from providers.values import RunLimits
 from tests.conftest import Caller

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models import Session, WorkspaceFile
+from executions.models.session import Session
+from executions.models.workspace import WorkspaceFile
 from executions.services import conversation_files
 from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs

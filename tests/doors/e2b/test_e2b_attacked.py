@@ -14,11 +14,11 @@ from executions.api.e2b import watchers
 from executions.api.e2b.envelopes import messages_in
 from executions.api.e2b.errors import Refused
 from executions.api.e2b.watchers import Told, WatchEvents
-from executions.ids import uuid7
-from executions.models import Session
+from executions.kernel.coroutines import wait_for
+from executions.kernel.text import uuid7
+from executions.models.session import Session
 from executions.services.following import AHEAD_BYTES
 from executions.services.sessions.watching import Watch
-from executions.services.waiting import wait_for
 from providers.errors import KeptSandboxLost
 from providers.sandbox import FileChange, FileEntry
 from tests.support.e2b_door import headers_of, native_of, opened, post

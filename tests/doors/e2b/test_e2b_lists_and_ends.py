@@ -10,7 +10,9 @@ from urllib.parse import quote
 import pytest
 from django.utils import timezone
 
-from executions.models import LegalHold, Session, Snapshot
+from executions.models.legal_hold import LegalHold
+from executions.models.session import Session
+from executions.models.workspace import Snapshot
 from providers.manager import manager
 from providers.sandbox import FileEntry
 from providers.services import save_config

@@ -9,14 +9,15 @@ from uuid import UUID
 import pytest
 
 from executions.api.e2b import sandboxes, shapes
-from executions.models import Session, Tenant
+from executions.kernel.coroutines import Waits
+from executions.models.session import Session
+from executions.models.tenant import Tenant
 from executions.services.sessions.errors import (
     Conflict,
     SessionAsleep,
     SessionClosed,
     SessionLost,
 )
-from executions.services.waiting import Waits
 from executions.services.workspaces.waking import awake
 from tests.conftest import Caller
 from tests.support.sessions import aged

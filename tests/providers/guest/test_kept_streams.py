@@ -15,8 +15,7 @@ from django.core.exceptions import SuspiciousFileOperation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executions.downloads import disposition, safe_type
-from executions.storage import WORKSPACES, Kept, checked_key, kept
+from executions.kernel.storage import WORKSPACES, Kept, checked_key, disposition, kept, safe_type
 
 MIB = 1024 * 1024
 KEY = "7/ab/abcdef-0123"

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from executions.models import Workspace, WorkspaceFile
+from executions.kernel import background
+from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.ledger.verification import verify
 from executions.services.sessions.tending import tend
-from executions.services.workspaces import sleeping, threads
+from executions.services.workspaces import sleeping
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -61,7 +62,7 @@ def pool(transactional_db: None, tmp_path: Path, settings: Any) -> Iterator[Pool
     activate("local", LOCAL)
     manager.close()
     yield found
-    assert threads.wait_until_idle(60)
+    assert background.wait_for_keyed_work(60)
     close_all()
     manager.close()
     found.close()

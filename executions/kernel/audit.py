@@ -1,20 +1,55 @@
-"""One line of JSON for each operation, with figures and names but neither code nor content.
-
-Every line has the same names, null where an operation has nothing of the kind: who for
-(`tenant_id`), where (`provider`, `instance_id`, `region`), what (`operation`, `language`,
-`code_hash`) and what came of it (`status`, `exit_code`, `duration_ms`, `memory_used_mb`).
-"""
+"""Who acts, the admin's own log, and a line of JSON for each operation."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.utils import timezone
 
-from executions.text import storable
+from executions.kernel.text import storable
+from providers.models import ProviderConfig
+
+SYSTEM = "system"
+
+_actor: ContextVar[Callable[[], str]] = ContextVar("actor", default=lambda: SYSTEM)
+
+
+def current_actor() -> str:
+    """The user a request came from, a command's name, or "system"."""
+    return _actor.get()()
+
+
+@contextmanager
+def acting_as(name: Callable[[], str]) -> Iterator[None]:
+    """Within it, `name()` is who acts. It is asked only when somebody wants to know."""
+    token = _actor.set(name)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def log_action(user: Any, provider_id: str, message: str) -> None:
+    """Note what a signed-in user did to a provider. What a key does has no user to note it of."""
+    if user is None or not user.is_authenticated:
+        return
+    pk = ProviderConfig.objects.filter(provider_id=provider_id).values_list("pk", flat=True).first()
+    LogEntry.objects.create(
+        user_id=user.pk,
+        content_type_id=ContentType.objects.get_for_model(ProviderConfig).pk,
+        object_id=None if pk is None else str(pk),
+        object_repr=provider_id,
+        action_flag=CHANGE,
+        change_message=message,
+    )
+
 
 audit_log = logging.getLogger("executions.audit")
 

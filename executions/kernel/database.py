@@ -1,15 +1,14 @@
-"""A database that is away, locked, full or read-only: told apart from everything else that fails.
-
-Whoever calls is told with SB009 whether anything ran, and when to come again.
-"""
+"""The database: failures told apart from everything else, its clock, and consistent reads."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
+from django.db import connection, transaction
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from providers.errors import ProviderUnavailable
@@ -96,3 +95,33 @@ def database_problem() -> str:
     except Error as error:
         return problem_of(error) or _AWAY
     return ""
+
+
+# As Django's `Now()` has it, for statements that are written out.
+NOW = {
+    "sqlite": "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')",
+    "postgresql": "STATEMENT_TIMESTAMP()",
+}
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """All that is read within is of one moment, and nobody waits for it. Only for reading.
+
+    Within a transaction that is open already it is that one's.
+    """
+    if connection.in_atomic_block:
+        yield
+        return
+    if connection.vendor != "sqlite":
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield
+        return
+    # Django's own transactions begin as writers (see sandbox_site.database).
+    connection.ensure_connection()
+    connection.connection.execute("BEGIN DEFERRED")
+    try:
+        yield
+    finally:
+        connection.connection.execute("COMMIT")

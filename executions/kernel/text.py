@@ -1,12 +1,16 @@
-"""Text that every database, client and encoding can hold, and JSON that nobody can misread."""
+"""Text that every database, client and encoding can hold, and identifiers that sort by time."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from providers.guest import wire
 
@@ -97,3 +101,25 @@ def _depth(value: Any) -> int:
             child for item in level for child in (item.values() if isinstance(item, dict) else item)
         ]
     return depth
+
+
+def uuid7() -> UUID:
+    """A version 7 UUID (RFC 9562): 60 bits of time, to a quarter of a microsecond, then 62 random.
+
+    The finer part of the time replaces the first random bits, so that two rows made by one
+    process within a millisecond still sort in the order they were made.
+    """
+    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
+    fraction = (nanoseconds << 12) // 1_000_000
+    random = int.from_bytes(os.urandom(8), "big") & ((1 << 62) - 1)
+    return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random)
+
+
+def time_of(made: UUID) -> datetime:
+    """When such an identifier was made, to the millisecond."""
+    return datetime.fromtimestamp((made.int >> 80) / 1000, UTC)
+
+
+def first_uuid7(at: datetime) -> UUID:
+    """No identifier made at `at` or later is less than this one, to the millisecond."""
+    return UUID(int=int(at.timestamp() * 1000) << 80 | 7 << 76 | 2 << 62)

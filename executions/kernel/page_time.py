@@ -17,8 +17,8 @@ from typing import Any
 
 import pygments
 
-from executions.services import text_work
-from executions.services.process_pool import PoolBusy, ProcessPool
+from executions.kernel import text_work
+from executions.kernel.process_pool import PoolBusy, ProcessPool
 from providers.languages import language_of
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from django.core.files.base import File
 from storages.backends.s3 import S3Storage
 
-from executions.downloads import disposition, safe_type
-from executions.storage import MOST_LINK_SECONDS, Entry, Pieces, checked_key
+from executions.kernel.storage import (
+    MOST_LINK_SECONDS,
+    Entry,
+    Pieces,
+    checked_key,
+    disposition,
+    safe_type,
+)
 
 # Seconds. Whoever waits for the service holds up one execution, and then does without it.
 _CONNECT_SECONDS = 3

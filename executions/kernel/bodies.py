@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from django.conf import settings
 
-from executions.services.turns import Bounds as TurnBounds
-from executions.services.turns import Turns
+from executions.kernel.background import Bounds as TurnBounds
+from executions.kernel.background import Turns
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.json_reading import (
     MOST_TEXT,
