@@ -52,8 +52,8 @@ def _measure(calls: int) -> list[Figures]:
     from django.core.management import call_command
     from django.utils import timezone
 
+    from executions.ledger.append import append
     from executions.models.execution import Execution
-    from executions.services.ledger import append
     from executions.services.record import Caller, close_record, open_record
     from executions.services.requests import ExecutionRequest
     from executions.services.tenants import create_tenant

@@ -72,9 +72,9 @@ def fill(programs: int) -> None:
     from django.utils import timezone
 
     from executions.kernel.text import first_uuid7
+    from executions.ledger.entry_format import text_hash
     from executions.models.execution import Execution
     from executions.models.tenant import Tenant
-    from executions.services.ledger.canonical import text_hash
 
     rng = random.Random(7)
     tenant = Tenant.objects.create(slug="bench", name="Bench", keep_code_days=1, keep_output_days=1)
@@ -145,12 +145,13 @@ def _measure_all(watcher: Connection) -> None:
     from django.core.management import call_command
     from django.utils import timezone
 
+    from executions.ledger import checkpoints
+    from executions.ledger.append import append
+    from executions.ledger.baseline import take_stock
+    from executions.ledger.verification import verify, verify_entries
     from executions.models.statistic import ExecutionCount
     from executions.models.tenant import Tenant
     from executions.services import code_search, compaction, retention
-    from executions.services.ledger import append, checkpoints
-    from executions.services.ledger.adoption import take_stock
-    from executions.services.ledger.verification import verify, verify_entries
     from executions.services.recounting import recount
 
     sink = Path(os.devnull).open("w")  # noqa: SIM115

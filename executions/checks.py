@@ -7,9 +7,9 @@ from typing import Any
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 
+from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.trust import configured_keys
 from executions.services.journal_files import left_over
-from executions.services.ledger.keyring import LedgerUnavailable, keyring
-from executions.services.ledger.trust import configured_keys
 
 
 @register(Tags.security)

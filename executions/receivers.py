@@ -12,15 +12,9 @@ from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from executions.kernel.text import storable_value
-from executions.models.api_key import ApiKey
-from executions.models.legal_hold import LegalHold
-from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
-from executions.models.webhook import WebhookSecret
-from executions.services.holds import keep_held_tenant
-from executions.services.ledger import append
-from executions.services.ledger.bindings import BINDINGS, columns_of, model_of
-from executions.services.ledger.entering import (
+from executions.ledger.append import append
+from executions.ledger.bindings import BINDINGS, DELETED, NOT_COMPARED, columns_of, model_of
+from executions.ledger.bound_rows import (
     Before,
     before_of_saved,
     enter_row,
@@ -28,8 +22,13 @@ from executions.services.ledger.entering import (
     look_at_saved,
     saving,
 )
-from executions.services.ledger.head import lock_ledger
-from executions.services.ledger.rows import DELETED, NOT_COMPARED
+from executions.ledger.entry import lock_ledger
+from executions.models.api_key import ApiKey
+from executions.models.legal_hold import LegalHold
+from executions.models.schedule import Schedule
+from executions.models.tenant import Tenant
+from executions.models.webhook import WebhookSecret
+from executions.services.holds import keep_held_tenant
 from executions.services.removal import check_mark
 from providers.signals import (
     configuration_changed,

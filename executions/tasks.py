@@ -5,11 +5,12 @@ from __future__ import annotations
 from django.conf import settings
 
 from executions.kernel.background import begin_alone
+from executions.ledger import checkpoints, checks
+from executions.ledger.verification import verify_entries
 from executions.services import (
     code_search,
     compaction,
     kept_events,
-    ledger_checks,
     removal,
     retention,
     signals,
@@ -18,8 +19,6 @@ from executions.services import (
 )
 from executions.services.alerts import watching
 from executions.services.audit_export import exporting
-from executions.services.ledger import checkpoints
-from executions.services.ledger.verification import verify_entries
 from executions.services.recurring import beginning
 from executions.services.reports import asking
 from executions.services.sessions import tending
@@ -49,7 +48,7 @@ def write_ledger_checkpoint() -> int | None:
 
 
 def check_ledger() -> None:
-    ledger_checks.begin_waiting()
+    checks.begin_waiting()
 
 
 def apply_retention() -> int:

@@ -23,9 +23,9 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from executions.kernel.storage import INSTALLATION, Folder, Kept, kept
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import append
-from executions.services.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.append import append
+from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.models import LedgerEntry
 from providers.fields import DecryptionError
 from sandbox_site.models import InstallationMark
 

@@ -19,11 +19,11 @@ from django.test import TransactionTestCase
 from rest_framework.test import APIClient
 
 from executions.kernel import background
+from executions.ledger import entry
 from executions.models.api_key import ApiKey
 from executions.models.tenant import Tenant
 from executions.services import leases
 from executions.services.keys import create_api_key
-from executions.services.ledger import head
 from providers.services import probing, trial
 from providers.services.kept import forget_all
 from sandbox_site import strangers
@@ -187,7 +187,7 @@ def _nothing_kept() -> None:
     forget_all()
     strangers.pages.forget()
     strangers.passwords.forget()
-    head._has_refused = False
+    entry._has_refused = False
 
 
 @dataclass

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.text import Truncator
 
-from executions.models.ledger_check import LedgerCheck
+from executions.ledger.models import LedgerCheck
 from executions.services.attention import MOST, Attention, Ill, Waiting, attention
 from providers import guarded
 from providers.errors import CODES

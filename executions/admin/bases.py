@@ -9,9 +9,9 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
+from executions.ledger.models import LedgerEntry
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.models.session import Session
 from executions.models.tenant import Tenant

@@ -13,9 +13,9 @@ from executions.admin.charts import stacked_bars
 from executions.admin.fragments import fragment_of
 from executions.admin.ledger_check import VIEW as VIEW_CHECKS
 from executions.kernel.presentation import in_time
+from executions.ledger.entry import read_head
+from executions.ledger.keyring import LedgerUnavailable
 from executions.services.dashboard import RANGES, TARGET_PERCENT, figures
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.head import read_head
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig, ProviderHealth

@@ -25,10 +25,10 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.page_time import PageTime
 from executions.kernel.storage import INERT
+from executions.ledger.models import LedgerEntry
 from executions.middleware import away_answer
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.replay import (
     Difference,

@@ -14,12 +14,12 @@ from django.utils.safestring import SafeString, mark_safe
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import MAX_CHARACTERS, Shown, in_time, shown
 from executions.kernel.storage import ARTIFACTS, kept
+from executions.ledger.executions import Erasures, alteration_of
+from executions.ledger.trust import trusted_keys
+from executions.ledger.verification import verify_entry
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.services.late_results import late_result_of
-from executions.services.ledger.records import Erasures, alteration_of
-from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.verification import verify_entry
 from executions.services.rich_outputs import (
     MOST_VALUES,
     SIGNATURE_BYTES,

@@ -9,8 +9,8 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
 from executions.admin.bases import ExecutionModelAdmin
+from executions.ledger.append import append
 from executions.services.export import FORMATS, MIME_TYPES, export
-from executions.services.ledger import append
 
 if TYPE_CHECKING:
     from providers.admin.keyset import KeysetList

@@ -15,8 +15,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
-from executions.models.ledger_check import LedgerCheck
-from executions.services.ledger_checks import ask, close_left, ledger_state
+from executions.ledger.checks import ask, close_left, ledger_state
+from executions.ledger.models import LedgerCheck
 from providers.admin.read_only import ReadOnly
 from providers.hidden_characters import visible
 

@@ -12,8 +12,8 @@ from django.utils.safestring import SafeString
 
 from executions.admin.bases import LedgerEntryModelAdmin
 from executions.admin.display import once
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.verification import verify_entry
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify_entry
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
 from providers.admin.read_only import ReadOnly

@@ -20,8 +20,8 @@ from executions.admin.choosing import check_has_run
 from executions.admin.filters import BoundedPaginator
 from executions.kernel.audit import current_actor
 from executions.kernel.storage import INERT
+from executions.ledger.keyring import LedgerUnavailable
 from executions.models.report import Report
-from executions.services.ledger import LedgerUnavailable
 from executions.services.reports.asking import (
     JSON,
     KEPT_DAYS,

@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.core.exceptions import FieldDoesNotExist
 
-from executions.services.ledger.bindings import NOT_PROVEN
+from executions.ledger.bindings import NOT_PROVEN
 
 
 def mark_pages() -> None:

@@ -9,8 +9,8 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
-from executions.services.ledger.formats import DOMAIN
-from executions.services.ledger.keyring import keyring
+from executions.ledger.entry_format import DOMAIN
+from executions.ledger.keyring import keyring
 
 
 class LedgerKeysView(ApiView):

@@ -12,12 +12,12 @@ from django.urls import reverse
 from rest_framework.request import Request
 
 from executions.kernel.text import from_json
+from executions.ledger.sealing import receipt_of
 from executions.models.api_key import ApiKey, Scope
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.services.late_results import late_result_of
-from executions.services.ledger import receipt_of
 from executions.services.observations import observations_of
 from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at

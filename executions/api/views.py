@@ -33,11 +33,11 @@ from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
+from executions.ledger.sealing import receipt_of
 from executions.models.api_key import Scope
 from executions.models.execution import Execution
 from executions.services.cancelling import HasEnded, cancelling
 from executions.services.key_bounds import allowed_languages
-from executions.services.ledger import receipt_of
 from executions.services.listing import LIST, list_executions
 from executions.services.owned import artifacts_of, executions_of
 from executions.services.policies.enforcing import languages_of

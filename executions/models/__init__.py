@@ -1,3 +1,4 @@
+from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.models.alert import Alert
 from executions.models.api_key import ApiKey, Scope
 from executions.models.approval import Approval
@@ -8,8 +9,6 @@ from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
 from executions.models.key_refusal import KeyRefusal
 from executions.models.late_result import LateResult
-from executions.models.ledger_check import LedgerCheck
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
 from executions.models.process import Process

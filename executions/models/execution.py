@@ -15,7 +15,7 @@ from executions.models.tenant import Tenant
 from providers.fields import EncryptedJSONField
 
 if TYPE_CHECKING:
-    from executions.models.ledger_entry import LedgerEntry
+    from executions.ledger.models import LedgerEntry
 
 
 class Execution(models.Model):
@@ -46,7 +46,7 @@ class Execution(models.Model):
         NORMAL = 1, "normal"
         LOW = 2, "low"
 
-    # Where it was ended just now; elsewhere it is looked up by `executions.services.ledger`.
+    # Where it was ended just now; elsewhere it is looked up by `executions.ledger`.
     ledger_entry: LedgerEntry | None = None
 
     OPEN = (Status.QUEUED, Status.RUNNING)

@@ -16,6 +16,7 @@ from django.utils import timezone
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import storable
+from executions.ledger.keyring import LedgerUnavailable
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.session import Session
@@ -28,7 +29,6 @@ from executions.services.gate import Checked, check, check_sandbox
 from executions.services.isolation import floor_of, require_provider, require_sandbox
 from executions.services.journal_files import Ended
 from executions.services.key_bounds import require_lease
-from executions.services.ledger import LedgerUnavailable
 from executions.services.live import EventLog
 from executions.services.observations import kinds_in
 from executions.services.policies.enforcing import Held

@@ -15,13 +15,13 @@ from django.conf import settings
 from django.db.models.functions import Left
 from django.utils import timezone
 
+from executions.ledger.checks import last_told
+from executions.ledger.models import LedgerCheck
 from executions.models.alert import Alert
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_check import LedgerCheck
 from executions.models.spending import Budget
 from executions.models.tool_call import ToolCall
-from executions.services.ledger_checks import last_told
 from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.queue_state import queue_state
 from executions.services.spending import budgets_near

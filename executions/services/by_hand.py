@@ -13,11 +13,11 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
+from executions.ledger.entry_format import parse
+from executions.ledger.models import LedgerEntry
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.session import Session
-from executions.services.ledger.formats import parse
 
 
 def note(person: Any, row: Execution | Session, message: str) -> None:

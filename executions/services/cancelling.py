@@ -11,12 +11,12 @@ from __future__ import annotations
 from django.db import transaction
 
 from executions.kernel.coroutines import Waits
+from executions.ledger.append import append
 from executions.models.execution import Execution
 from executions.models.run_signal import RunSignal
 from executions.services import ongoing, polling, signals
 from executions.services.charging import end_by_others
 from executions.services.execution_log import log_execution
-from executions.services.ledger import append
 from executions.services.sessions.stopping import stopping
 from executions.services.signals import message_for
 from providers.errors import InvalidConfiguration

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from executions.kernel.audit import SUCCESS, log_operation
+from executions.ledger.entry_format import text_hash
 from executions.models.execution import Execution
 from executions.services import telemetry
-from executions.services.ledger.canonical import text_hash
 
 
 def log_execution(execution: Execution, instance_id: str = "") -> None:

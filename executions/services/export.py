@@ -14,9 +14,9 @@ from uuid import UUID
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from executions.kernel.text import to_json
+from executions.ledger.entry_format import moment
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.canonical import moment
 from providers.slices import escape_line_ends
 
 FACTS = (

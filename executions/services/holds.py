@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from executions.ledger.executions import Holds, authentic, entries_of_holds, note_hold
+from executions.ledger.trust import trusted_keys
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
 from executions.models.tenant import Tenant
-from executions.services.ledger.held import Holds, authentic, entries_of_holds, note_hold
-from executions.services.ledger.trust import trusted_keys
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded
 from providers.services.guarded_rows import NotAllowed

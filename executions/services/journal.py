@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.kernel.disk import disk_problem
+from executions.ledger.keyring import LedgerUnavailable
 from executions.models.execution import Execution
 from executions.services.artifacts import remove_files
 from executions.services.charging import record_end
@@ -36,7 +37,6 @@ from executions.services.journal_files import (
     write,
 )
 from executions.services.late_results import attach
-from executions.services.ledger import LedgerUnavailable
 from executions.services.record import Outcome, close_unrun, error_changes
 from executions.services.spending import cost_of
 from providers.errors import UNAVAILABLE, SandboxError

@@ -12,9 +12,9 @@ from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, ApiKey
 from executions.models.tenant import Tenant
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.refusals import UNKNOWN, note_refusal
 from providers.errors import InvalidConfiguration
 from sandbox_site.database import not_waiting_for_long

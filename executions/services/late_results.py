@@ -11,11 +11,11 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from executions.kernel.batches import keys_of, let_others_write
+from executions.ledger.sealing import artifact_content
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.late_result import LateResult
 from executions.services.holds import held_of
-from executions.services.ledger.sealing import artifact_content
 from executions.services.record import used_ms
 from executions.services.spending import spend
 from executions.services.statistics import count_used

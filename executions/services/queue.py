@@ -21,12 +21,12 @@ from django.utils import timezone
 
 from executions.kernel.database import NOW
 from executions.kernel.disk import disk_problem
+from executions.ledger.entry import require_ledger
+from executions.ledger.keyring import LedgerUnavailable
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.services import leases, payloads
 from executions.services.admission import counted_alone, may_claim
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.head import require_ledger
 from executions.services.quotas import bound_on_running
 from executions.services.record import QUEUE_ALLOWANCE, deadline_after
 from providers.fields import DecryptionError

@@ -19,6 +19,7 @@ from django.utils import timezone
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
+from executions.ledger.sealing import append_execution, execution_content
 from executions.models.api_key import ApiKey, Scope
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
@@ -34,8 +35,6 @@ from executions.services.claims import CLAIMS, trace_id_of
 from executions.services.code_search import forget_code
 from executions.services.execution_log import log_execution
 from executions.services.later import refuse_run_at
-from executions.services.ledger import append_execution
-from executions.services.ledger.sealing import execution_content
 from executions.services.ongoing import refuse_when_stopping
 from executions.services.policies.in_force import POLICY, rules_for
 from executions.services.requests import ExecutionRequest

@@ -15,9 +15,10 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from executions.kernel.text import storable
+from executions.ledger.append import append
+from executions.ledger.keyring import LedgerUnavailable
 from executions.models.api_key import ApiKey
 from executions.models.key_refusal import KeyRefusal
-from executions.services.ledger import LedgerUnavailable, append
 from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)

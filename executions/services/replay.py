@@ -16,9 +16,9 @@ from executions.kernel.coroutines import Waits, wait_for
 from executions.kernel.declarations import refuse
 from executions.kernel.page_time import PageTime
 from executions.kernel.text import from_json
+from executions.ledger.append import append
 from executions.models.execution import Execution
 from executions.services.choosing import choices_for, require_choice
-from executions.services.ledger import append
 from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route

@@ -22,19 +22,19 @@ from django.utils import timezone
 
 from executions.kernel.batches import delete_in_batches, let_others_write
 from executions.kernel.text import first_uuid7
+from executions.ledger.append import append
+from executions.ledger.entry_format import moment
+from executions.ledger.executions import ERASURE
+from executions.ledger.models import LedgerEntry
 from executions.models.approval import Approval
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results
-from executions.services.ledger import append
-from executions.services.ledger.canonical import moment
-from executions.services.ledger.records import ERASURE
 
 logger = logging.getLogger(__name__)
 

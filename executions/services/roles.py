@@ -8,8 +8,8 @@ from django.contrib.auth.models import Group, Permission
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from executions.services.ledger.entering import Before, enter_row, look_at
-from executions.services.ledger.rows import has_taken_stock
+from executions.ledger.bindings import has_taken_stock
+from executions.ledger.bound_rows import Before, enter_row, look_at
 
 ADMINISTRATOR = "Administrator"
 OPERATOR = "Operator"

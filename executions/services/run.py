@@ -13,6 +13,7 @@ from time import perf_counter
 
 from executions.kernel.coroutines import Waits, wait_for
 from executions.kernel.database import DatabaseAway, problem_of
+from executions.ledger.entry import require_ledger
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.services import journal, leases, ongoing, telemetry
@@ -21,7 +22,6 @@ from executions.services.attempt import Attempt, Cancelled
 from executions.services.gate import Checked
 from executions.services.key_bounds import allowed_steps
 from executions.services.languages import refuse_unsupported
-from executions.services.ledger.head import require_ledger
 from executions.services.live import EventLog, tell
 from executions.services.policies.approvals import ask_for
 from executions.services.policies.enforcing import Held

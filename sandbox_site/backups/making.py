@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from django.conf import settings
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from sandbox_site import keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, ArchiveWriter, files_below
 from sandbox_site.backups.embedded import (

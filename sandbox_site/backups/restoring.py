@@ -15,8 +15,9 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db.migrations.loader import MigrationLoader
 
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.verification import Verification, verify
+from executions.ledger.findings import Verification
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.verification import verify
 from executions.services.restored import Settled, settle
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack

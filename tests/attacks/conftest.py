@@ -14,6 +14,8 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.ledger.baseline import take_stock
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
@@ -23,8 +25,6 @@ from executions.models.spending import Budget
 from executions.models.tenant import Tenant
 from executions.models.workspace import Snapshot
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger.adoption import take_stock
-from executions.services.ledger.verification import verify
 from executions.services.replay import replay
 from executions.services.roles import ensure_roles
 from executions.services.webhooks.secrets import create_secret

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.spending import Budget
 from executions.models.tenant import Tenant
 from executions.services import removal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executions.api.scopes import ENTERED, NEEDS
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.request_window import RequestWindow
 from executions.models.workspace import Snapshot
 from executions.services import request_rate

@@ -17,18 +17,17 @@ from django.urls import reverse
 from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.baseline import take_stock
+from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, model_of
+from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.entry_format import write
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.legal_hold import LegalHold
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.tenant import Tenant
 from executions.services.holds import held_by_ledger
-from executions.services.ledger.adoption import take_stock
-from executions.services.ledger.bindings import BINDINGS, model_of
-from executions.services.ledger.entering import enter_row, look_at
-from executions.services.ledger.formats import write
-from executions.services.ledger.rows import ALTERED, BASELINE
-from executions.services.ledger.verification import verify
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.configuration import activate, save_config
 from providers.services.guarded_rows import NotAllowed

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from executions.ledger import checkpoints
+from executions.ledger.append import append
+from executions.ledger.entry_format import digest, signed_bytes, write
+from executions.ledger.keyring import LedgerUnavailable, SigningKey, _load
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify, verify_entries
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import LedgerUnavailable, append, checkpoints
-from executions.services.ledger.canonical import digest
-from executions.services.ledger.formats import signed_bytes, write
-from executions.services.ledger.keyring import SigningKey, _load
-from executions.services.ledger.verification import verify, verify_entries
 from tests.attacks.conftest import RUN
 from tests.conftest import Caller
 from tests.support.running import run
@@ -178,7 +178,7 @@ def kept(settings: Any, tmp_path: Path) -> Path:
 def long_ledger(transactional_db: None, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three hundred entries, with a line of the checkpoints for every hundredth."""
     for module in ("checkpoints", "marks"):
-        monkeypatch.setattr(f"executions.services.ledger.{module}.EVERY", 100)
+        monkeypatch.setattr(f"executions.ledger.{module}.EVERY", 100)
     for number in range(300):
         append("note", str(number), {})
     assert verify().is_intact

@@ -95,7 +95,7 @@ for options in ({}, {"sync": False, "hook": "os.system"}, {"cached": True}):
     async_task("os.system", "touch %s/signed", **options)
 async_task(os.system, "touch %s/callable")
 async_task("executions.tasks.index_new_code", hook="os.system", chain=[("os.system", ("touch %s/chain",), {})])
-async_task("executions.services.ledger.append", "note", "x", {})
+async_task("executions.ledger.append", "note", "x", {})
 """
 
 

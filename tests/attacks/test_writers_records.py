@@ -20,13 +20,13 @@ from django.contrib.auth.models import Group, Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
+from executions.ledger.baseline import take_stock
+from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tenant import Tenant
-from executions.services.ledger.adoption import take_stock
-from executions.services.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
-from executions.services.ledger.verification import verify
 from executions.services.replay import replay
 from providers.fields import EncryptedTextField
 from providers.guarded import guarded_row, values_of, write

@@ -14,15 +14,15 @@ from django.test import Client
 from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.ledger.baseline import take_stock
+from executions.ledger.bindings import subject_of_user
+from executions.ledger.last_entries import rows_called
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.by_hand import key_made_by
-from executions.services.ledger.adoption import take_stock
-from executions.services.ledger.bindings import subject_of_user
-from executions.services.ledger.last_entries import rows_called
-from executions.services.ledger.verification import verify
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from sandbox_site.accounts import was_altered_outside

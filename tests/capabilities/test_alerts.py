@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from executions.kernel import http
+from executions.ledger.append import append
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency
@@ -25,8 +27,6 @@ from executions.models.tenant import Tenant
 from executions.services.alerts import sending
 from executions.services.alerts.acknowledging import acknowledge
 from executions.services.alerts.watching import QUIET, watch, watch_without_workers
-from executions.services.ledger import append
-from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from executions.services.statistics import bucket_of, hour_of
 from executions.tasks import watch_alerts

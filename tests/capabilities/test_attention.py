@@ -14,10 +14,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.ledger.models import LedgerCheck
 from executions.models.alert import Alert
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_check import LedgerCheck
 from executions.models.process import Process
 from executions.models.spending import Budget, Spending
 from executions.models.tenant import Tenant

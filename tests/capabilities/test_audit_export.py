@@ -14,16 +14,16 @@ import pytest
 from django.db import connections
 from django.db.models import Max
 
+from executions.ledger.append import append
+from executions.ledger.entry_format import signed_bytes
+from executions.ledger.keyring import is_signed_by
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
 from executions.models.audit_export import AuditExport
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.audit_export import exporting, syslog
 from executions.services.audit_export.events import event_of
 from executions.services.audit_export.exporting import export_for
-from executions.services.ledger import append
-from executions.services.ledger.formats import signed_bytes
-from executions.services.ledger.keyring import is_signed_by
-from executions.services.ledger.trust import trusted_keys
 from executions.services.record import close_record
 from executions.tasks import export_ledger
 from sandbox_site.observability import AuditDestination

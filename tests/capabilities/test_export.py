@@ -19,8 +19,8 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services import export as service
 from executions.services.export import BODIES, FACTS, export
 from tests.conftest import Caller

@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 
 from executions.kernel.audit import _NAMES
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from sandbox_site.logs import JsonLines
 from tests.conftest import Caller
 from tests.support.sessions import URL, cell, opened

@@ -11,11 +11,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.spending import Budget, Spending
-from executions.services.ledger.verification import verify
 from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services.approvers import hold

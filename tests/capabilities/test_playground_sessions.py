@@ -8,8 +8,8 @@ import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.test import Client
 
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.session import Session
 from providers.models import ProviderConfig
 from tests.conftest import Caller

@@ -11,13 +11,13 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
+from executions.ledger.bindings import BINDINGS
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.schedule import Schedule
 from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger.bindings import BINDINGS
-from executions.services.ledger.verification import verify
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
 from executions.services.restored import RESTORED, pause_schedules

@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.schedule import Schedule
 from executions.services.keys import create_api_key
-from executions.services.ledger.verification import verify
 from executions.services.recurring.beginning import begin_due
 from executions.services.recurring.cron import next_time
 from tests.conftest import Caller

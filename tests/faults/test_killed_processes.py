@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.services.deaths import Watcher
 from executions.services.leases import Keeper

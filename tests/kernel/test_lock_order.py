@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from django.db import connection, transaction
 
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
 from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts, saving, snapshots
 from executions.services.workspaces.edit import Edit
 from tests.conftest import Caller

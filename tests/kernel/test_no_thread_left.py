@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
+from executions.ledger.checkpoint_store import Behind
 from executions.models.process import Process
 from executions.services import journal, process_figures
 from executions.services.journal import start as start_journal
 from executions.services.leases import Keeper
-from executions.services.ledger.checkpoint_places import Behind
 from executions.services.policies import analysts
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited

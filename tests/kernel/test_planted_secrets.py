@@ -17,9 +17,9 @@ from django.core.management import call_command
 from django.test import Client
 from django_q.tasks import async_task
 
+from executions.ledger.models import LedgerEntry
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.export import export
 from executions.services.keys import create_api_key, revoke
 from executions.services.replay import replay

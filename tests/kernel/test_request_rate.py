@@ -12,7 +12,7 @@ from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.request_window import RequestWindow
 from executions.services import request_rate
 from executions.services.keys import create_api_key

@@ -14,12 +14,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, kept
+from executions.ledger import checkpoints
+from executions.ledger.append import append
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify, verify_entries
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services import journal, payloads, storage_check
-from executions.services.ledger import LedgerUnavailable, append, checkpoints
-from executions.services.ledger.verification import verify, verify_entries
 from executions.services.retention import apply_retention
 from providers.values import InputFile
 from sandbox_site import installation, storage_settings

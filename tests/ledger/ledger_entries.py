@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.verification import verify
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from tests.support.running import run
 
 TABLE = "executions_ledgerentry"

@@ -18,11 +18,11 @@ from django.test import Client
 from django.utils import timezone
 from pypdf import PdfReader
 
+from executions.ledger.entry_format import canonical
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.tenant import Tenant
-from executions.services.ledger.canonical import canonical
 from executions.services.reports import paper, scope
 from executions.services.reports.fonts import spelled
 from executions.services.reports.making import make

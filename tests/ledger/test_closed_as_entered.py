@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from django.db.models import F
 
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.services import journal
 from executions.services.attempt import Attempt
 from executions.services.journal_files import Ended
 from executions.services.leases import Keeper
-from executions.services.ledger.verification import verify
 from executions.services.queue import claim, hand_over, put_back
 from executions.services.record import close_record
 from executions.services.requests import ExecutionRequest

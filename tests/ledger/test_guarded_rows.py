@@ -13,7 +13,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import models
 from django.test import Client
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.spending import Budget
 from executions.models.tenant import Tenant
 from providers import guarded, registry

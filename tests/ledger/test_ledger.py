@@ -22,15 +22,16 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
+from executions.ledger import checkpoints
+from executions.ledger.append import append
+from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.spending import Budget
 from executions.models.tenant import Tenant
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger import LedgerUnavailable, append, checkpoints
-from executions.services.ledger.keyring import keyring
-from executions.services.ledger.verification import verify
 from executions.services.tenants import create_tenant
 from providers.models import ProviderConfig, ProviderPrice, Route
 from providers.signals import configuration_changed
@@ -152,7 +153,7 @@ django.setup()
 from django.conf import settings
 settings.LEDGER_CHECKPOINTS = {folder!r}
 settings.DATABASES["default"]["NAME"] = {name!r}
-from executions.services.ledger import append
+from executions.ledger import append
 for number in range(30):
     append("note", {prefix!r} + str(number), {{}})
 """

@@ -11,12 +11,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.admin.ledger_entry import KINDS
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import append
-from executions.services.ledger.bindings import BINDINGS
-from executions.services.ledger.records import ERASURE
-from executions.services.ledger.rows import BASELINE
-from executions.services.ledger.trust import KEY
+from executions.ledger.append import append
+from executions.ledger.bindings import BASELINE, BINDINGS
+from executions.ledger.executions import ERASURE
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import KEY
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.django_db

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import append, checkpoints, marks
-from executions.services.ledger.canonical import canonical
-from executions.services.ledger.formats import place_bytes
-from executions.services.ledger.head import Head
-from executions.services.ledger.keyring import signing_key
-from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.verification import verify, verify_entries
+from executions.ledger import checkpoints
+from executions.ledger.append import append
+from executions.ledger.entry import Head
+from executions.ledger.entry_format import canonical, place_bytes
+from executions.ledger.keyring import signing_key
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
+from executions.ledger.verification import verify, verify_entries
 from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -81,7 +81,7 @@ def short_of(
     kept: Path, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:
     """Enters up to 99, with a line every hundred; what it returns has the hundredth miss its own."""
-    for module in (checkpoints, marks):
+    for module in (checkpoints, checkpoints):
         monkeypatch.setattr(module, "EVERY", 100)
     enter(10)
     checkpoints.write_checkpoint(verify_entries)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from executions.ledger.append import append
+from executions.ledger.entry import require_ledger
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.journal_files import waiting
-from executions.services.ledger import append
-from executions.services.ledger.head import require_ledger
-from executions.services.ledger.verification import verify
 from executions.services.queue import claim_next
 from tests.conftest import Caller
 from tests.support.running import run
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 # What another host does, which has the new key already.
 ROTATED = """
 from django.test import override_settings
-from executions.services.ledger import append
+from executions.ledger import append
 with override_settings(LEDGER_KEYS={keys!r}):
     append("tenant", "elsewhere", {{"action": "changed"}})
 answer = ExecutionResult("ran", "", 0, 0.0)

@@ -14,16 +14,16 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.ledger import baseline, last_entries
+from executions.ledger.baseline import take_stock
+from executions.ledger.bindings import columns_of
+from executions.ledger.bound_rows import look_at
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.spending import Budget
 from executions.models.tenant import Tenant
 from executions.services.keys import revoke, rotate
-from executions.services.ledger import adoption, last_entries
-from executions.services.ledger.adoption import take_stock
-from executions.services.ledger.bindings import columns_of
-from executions.services.ledger.entering import look_at
-from executions.services.ledger.verification import verify
 from executions.services.roles import ensure_roles
 from providers.models import ProviderConfig
 from providers.services.configuration import activate, remove_config, save_config
@@ -157,7 +157,7 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         for module in ("entering", "adoption"):
             patch.setattr(
-                f"executions.services.ledger.{module}.columns_of",
+                f"executions.ledger.{module}.columns_of",
                 lambda model: fewer if model is User else real(model),
             )
         first, second = User.objects.create_user("erin"), User.objects.create_user("frank")
@@ -165,7 +165,7 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     first.refresh_from_db()
     first.save()
     compared = look_at(User, second.pk)
-    assert adoption.take_stock() == 0
+    assert baseline.take_stock() == 0
     second.refresh_from_db()
     second.save()
     assert compared.altered_at is None

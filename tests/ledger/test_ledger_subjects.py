@@ -11,15 +11,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.ledger.append import append
+from executions.ledger.bindings import subject_of_user
+from executions.ledger.last_entries import rows_called
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
+from executions.ledger.verification import verify
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.by_hand import key_made_by
-from executions.services.ledger import append
-from executions.services.ledger.bindings import subject_of_user
-from executions.services.ledger.last_entries import rows_called
-from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.verification import verify
 from executions.services.policies import approvals
 from executions.services.reports.entered import entry_of
 from executions.services.reports.making import make

@@ -13,15 +13,14 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from executions.ledger.append import append
+from executions.ledger.entry_format import digest, signed_bytes, write
+from executions.ledger.keyring import LedgerUnavailable, _load
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.keys import create_api_key
-from executions.services.ledger import append
-from executions.services.ledger.canonical import digest
-from executions.services.ledger.formats import signed_bytes, write
-from executions.services.ledger.keyring import LedgerUnavailable, _load
-from executions.services.ledger.verification import verify
 from tests.conftest import Caller
 from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 from tests.support.running import run

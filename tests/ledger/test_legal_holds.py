@@ -16,9 +16,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.kernel.audit import acting_as
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.late_result import LateResult
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.spending import Budget
 from executions.models.tenant import Tenant
@@ -26,7 +27,6 @@ from executions.models.workspace import Workspace
 from executions.services import retention
 from executions.services.holds import Held, OnHold
 from executions.services.late_results import attach
-from executions.services.ledger.verification import verify
 from executions.services.recounting import recount
 from executions.services.retention import apply_retention
 from executions.services.statistics import KEYS

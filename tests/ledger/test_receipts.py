@@ -16,7 +16,7 @@ import pytest
 from django.test import Client
 
 from examples.receipts import verify_receipt
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from providers.models import ProviderPrice
 from tests.conftest import Caller
 from tests.support.processes import ROOT

@@ -13,13 +13,13 @@ from django.utils import timezone
 from pypdf import PdfReader
 
 from executions.kernel.text import uuid7
+from executions.ledger.append import append
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.tenant import Tenant
-from executions.services.ledger import append
-from executions.services.ledger.verification import verify
 from executions.services.reports import document, held
 from executions.services.reports.making import make
 from executions.services.reports.reading import Reading

@@ -14,8 +14,8 @@ from django.core.management import CommandError, call_command
 from pypdf import PdfReader
 
 from executions.kernel.text import time_of
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.reports import paper, scope
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope

@@ -18,11 +18,11 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.kernel.storage import REPORTS, kept
+from executions.ledger.entry_format import canonical
+from executions.ledger.keyring import signing_key
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.report import Report
-from executions.services.ledger.canonical import canonical
-from executions.services.ledger.keyring import signing_key
 from executions.services.reports import asking, scope
 from executions.services.reports.asking import name_of
 from executions.services.reports.making import make

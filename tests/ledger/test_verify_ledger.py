@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from tests.conftest import Caller
 from tests.ledger.ledger_entries import TABLE, entries, kept, sql
 from tests.support.running import run

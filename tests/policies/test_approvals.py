@@ -14,16 +14,16 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.client import execute_code
+from executions.ledger.entry_format import write
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.policy import Policy
 from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.keys import revoke
-from executions.services.ledger.formats import write
-from executions.services.ledger.verification import verify
 from executions.services.policies import approvals
 from executions.services.stale import end_stale_executions
 from providers.errors import SandboxError

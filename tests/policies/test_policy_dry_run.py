@@ -15,11 +15,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.kernel.text import first_uuid7
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.policy import Policy
 from executions.models.tenant import Tenant
-from executions.services.ledger.verification import verify
 from executions.services.policies.dry_run import dry_run
 from executions.services.policies.in_force import rules_for
 from providers.models import ConfigVersion, PendingChange

@@ -12,9 +12,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from executions.ledger.entry_format import text_hash
+from executions.ledger.sealing import receipt_of
 from executions.models.execution import Execution
-from executions.services.ledger import receipt_of
-from executions.services.ledger.canonical import text_hash
 from tests.conftest import Caller, require
 from tests.runs.execution_shape import SHAPE
 from tests.support.running import run

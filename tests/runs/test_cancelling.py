@@ -13,14 +13,14 @@ from django.contrib.auth.models import Permission
 from django.db import connections
 from django.test import Client
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.late_result import LateResult
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.run_signal import RunSignal
 from executions.services import cancelling as service
 from executions.services import ongoing, signals
 from executions.services.leases import Keeper
-from executions.services.ledger.verification import verify
 from executions.services.queue import claim_next
 from executions.services.worker import run_claimed
 from tests.conftest import Caller

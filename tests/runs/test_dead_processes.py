@@ -16,8 +16,8 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.models.session import Session
 from executions.services import deaths, journal_files

@@ -22,17 +22,17 @@ from django.utils import timezone
 
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import uuid7
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.late_result import LateResult
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.spending import Spending
 from executions.services import artifacts, journal, journal_files, record, worker
 from executions.services.deaths import UnattendedRuns
 from executions.services.journal import keep, record_kept
 from executions.services.journal_files import Ended, waiting, write
 from executions.services.leases import Keeper
-from executions.services.ledger.verification import verify
 from executions.services.queue import claim_next
 from executions.services.record import close_record, error_changes
 from executions.services.retention import apply_retention

@@ -11,8 +11,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.services.ledger.verification import verify
 from executions.services.metrics.collecting import collect
 from executions.services.observations import kinds_in
 from executions.services.roles import AUDITOR

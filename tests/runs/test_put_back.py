@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.services import journal, leases, payloads
 from executions.services.deaths import close_lost, try_to_close
 from executions.services.journal_files import Ended, write
 from executions.services.leases import NotOurs
-from executions.services.ledger.verification import verify
 from executions.services.queue import (
     MOST_PUT_BACK,
     claim,

@@ -13,10 +13,10 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 
 from executions.kernel.page_time import PageTime
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services import replay as service
-from executions.services.ledger.verification import verify
 from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
 from providers.manager import manager

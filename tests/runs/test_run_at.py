@@ -12,10 +12,10 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.spending import Budget
 from executions.services.keys import create_api_key, revoke
-from executions.services.ledger.verification import verify
 from executions.services.metrics.collecting import collect
 from executions.services.queue import claim, claim_next
 from executions.services.replay import recorded_request

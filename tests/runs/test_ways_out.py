@@ -8,8 +8,8 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from executions.kernel.empty_lists import EMPTY
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tenant import Tenant
 from executions.services.first_steps import NEW_BELOW, first_steps
 from executions.services.keys import create_api_key

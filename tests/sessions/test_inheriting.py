@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from executions.ledger.verification import verify
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services.ledger.verification import verify
 from executions.services.sessions import opening
 from executions.services.sessions.ending import give_up
 from executions.services.sessions.tending import close_never_opened

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.session import Session
 from executions.services.leases import Keeper
-from executions.services.ledger.verification import verify
 from executions.services.sessions import background, ending, followers, place, tending
 from executions.services.sessions.ending import lose
 from executions.services.sessions.place import LEASE_SECONDS, NEW_SECONDS

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from executions.kernel import background as saving_threads
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.verification import verify
 from executions.services.ongoing import wait_for_ends
 from executions.services.sessions import place
 from providers.manager import manager

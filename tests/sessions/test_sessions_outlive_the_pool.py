@@ -11,9 +11,9 @@ from typing import Any
 import docker
 import pytest
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.verification import verify
 from executions.services.sessions.tending import tend
 from providers.manager import manager
 from providers.named import close_all

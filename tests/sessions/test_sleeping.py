@@ -10,10 +10,10 @@ from django.test import Client
 from executions.kernel import background
 from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services.ledger.verification import verify
 from executions.services.record import Caller as Asker
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import Conflict

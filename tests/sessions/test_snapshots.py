@@ -9,9 +9,9 @@ import pytest
 
 from executions.kernel import background
 from executions.kernel.storage import WORKSPACES, Folder, kept
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.workspace import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
-from executions.services.ledger.verification import verify
 from executions.services.sessions.place import forget
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs, saving, sleeping

@@ -17,8 +17,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import append
+from executions.ledger.append import append
+from executions.ledger.models import LedgerEntry
 from sandbox_site import installation
 from sandbox_site.installation import DoesNotFit, join, refuse_foreign
 from sandbox_site.models import InstallationMark

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.services.journal import waiting
 from executions.services.journal_files import write
-from executions.services.ledger.verification import verify
 from executions.services.restored import RESTORED
 from tests.conftest import Caller
 from tests.support.held import opened

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.db.models import Model, QuerySet
 
-from executions.services.ledger.bindings import BINDINGS, columns_of
+from executions.ledger.bindings import BINDINGS, columns_of
 from tests.support.processes import ROOT
 
 _OURS = tuple(f"{ROOT / name}/" for name in ("executions", "providers", "sandbox_site"))

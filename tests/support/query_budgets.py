@@ -13,12 +13,11 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
+from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.models.alert import Alert
 from executions.models.approval import Approval
 from executions.models.audit_export import AuditExport
 from executions.models.execution import Execution
-from executions.models.ledger_check import LedgerCheck
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.policy import Policy
 from executions.models.process import Process
 from executions.models.report import Report

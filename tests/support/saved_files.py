@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from executions.kernel import background
 from executions.kernel.paths import from_text, key_of
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.session import Session
 from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile

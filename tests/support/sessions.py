@@ -13,9 +13,9 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from executions.kernel import background
+from executions.ledger.bindings import NOT_PROVEN
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
-from executions.services.ledger.bindings import NOT_PROVEN
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
 from providers import registry
 from providers.manager import manager

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.bridge.calling import Bridge
+from executions.ledger.entry_format import text_hash
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.services import retention
 from executions.services.claims import CLAIMS, read_traceparent
 from executions.services.export import export
-from executions.services.ledger.canonical import text_hash
-from executions.services.ledger.verification import verify
 from executions.services.replay import recorded_request
 from tests.conftest import Caller
 from tests.support.agent_sandbox import execute

@@ -13,10 +13,11 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.key_refusal import KeyRefusal
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.session import Session
 from executions.services import refusals
 from executions.services.keys import (
@@ -26,7 +27,6 @@ from executions.services.keys import (
     revoke,
     rotate,
 )
-from executions.services.ledger.verification import verify
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.routing import last_execution

@@ -14,7 +14,7 @@ from django.db import close_old_connections
 from django.test import Client
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from sandbox_site import recovery
 from sandbox_site.models import RecoveryCode
 from tests.support.signing_in import LOGIN, PAGE, PASSWORD, attempt, code_of, with_authenticator

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from providers.models import ConfigVersion, PendingChange
 from providers.services.guarded_rows import carry_out
 

@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.kernel.storage import WORKSPACES, kept
+from executions.ledger.models import LedgerEntry
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.session import Session
 from executions.models.tenant import Tenant

@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.client import execute_code
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.spending import Budget
 from executions.models.statistic import ExecutionTenantCount
 from executions.models.tenant import Tenant

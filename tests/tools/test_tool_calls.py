@@ -15,13 +15,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tool_call import ToolCall
 from executions.services import by_hand, deaths, record, retention
-from executions.services.ledger.verification import verify
 from executions.services.live import EventLog
 from executions.services.policies.approvals import AlreadyDecided
 from executions.services.requests import ExecutionRequest, run_limits

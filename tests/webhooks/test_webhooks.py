@@ -14,10 +14,10 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.services.ledger.verification import verify
 from executions.services.roles import AUDITOR, OPERATOR, ensure_roles
 from executions.services.webhooks import outbox
 from executions.services.webhooks.delivering import MOST_OF_ONE, Sender, send_in_background

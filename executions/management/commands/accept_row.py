@@ -5,10 +5,10 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from executions.ledger.bindings import BINDINGS, model_of
+from executions.ledger.bound_rows import accept, accept_removal
+from executions.ledger.keyring import LedgerUnavailable
 from executions.receivers import said_of
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.bindings import BINDINGS, model_of
-from executions.services.ledger.entering import accept, accept_removal
 from providers.checks import BEFORE_WORK
 
 

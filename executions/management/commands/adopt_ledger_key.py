@@ -5,8 +5,8 @@ from typing import Any
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.introductions import adopt_key
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.trust import adopt_key
 
 
 class Command(BaseCommand):

@@ -14,8 +14,8 @@ from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.kernel.text import uuid7
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.trust import trusted_keys
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.trust import trusted_keys
 from executions.services.reports.entered import entry_of, lines_of
 from executions.services.reports.making import Made, Pieces, make
 from executions.services.reports.scope import Scope

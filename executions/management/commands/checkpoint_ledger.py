@@ -4,8 +4,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.ledger import LedgerUnavailable, append, checkpoints
-from executions.services.ledger.verification import verify_entries
+from executions.ledger import checkpoints
+from executions.ledger.append import append
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.verification import verify_entries
 from providers.checks import BEFORE_WORK
 
 

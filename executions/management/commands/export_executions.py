@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from executions.ledger.append import append
 from executions.models.execution import Execution
 from executions.services.export import FORMATS, export
-from executions.services.ledger import append
 from providers.checks import BEFORE_WORK
 
 

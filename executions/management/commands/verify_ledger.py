@@ -9,13 +9,9 @@ from typing import Any
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.verification import (
-    Finding,
-    Verification,
-    check_receipt,
-    verify,
-)
+from executions.ledger.findings import Finding, Verification
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.verification import check_receipt, verify
 
 NOT_INTACT = 1
 NOT_VERIFIED = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
+from executions.ledger.append import append
 from executions.models.alert import Alert
-from executions.services.ledger import append
 
 
 def acknowledge(alert: Alert, by: str) -> bool:

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 
 from django.utils.translation import ngettext
 
-from executions.models.ledger_check import LedgerCheck
+from executions.ledger.checkpoint_store import place_of_checkpoints
+from executions.ledger.checkpoints import newest_line
+from executions.ledger.checks import last_told, uncheckpointed_since
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.models import LedgerCheck
 from executions.services.alerts.found import Found
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.checkpoint_places import place_of_checkpoints
-from executions.services.ledger.checkpoints import newest_line
-from executions.services.ledger_checks import last_told, uncheckpointed_since
 from executions.services.queue_state import queue_state
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
 

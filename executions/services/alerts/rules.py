@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db.models import Count, Sum
 
+from executions.ledger.models import LedgerEntry
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency

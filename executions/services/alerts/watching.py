@@ -9,12 +9,12 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.kernel.batches import delete_in_batches
+from executions.ledger.append import append
 from executions.models.alert import Alert
 from executions.models.process import Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
 from executions.services.alerts.sending import WAYS, send_in_background
-from executions.services.ledger import append
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from django.conf import settings
 
+from executions.ledger.entry_format import parse
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.formats import parse
 
 VERSION = "1.3.0"
 _API_ACTIVITY, _ENTITY_MANAGEMENT = 6003, 3004

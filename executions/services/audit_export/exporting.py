@@ -19,8 +19,8 @@ from django.conf import settings
 from django.db.models import DateTimeField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 
+from executions.ledger.models import LedgerEntry
 from executions.models.audit_export import AuditExport
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.audit_export import otlp, syslog
 from sandbox_site import draining
 from sandbox_site.observability import AuditDestination

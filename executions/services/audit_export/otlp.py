@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from executions.kernel import http
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.services.audit_export.events import events_of
 from providers.addresses import Allowed, Rules
 from providers.remote.receiver import Receiver

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.services.audit_export.events import events_of
 from sandbox_site.observability import AuditDestination
 

@@ -15,10 +15,10 @@ from django.db.models import CharField, Count, Max, Min, Q, Sum
 from django.db.models.functions import Cast, Now
 from django.utils import timezone
 
+from executions.ledger.models import LedgerEntry
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.process import Process
 from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount, ExecutionTotal

@@ -16,15 +16,15 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
+from executions.ledger.append import append
+from executions.ledger.entry_format import parse
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify_entry
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services import payloads
 from executions.services.by_hand import begun_by, key_made_by
 from executions.services.execution_log import log_execution
-from executions.services.ledger import append
-from executions.services.ledger.formats import parse
-from executions.services.ledger.verification import verify_entry
 from executions.services.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.services.requests import ExecutionRequest
 from executions.services.webhooks import outbox

@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from executions.kernel.audit import acting_as
 from executions.kernel.storage import REPORTS, kept
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.executions import authentic
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
 from executions.models.report import Report
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.held import authentic
-from executions.services.ledger.trust import trusted_keys
 from executions.services.reports.entered import KIND, hashes_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope

@@ -8,12 +8,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from executions.ledger.entry_format import DOMAIN, canonical, moment
+from executions.ledger.findings import Verification
+from executions.ledger.keyring import SigningKey, keyring
+from executions.ledger.sealing import sealable
 from executions.models.policy import Policy
-from executions.services.ledger.canonical import canonical, moment
-from executions.services.ledger.findings import Verification
-from executions.services.ledger.formats import DOMAIN
-from executions.services.ledger.keyring import SigningKey, keyring
-from executions.services.ledger.sealing import sealable
 from executions.services.reports import scope as scopes
 from executions.services.reports.held import holds_of
 from executions.services.reports.reading import Reading, Told

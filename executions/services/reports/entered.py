@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.formats import column_of
-from executions.services.ledger.held import authentic
+from executions.ledger.entry_format import column_of
+from executions.ledger.executions import authentic
+from executions.ledger.models import LedgerEntry
 from executions.services.reports.signing import Signed
 
 KIND = "report"

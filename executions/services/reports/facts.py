@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from executions.ledger.entry_format import moment
+from executions.ledger.executions import Erasures
+from executions.ledger.models import LedgerEntry
+from executions.ledger.sealing import body_hashes, sealable
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.canonical import moment
-from executions.services.ledger.records import Erasures
-from executions.services.ledger.sealing import body_hashes, sealable
 from executions.services.policies.told import policy_of
 
 # Of a body: it is there, was never kept, was erased as an entry says, or is gone without one.

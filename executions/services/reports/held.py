@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from executions.ledger.entry_format import moment
+from executions.ledger.sealing import sealable
 from executions.models.legal_hold import LegalHold
 from executions.services.holds import Held, held_by_ledger
-from executions.services.ledger.canonical import moment
-from executions.services.ledger.sealing import sealable
 from executions.services.reports.reading import Reading
 
 MOST_HOLDS = 1000

@@ -12,8 +12,8 @@ from typing import IO, Any
 from django.db import transaction
 from django.utils import timezone
 
-from executions.services.ledger import append
-from executions.services.ledger.keyring import signing_key
+from executions.ledger.append import append
+from executions.ledger.keyring import signing_key
 from executions.services.reports.document import Document
 from executions.services.reports.entered import KIND
 from executions.services.reports.reading import Reading

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
+from executions.ledger.entry_format import canonical
+from executions.ledger.executions import Erasures, alteration_of, authentic
+from executions.ledger.findings import Finding, Verification
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
+from executions.ledger.verification import verify_entries
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.holds import Held, held_by_ledger, held_of
-from executions.services.ledger.canonical import canonical
-from executions.services.ledger.findings import Finding, Verification
-from executions.services.ledger.held import authentic
-from executions.services.ledger.records import Erasures, alteration_of
-from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.verification import verify_entries
 from executions.services.reports import scope as scopes
 from executions.services.reports.facts import ERASED, MOVED, REMOVED, gone_facts, run_facts
 from executions.services.reports.scope import Scope

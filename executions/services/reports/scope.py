@@ -12,13 +12,12 @@ from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, Length
 
 from executions.kernel.text import first_uuid7
+from executions.ledger.entry_format import column_of, moment
+from executions.ledger.models import LedgerEntry
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.legal_hold import LegalHold
 from executions.models.tenant import Tenant
-from executions.services.ledger.canonical import moment
-from executions.services.ledger.formats import column_of
 from providers.errors import InvalidConfiguration
 
 MOST_RUNS = 100_000

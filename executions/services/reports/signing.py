@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from executions.services.ledger.canonical import canonical
-from executions.services.ledger.formats import DOMAIN
-from executions.services.ledger.keyring import SigningKey, is_signed_by
+from executions.ledger.entry_format import DOMAIN, canonical
+from executions.ledger.keyring import SigningKey, is_signed_by
 
 JSON, PDF = "report", "report pdf"
 JSON_START = b'{"report":'

@@ -12,8 +12,8 @@ from django.db.models.functions import Now
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions import followers
 from executions.services.sessions.due import ends
 from executions.services.sessions.ending import end_leftovers, in_background, lose

@@ -15,6 +15,8 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
+from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.entry import require_ledger
 from executions.models.session import Session
 from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace
@@ -22,8 +24,6 @@ from executions.services import leases
 from executions.services.isolation import floor_for, require_provider, require_sandbox
 from executions.services.key_bounds import allowed_steps, require_template
 from executions.services.languages import refuse_unsupported
-from executions.services.ledger.entering import enter_row, look_at
-from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_stopping
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for

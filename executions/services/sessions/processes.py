@@ -14,11 +14,11 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.kernel.coroutines import Waits
+from executions.ledger.entry import require_ledger
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.services.isolation import floor_of, require_isolation
 from executions.services.key_bounds import allowed_steps
-from executions.services.ledger.head import require_ledger
 from executions.services.live import EventLog
 from executions.services.policies.enforcing import Held
 from executions.services.record import (

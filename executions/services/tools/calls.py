@@ -16,13 +16,13 @@ from django.db import transaction
 from django.utils import timezone
 
 from executions.kernel.text import from_json, to_json, uuid7
+from executions.ledger.append import append
+from executions.ledger.entry_format import parse
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify_entry
 from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tool_call import ToolCall
-from executions.services.ledger import append
-from executions.services.ledger.formats import parse
-from executions.services.ledger.verification import verify_entry
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.services.sessions.errors import Conflict
 from executions.services.tools.declaring import Tool

@@ -21,9 +21,9 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.kernel.addresses import Budget, FetchError, Reason
 from executions.kernel.http import exchange
+from executions.ledger.sealing import receipt_of
 from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery
-from executions.services.ledger import receipt_of
 from executions.services.owned import LARGE
 from executions.services.summaries import execution_summary
 from executions.services.webhooks import outbox

@@ -11,9 +11,9 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from executions.kernel.declarations import refuse
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookSecret
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.webhooks.signing import PREFIX
 
 _BYTES = 32

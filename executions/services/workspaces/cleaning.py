@@ -8,10 +8,10 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
 from executions.models.workspace import Workspace
 from executions.services.holds import held_of
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.workspaces import blobs, drafts
 
 logger = logging.getLogger(__name__)

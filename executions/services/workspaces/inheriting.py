@@ -9,10 +9,10 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
 from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace
-from executions.services.ledger.entering import enter_row, look_at
 from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.restoring import Restored, to_restore
 

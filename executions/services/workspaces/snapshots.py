@@ -17,13 +17,13 @@ from django.db import transaction
 from executions.kernel import background, batches
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import Body, Query, declared, newest_first
+from executions.ledger.bindings import DELETED
+from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
 from executions.models.tenant import Tenant
 from executions.models.workspace import Snapshot, Workspace
 from executions.services import ongoing
 from executions.services.holds import held_of
-from executions.services.ledger.entering import enter_row, look_at
-from executions.services.ledger.rows import DELETED
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.owned import snapshots_of
 from executions.services.record import Caller

@@ -20,13 +20,13 @@ from django.utils import timezone
 from executions.kernel.coroutines import Waits
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
+from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.entry import require_ledger
 from executions.models.session import Session
 from executions.models.workspace import Workspace
 from executions.services import leases
 from executions.services.asking import ask
 from executions.services.isolation import floor_for, require_provider, require_sandbox
-from executions.services.ledger.entering import enter_row, look_at
-from executions.services.ledger.head import require_ledger
 from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
 from executions.services.routes import Step, lent
 from executions.services.sessions import bells

@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from executions.services.ledger import append
+from executions.ledger.append import append
 from providers.checks import BEFORE_WORK
 from providers.models import AccountHold
 from sandbox_site.management.of_account import AccountCommand

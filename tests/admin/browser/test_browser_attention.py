@@ -6,14 +6,16 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
+from executions.ledger import checks
+from executions.ledger.checks import carry_out
+from executions.ledger.findings import Verification
+from executions.ledger.models import LedgerCheck
+from executions.ledger.verification import verify
 from executions.models.alert import Alert
-from executions.models.ledger_check import LedgerCheck
 from executions.models.statistic import ExecutionTenantCount
 from executions.models.tenant import Tenant
-from executions.services import leases, ledger_checks
+from executions.services import leases
 from executions.services.keys import create_api_key
-from executions.services.ledger.verification import Verification, verify
-from executions.services.ledger_checks import carry_out
 from providers.models import PendingChange
 from tests.support.browser import keep_picture
 
@@ -60,7 +62,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
         )
         return verify()
 
-    monkeypatch.setattr(ledger_checks, "verify", seen_halfway)
+    monkeypatch.setattr(checks, "verify", seen_halfway)
     check = carry_out()
     assert check is not None
     expect(ledger).to_contain_text("Verified: no problems found")

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.kernel.storage import REPORTS, kept
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
 from executions.models.report import Report
 from executions.services.reports import asking, scope
 from executions.tasks import make_reports

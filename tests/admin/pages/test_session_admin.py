@@ -12,10 +12,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.admin.transcript import CELLS_PER_PAGE, MOST_CHARACTERS
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.session import Session
-from executions.services.ledger.verification import verify
 from executions.services.roles import AUDITOR, OPERATOR
 from tests.conftest import Caller
 from tests.support import kept_here

@@ -14,11 +14,11 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.session import Session
 from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
 from executions.services.conversations import Conversation
-from executions.services.ledger.verification import verify
 from executions.services.sessions import clock
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs

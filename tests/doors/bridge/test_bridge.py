@@ -16,8 +16,8 @@ from django.db import connection
 from executions.bridge.answers import LARGE_BYTES, exit_code_of
 from executions.bridge.calling import Bridge
 from executions.bridge.requests import read_arguments, read_frame
+from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.services.keys import create_api_key, revoke
 from executions.services.replay import recorded_request
 from executions.services.routes import lender

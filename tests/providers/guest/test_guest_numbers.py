@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.ledger import verification
+from executions.ledger import verification
 from tests.conftest import Caller
 from tests.support import envd
 from tests.support.agentrun_server import AgentRunServer

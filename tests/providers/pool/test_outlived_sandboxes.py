@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
+from executions.ledger.verification import verify
 from executions.models.workspace import Workspace, WorkspaceFile
-from executions.services.ledger.verification import verify
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import sleeping
 from providers.manager import manager

@@ -11,12 +11,20 @@ from uuid import UUID
 from django.db.models.fields.files import FieldFile
 
 from executions.kernel.text import without_surrogates
+from executions.ledger.append import append
+from executions.ledger.entry_format import (
+    CURRENT,
+    EXACT,
+    SCHEMAS,
+    Schema,
+    canonical,
+    is_double,
+    moment,
+    text_hash,
+)
+from executions.ledger.models import LedgerEntry
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.append import append
-from executions.services.ledger.canonical import EXACT, canonical, is_double, moment, text_hash
-from executions.services.ledger.schemas import CURRENT, SCHEMAS, Schema
 from executions.services.policies.told import policy_of
 
 

@@ -1,19 +1,10 @@
-"""How far the ledger got, kept outside the database.
-
-The signatures cannot show that the newest entries are gone, or that the whole database is an old
-backup: what is left is then a valid ledger. These two files can, the better the further they are
-from the database: `checkpoint_places` has where they are.
-
-`head.json` is the newest entry that was committed, with its signature, replaced in place at every
-commit. `checkpoints.jsonl` gets a line every thousand entries and every hour, signed and with the
-hash of the line before.
-"""
+"""How far the ledger got, kept outside the database, and the comparison with the ledger."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -23,14 +14,20 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import timezone
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.canonical import canonical, digest, moment
-from executions.services.ledger.checkpoint_places import Behind, Place, place_of_checkpoints
-from executions.services.ledger.findings import Verification
-from executions.services.ledger.formats import FORMAT, line_bytes, place_bytes
-from executions.services.ledger.head import Head
-from executions.services.ledger.keyring import LedgerUnavailable, is_signed_by, signing_key
-from executions.services.ledger.trust import configured_keys, trusted_keys
+from executions.ledger.checkpoint_store import Behind, Place, place_of_checkpoints
+from executions.ledger.entry import Head
+from executions.ledger.entry_format import (
+    FORMAT,
+    canonical,
+    digest,
+    line_bytes,
+    moment,
+    place_bytes,
+)
+from executions.ledger.findings import Verification
+from executions.ledger.keyring import LedgerUnavailable, is_signed_by, signing_key
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import configured_keys, trusted_keys
 
 logger = logging.getLogger(__name__)
 
@@ -322,3 +319,88 @@ def _parse(read: Any) -> Point:
     if not isinstance(sequence, int) or not isinstance(digest, str) or sequence < 1:
         raise ValueError("no checkpoint")
     return Point(sequence, digest, str(read.get("key_id", "")), str(read.get("signature", "")))
+
+
+RESET = "checkpoints_reset"
+# The first commits of a ledger may be noted by several processes before the first of them has made
+# the file. So many entries after a beginning, a missing file is none that was not yet made.
+BEGINNING = 64
+
+Problem = tuple[str, int, str]
+
+
+class Marks:
+    """`known` is the digest of every entry that a checkpoint tells of."""
+
+    def __init__(self, public_keys: dict[str, str]) -> None:
+        self.is_kept = bool(where())
+        self.history = history(public_keys)
+        self.known = {point.sequence: point.digest for point in self.history.points}
+        self.head: Point | None = None
+        self.head_problem = ""
+        try:
+            self.head = head()
+        except ValueError:
+            self.head_problem = "head.json is damaged"
+        else:
+            if self.head and not is_signed(self.head, public_keys):
+                self.head_problem = "no trusted key signed head.json"
+            elif self.head is not None:
+                self.known.setdefault(self.head.sequence, self.head.digest)
+        self.reset_at = 0
+
+    def read(self, stated: Mapping[str, Any]) -> None:
+        """Take in what an authentic entry says of the checkpoints themselves."""
+        if stated["kind"] == RESET:
+            self.reset_at = stated["sequence"]
+
+    def problems(self, last: int) -> Iterator[Problem]:
+        """What is wrong with the checkpoints of a ledger whose newest entry is `last`."""
+        if not self.is_kept:
+            return
+        end = last + 1
+        beyond = [sequence for sequence in self.known if sequence > last]
+        if beyond:
+            yield (
+                "truncated",
+                end,
+                f"the checkpoints know entries up to {max(beyond)}: the end was cut off, or an "
+                "older copy of the database is in use",
+            )
+        for number in self.history.damaged:
+            yield (
+                "altered checkpoint",
+                end,
+                f"line {number} of the checkpoints was not written by this service, or does not "
+                "follow the line before",
+            )
+        if self.head_problem:
+            yield "altered checkpoint", end, self.head_problem
+        elif self.head is None:
+            yield (
+                "missing checkpoint",
+                last,
+                f"there is no head.json in {where()}. If the folder was changed on "
+                "purpose, run `manage.py checkpoint_ledger --reset REASON`",
+            )
+        yield from self._missing_lines(last)
+
+    def _missing_lines(self, last: int) -> Iterator[Problem]:
+        for number, sequence in self.history.begun.items():
+            is_first = number == 1 and abs(sequence - self.reset_at) <= BEGINNING
+            if not is_first:
+                yield (
+                    "missing checkpoint",
+                    sequence,
+                    "the checkpoints were gone when it was entered, and had not been reset",
+                )
+        points = self.history.points
+        begin = max(self.reset_at, points[0].sequence if points else 0)
+        for sequence in range(begin - begin % EVERY + EVERY, last - BEGINNING, EVERY):
+            if sequence not in self.known:
+                yield (
+                    "missing checkpoint",
+                    sequence,
+                    "checkpoints.jsonl has no line for it, as for every thousandth entry",
+                )
+                return

@@ -23,18 +23,24 @@ from django.db import transaction
 from django.db.models import Model
 
 from executions.kernel.text import storable_value
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.append import append
-from executions.services.ledger.bindings import (
+from executions.ledger.append import append
+from executions.ledger.bindings import (
+    ACCEPTED,
+    ALTERED,
     BINDINGS,
+    DELETED,
+    FOUND,
+    NEVER_ENTERED,
+    NOT_COMPARED,
+    NOT_VOUCHED_FOR,
     columns_of,
     encrypted_columns,
     row_hash,
 )
-from executions.services.ledger.canonical import moment
-from executions.services.ledger.head import lock_ledger
-from executions.services.ledger.keyring import LedgerUnavailable
-from executions.services.ledger.last_entries import (
+from executions.ledger.entry import lock_ledger
+from executions.ledger.entry_format import moment
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.last_entries import (
     LastEntry,
     has_adopted,
     last_entry,
@@ -42,15 +48,7 @@ from executions.services.ledger.last_entries import (
     number_written,
     written_since,
 )
-from executions.services.ledger.rows import (
-    ACCEPTED,
-    ALTERED,
-    DELETED,
-    FOUND,
-    NEVER_ENTERED,
-    NOT_COMPARED,
-    NOT_VOUCHED_FOR,
-)
+from executions.ledger.models import LedgerEntry
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)

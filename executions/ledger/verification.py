@@ -8,28 +8,24 @@ from uuid import UUID
 
 from django.db import transaction
 
-from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import marks
-from executions.services.ledger.canonical import digest, moment
-from executions.services.ledger.findings import Finding, Verification
-from executions.services.ledger.formats import (
+from executions.ledger import checkpoints
+from executions.ledger.bindings import RowsRead
+from executions.ledger.entry import FIRST_PREVIOUS, lock_ledger
+from executions.ledger.entry_format import (
     bound_row_of,
+    digest,
+    moment,
     parse,
     signed_bytes,
     subject_of,
     write,
 )
-from executions.services.ledger.head import lock_ledger
-from executions.services.ledger.keyring import is_signed_by
-from executions.services.ledger.records import (
-    Erasures,
-    alteration_of,
-    unentered,
-)
-from executions.services.ledger.rows import RowsRead
-from executions.services.ledger.trust import trusted_keys
-from executions.services.ledger.writing import FIRST_PREVIOUS
+from executions.ledger.executions import Erasures, alteration_of, unentered
+from executions.ledger.findings import Finding, Verification
+from executions.ledger.keyring import is_signed_by
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import trusted_keys
+from executions.models.execution import Execution
 
 __all__ = (
     "Finding",
@@ -143,7 +139,7 @@ class _Reading:
         self.public_keys = trusted_keys()
         self.untrusted: set[str] = set()
         self.erasures = Erasures(self.public_keys, thorough=True) if records else None
-        self.marks = marks.Marks(self.public_keys)
+        self.marks = checkpoints.Marks(self.public_keys)
         self.found.checkpoints = len(self.marks.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.bindings import BINDINGS
-from executions.services.ledger.formats import bound_row_of, column_of, parse, row_name
-from executions.services.ledger.held import authentic
-from executions.services.ledger.rows import ALTERED, BASELINE, DELETED
-from executions.services.ledger.trust import configured_keys, trusted_keys
+from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, DELETED
+from executions.ledger.entry_format import bound_row_of, column_of, parse, row_name
+from executions.ledger.executions import authentic
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import configured_keys, trusted_keys
 
 _MOST_KEPT = 2000
 

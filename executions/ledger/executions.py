@@ -1,32 +1,69 @@
-"""Comparing the records of executions with what the ledger says of them."""
+"""The comparison of executions and legal holds with the ledger."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
-from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
 from executions.kernel.text import time_of
+from executions.ledger.bindings import ACCEPTED, ALTERED, DELETED
+from executions.ledger.entry_format import moment, parse, schema_of, signed_bytes, text_hash
+from executions.ledger.keyring import is_signed_by
+from executions.ledger.models import LedgerEntry
+from executions.ledger.sealing import artifact_content, body_hashes, details_hash, record_hash
 from executions.models.api_key import ApiKey
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.ledger_entry import LedgerEntry
 from executions.models.tenant import Tenant
-from executions.services.ledger.canonical import moment, text_hash
-from executions.services.ledger.held import Holds, authentic, note_hold, of_holds
-from executions.services.ledger.schemas import schema_of
-from executions.services.ledger.sealing import (
-    artifact_content,
-    body_hashes,
-    details_hash,
-    record_hash,
-)
 from executions.services.observations import kinds_in
+
+_KIND, _MODEL = "legal_hold", "executions.legalhold"
+# By the row of each hold, its tenant and its execution; None is all of the tenant's.
+Holds = MutableMapping[str, tuple[str, str | None]]
+
+
+def of_holds(*, thorough: bool) -> Q:
+    """Entries of holds. `thorough` reads all of the ledger, for those whose columns were changed:
+    what is erased in spite of a hold is gone before a verification finds such a column.
+    """
+    by_column = Q(kind=_KIND)
+    return by_column | Q(statement__contains=f'"kind":"{_KIND}"') if thorough else by_column
+
+
+def entries_of_holds(*, thorough: bool) -> QuerySet[LedgerEntry]:
+    return LedgerEntry.objects.filter(of_holds(thorough=thorough))
+
+
+def authentic(entry: LedgerEntry, public_keys: Mapping[str, str]) -> dict[str, Any] | None:
+    """What an entry states that one of these keys signed, in its place; None for any other."""
+    stated = parse(entry.statement)
+    if stated is None or stated.get("sequence") != entry.sequence:
+        return None
+    public_key = public_keys.get(str(stated.get("key_id")), "")
+    is_signed = is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature)
+    return stated if is_signed else None
+
+
+def note_hold(holds: Holds, stated: Mapping[str, Any]) -> None:
+    """Take in what an authentic entry says of a hold, if it is of one."""
+    if (stated.get("kind"), stated.get("model")) != (_KIND, _MODEL):
+        return
+    is_removal = stated["action"] == ACCEPTED and stated["row_hash"] is None
+    if stated["action"] == ALTERED or is_removal:
+        # Nobody who may has placed or lifted it: to lift one takes two, and its row.
+        return
+    if stated["action"] == DELETED:
+        holds.pop(stated["row"], None)
+    else:
+        # What it held first: a row that says something else by now is not as it was entered.
+        holds.setdefault(stated["row"], (stated["tenant_slug"], stated["execution"]))
+
 
 ERASURE = "erasure"
 _DATA_OF = {

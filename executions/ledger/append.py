@@ -9,12 +9,11 @@ from uuid import UUID
 from django.db import transaction
 
 from executions.kernel.audit import current_actor, log_entry
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger import checkpoints
-from executions.services.ledger.head import read_head
-from executions.services.ledger.introductions import introduced
-from executions.services.ledger.keyring import signing_key
-from executions.services.ledger.writing import add
+from executions.ledger import checkpoints
+from executions.ledger.entry import add, read_head
+from executions.ledger.keyring import signing_key
+from executions.ledger.models import LedgerEntry
+from executions.ledger.trust import introduced
 
 RESERVED = frozenset(
     ("ledger", "sequence", "previous", "key_id", "kind", "subject", "at", "signature")

@@ -17,13 +17,13 @@ from django.utils import timezone
 from django_q.tasks import async_task
 
 from executions.kernel.background import begin_alone
-from executions.models.ledger_check import LedgerCheck
-from executions.models.ledger_entry import LedgerEntry
+from executions.ledger.checkpoints import newest_line, where
+from executions.ledger.findings import Verification
+from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.ledger.verification import verify
 from executions.models.process import Process
 from executions.services import leases
-from executions.services.ledger import LedgerUnavailable
-from executions.services.ledger.checkpoints import newest_line, where
-from executions.services.ledger.verification import Verification, verify
 from providers.services.kept import Kept
 
 logger = logging.getLogger(__name__)

@@ -8,14 +8,22 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import Model
 
-from executions.models.ledger_entry import LedgerEntry
-from executions.services.ledger.append import append
-from executions.services.ledger.bindings import BINDINGS, columns_of, model_of, row_hash
-from executions.services.ledger.entering import Before, enter_row
-from executions.services.ledger.formats import parse
-from executions.services.ledger.head import read_head
-from executions.services.ledger.rows import BASELINE, FOUND, NEVER_ENTERED, RowsRead
-from executions.services.ledger.verification import verify_entry
+from executions.ledger.append import append
+from executions.ledger.bindings import (
+    BASELINE,
+    BINDINGS,
+    FOUND,
+    NEVER_ENTERED,
+    RowsRead,
+    columns_of,
+    model_of,
+    row_hash,
+)
+from executions.ledger.bound_rows import Before, enter_row
+from executions.ledger.entry import read_head
+from executions.ledger.entry_format import parse
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify_entry
 from providers.fields import DecryptionError
 
 

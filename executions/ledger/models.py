@@ -1,0 +1,144 @@
+"""The entries of the ledger, and the verifications that the admin has asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+
+
+class LedgerEntry(models.Model):
+    """One link of the ledger: a signed statement that names its place and the link before it.
+
+    `statement` is the canonical JSON text that was signed, and the only thing that counts. The
+    other columns repeat parts of it for looking entries up; `verify_ledger` compares them. Rows
+    are only ever added, by `executions.ledger`.
+    """
+
+    sequence = models.BigIntegerField(primary_key=True)
+    kind = models.CharField(max_length=32)
+    # No foreign key: the entry outlives the row, and its absence must show.
+    execution_id = models.UUIDField(null=True, unique=True)
+    bound_row = models.CharField(  # noqa: DJ001
+        max_length=100,
+        null=True,
+        editable=False,
+        help_text="Row of the statement, as `model key`. Empty if the entry is about no row; null "
+        "for an execution.",
+    )
+    # Before the statement: SQLite reads a row to the last column that is asked for.
+    subject = models.CharField(
+        max_length=200,
+        editable=False,
+        help_text="Subject of the statement, cut to 200 characters; of an execution its tenant.",
+    )
+    at = models.DateTimeField()
+    statement = models.TextField()
+    digest = models.CharField(max_length=64, help_text="SHA-256 of the statement.")
+    key_id = models.CharField(max_length=16)
+    signature = models.CharField(max_length=88, help_text="Ed25519, base64.")
+
+    class Meta:
+        verbose_name = "ledger entry"
+        verbose_name_plural = "ledger entries"
+        ordering = ("-sequence",)
+        indexes = [
+            models.Index(fields=("kind", "sequence"), name="ledger_kind"),
+            models.Index(fields=("kind", "subject", "sequence"), name="ledger_subject"),
+            models.Index(
+                fields=("bound_row", "sequence"),
+                condition=models.Q(bound_row__isnull=False),
+                name="ledger_bound_row",
+            ),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(sequence__gte=1), name="ledger_starts_at_one"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(kind="execution", execution_id__isnull=False)
+                | (~models.Q(kind="execution") & models.Q(execution_id=None)),
+                name="ledger_execution_has_its_id",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.sequence} {self.kind}"
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The statement, read."""
+        stated: dict[str, Any] = json.loads(self.statement)
+        return stated
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        """The statement with its signature: all that is needed to check it elsewhere."""
+        return {**self.stated, "signature": self.signature}
+
+
+class LedgerCheck(models.Model):
+    """One reading of the ledger: asked for, then read by a worker, then known to be intact or not.
+
+    `active_key` is ONE until it is over and null afterwards, so that of two presses of the button,
+    on whatever hosts, one counts. `process_id` is the lease of the process that reads.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting", "Queued"
+        RUNNING = "running", "Running"
+        INTACT = "intact", "Verified: no problems found"
+        NOT_INTACT = "not_intact", "Problems found"
+        FAILED = "failed", "Aborted"
+
+    ONE = "one"
+
+    active_key = models.CharField(max_length=8, null=True, unique=True)  # noqa: DJ001
+    state = models.CharField(max_length=12, choices=State.choices, default=State.WAITING)
+    asked_by = models.CharField("requested by", max_length=150)
+    asked_at = models.DateTimeField("requested at")
+    process_id = models.UUIDField(null=True, editable=False)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    total = models.PositiveBigIntegerField(default=0, help_text="Entries at the start.")
+    entries = models.PositiveBigIntegerField("entries checked", default=0)
+    executions = models.PositiveBigIntegerField(default=0)
+    rows = models.PositiveBigIntegerField("other rows", default=0)
+    unproven = models.PositiveBigIntegerField("rows without an entry", default=0)
+    checkpoints = models.PositiveBigIntegerField(default=0)
+    findings = models.PositiveBigIntegerField(default=0)
+    first_findings = models.JSONField(default=list, help_text="The first findings.")
+    problem = models.CharField(
+        "error", max_length=500, blank=True, help_text="Why the verification was aborted."
+    )
+
+    class Meta:
+        verbose_name = "verification"
+        ordering = ("-id",)
+        default_permissions = ("view",)
+        permissions = (("request_ledgercheck", "Can run ledger verification"),)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(
+                    state__in=("waiting", "running"),
+                    active_key="one",
+                    active_key__isnull=False,
+                    finished_at=None,
+                )
+                | Q(
+                    state__in=("intact", "not_intact", "failed"),
+                    active_key=None,
+                    finished_at__isnull=False,
+                ),
+                name="ledger_check_is_open_or_over",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"Verification {self.pk}"
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (self.State.WAITING, self.State.RUNNING)
